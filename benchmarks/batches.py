@@ -103,8 +103,8 @@ def main() -> int:
 
 
 def _report(folder: Path, model: str, options: argparse.Namespace) -> None:
-    file, *told = model.split(":")
-    shapes, name = dict(map(shape, told)), Path(file).stem
+    file, *given = model.split(":")
+    shapes, name = dict(map(shape, given)), Path(file).stem
     with service(folder, _CONFIG.format(engine="cpu")) as client, ExitStack() as running:
         client.add(file, engine="cpu" if options.engine == "cpu" else "fastest")
         if options.engine == "gpu":

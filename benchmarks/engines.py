@@ -83,9 +83,9 @@ def main() -> int:
 
 def _report(client: Client, model: str, threads: int, turns: int) -> bool:
     """A row of the table; whether an answer was wrong."""
-    path, *told = model.split(":")
-    shapes = [each for each in told if "@" not in each]
-    values = {name: float(value) for name, _, value in (each.partition("@") for each in told if "@" in each)}
+    path, *given = model.split(":")
+    shapes = [each for each in given if "@" not in each]
+    values = {name: float(value) for name, _, value in (each.partition("@") for each in given if "@" in each)}
     file, name = Path(path), Path(path).stem
     session = _session(file, threads)
     inputs = _inputs(session, dict(map(shape, shapes)), values)

@@ -313,8 +313,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     columns["now"] = now = counted(asked.checkout)
     lines = [("what", *columns), ("---", *["---:"] * len(columns))]
     for name in now:
-        told = (column[name] for column in columns.values())
-        lines.append((name, *(found if isinstance(found, str) else str(len(found)) for found in told)))
+        cells = (column[name] for column in columns.values())
+        lines.append((name, *(found if isinstance(found, str) else str(len(found)) for found in cells)))
     print(*(f"| {' | '.join(line)} |" for line in lines), sep="\n")
     if asked.names:
         for name, found in now.items():

@@ -222,8 +222,8 @@ def _print(
     _row("new sizes", [each for each in asked if each.new][1:])
     _row("sizes seen before", [each for each in asked if not each.new])
     for sizes in sorted({each.sizes for each in again}):
-        told = " x ".join(map(str, sizes))
-        _row(f"{told} after idle time", [each for each in again if each.sizes == sizes])
+        shown = " x ".join(map(str, sizes))
+        _row(f"{shown} after idle time", [each for each in again if each.sizes == sizes])
     for variant in variants:
         print(f"{variant['name']}: {variant['state']}, {variant['engine']}: {variant['why']}")
 

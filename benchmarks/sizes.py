@@ -18,7 +18,7 @@ import numpy as np
 from tests.daemon.split_models import two_stage
 
 from honed.machine.devices import Device, select
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime import load
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.compile import CompileRequest, compile_file
@@ -69,7 +69,7 @@ def _compiled(folder: Path, device: Device, rows: list[int], records: Path | Non
         precision="fp32",
         filename=path.name,
         records=records,
-        sizes=tuple(MetSizes(part=1, sizes=(count,)) for count in rows),
+        sizes=tuple(ObservedSizes(part=1, sizes=(count,)) for count in rows),
         slower_too=True,
     )
     compile_file(request, lambda _stage, _done, _text: None)
@@ -79,8 +79,8 @@ def _compiled(folder: Path, device: Device, rows: list[int], records: Path | Non
 def _row(executor: Executor, count: int) -> str:
     given = _boxes(executor, count)
     with_forms, without = (executor.run_behind(given, forms=forms) for forms in (True, False))
-    [met] = executor.met
-    assert met.sizes == (count,)
+    [observed] = executor.observed
+    assert observed.sizes == (count,)
     times = in_turns(
         {
             "forms": lambda: executor.run_behind(given),

@@ -75,7 +75,7 @@ class Running:
             self.end()
         else:
             raise SystemExit(f"no environment has {app}; install it, or name the apps to use")
-        self.by, self.found, self.first_ms = self.told["by"], self.told["found"], self.told["ms"]
+        self.by, self.found, self.first_ms = self.answer["by"], self.answer["found"], self.answer["ms"]
 
     def use(self) -> float:
         """Use it once more; milliseconds. Ends the benchmark where it finds something else than before."""
@@ -83,19 +83,19 @@ class Running:
         time.sleep(_REST_SECONDS)
         print("use", file=self._process.stdin, flush=True)
         self._answer()
-        if self.told["found"] != self.found:
-            raise SystemExit(f"{self.by} gives {self.told['found']} after {self.found}")
-        return float(self.told["ms"])
+        if self.answer["found"] != self.found:
+            raise SystemExit(f"{self.by} gives {self.answer['found']} after {self.found}")
+        return float(self.answer["ms"])
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         line = "x"
         while line and not line.startswith("{"):  # apps print, too
             line = self._process.stdout.readline()
-        self.told: dict[str, Any] = json.loads(line) if line else {}
+        self.answer: dict[str, Any] = json.loads(line) if line else {}
         if not line:
             raise SystemExit(f"{self._app} ended; its error stands above")
-        return str(self.told.get("why", ""))
+        return str(self.answer.get("why", ""))
 
     def end(self) -> None:
         """No more."""
@@ -120,7 +120,7 @@ class Row:
     over: dict[str, float] = field(default_factory=dict)
     models: tuple[str, ...] = ()
 
-    def told(self, client: Client) -> str:
+    def line(self, client: Client) -> str:
         """A line of the table."""
         engines = {model["name"]: model["engine"] for model in client.models()}
         times = (f"{self.theirs[s]:.1f}, {self.ours[s]:.1f} | {self.over[s]:.2f}" for s in self.over)
@@ -162,7 +162,7 @@ def main() -> int:
         print(f"| {' | '.join(['app', 'same', 'first use of each, ms', *titles, 'engines'])} |")
         print("|" + "---|" * (4 + len(titles)))
         for row in rows:
-            print(row.told(client))
+            print(row.line(client))
     return int(not all(row.same for row in rows))
 
 

@@ -72,7 +72,7 @@ def _parts(device: str | None, cache: Path, seconds: float) -> Iterator[str]:
     yield f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores\n"
     yield from _doctor()
     yield from _device(device, cache, began, seconds)
-    yield report.heading("Faults in the kernel log meanwhile") + log.told()
+    yield report.heading("Faults in the kernel log meanwhile") + log.text()
     yield f"\nTook {time.monotonic() - began:.0f} s.\n"
 
 
@@ -155,7 +155,7 @@ class _KernelLog:
         except HonedError as error:
             self._why = str(error)
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Each fault as the kernel wrote it."""
         if self._reader is None:
             return f"not known: {self._why}\n"

@@ -23,4 +23,4 @@ def secrets(user: str, hosts: Iterable[str], home: str, folders: Mapping[str, st
     found |= {user: "USER"} | dict(folders)
     if home not in ("", "/", "/root"):
         found[home] = "~"
-    return {name: told for name, told in found.items() if name not in ("", "root", "localhost")}
+    return {name: secret for name, secret in found.items() if name not in ("", "root", "localhost")}

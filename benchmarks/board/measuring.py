@@ -47,25 +47,25 @@ class Measured:
 
 def main(spec: str, first: str) -> int:
     """Measure, and tell."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as told:
+    with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # drivers print
-        _measure_all(spec, int(first), told)
+        _measure_all(spec, int(first), out)
     return 0
 
 
-def _measure_all(spec: str, first: int, told: TextIO) -> None:
+def _measure_all(spec: str, first: int, out: TextIO) -> None:
     device = devices.select(spec)
     queue = cl.CommandQueue(context(device.cl), properties=cl.command_queue_properties.PROFILING_ENABLE)
     answers: dict[str, list[np.ndarray]] = {}
     for number, program in enumerate(in_turns(load())):
         if number < first:
             continue
-        told.write(f"{number}\n")
+        out.write(f"{number}\n")
         try:
             found = _measured(device, queue, program, answers)
         except DeviceError as error:
             found = Measured(failed=str(error))
-        told.write(json.dumps(strict.to_plain(found)) + "\n")
+        out.write(json.dumps(strict.to_plain(found)) + "\n")
 
 
 def _measured(device: Device, queue: Any, program: Program, answers: dict[str, list[np.ndarray]]) -> Measured:

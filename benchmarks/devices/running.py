@@ -37,19 +37,19 @@ class Executed:
 
 def main(files: str, spec: str, first: str) -> int:
     """Execute, and tell."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as told:
+    with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # drivers print
-        _execute_all(Path(files), spec, int(first), told)
+        _execute_all(Path(files), spec, int(first), out)
     return 0
 
 
-def _execute_all(files: Path, spec: str, first: int, told: TextIO) -> None:
+def _execute_all(files: Path, spec: str, first: int, out: TextIO) -> None:
     device = devices.select(spec)
     for number, path in enumerate(sorted(files.glob("*.honed"))):
         if number < first:
             continue
-        told.write(f"{number}\n")
-        told.write(json.dumps(strict.to_plain(_executed(path, device))) + "\n")
+        out.write(f"{number}\n")
+        out.write(json.dumps(strict.to_plain(_executed(path, device))) + "\n")
 
 
 def _executed(path: Path, device: Device) -> Executed:

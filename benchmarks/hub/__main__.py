@@ -82,8 +82,8 @@ class Machine:
 
     def push(self) -> int:
         """Put its records into the hub; gives how many."""
-        told: int = self.hone("hub", "push", f"--folder={self.folder / 'hub'}")["records"]
-        return told
+        answer: int = self.hone("hub", "push", f"--folder={self.folder / 'hub'}")["records"]
+        return answer
 
     def pull(self) -> None:
         """Take what is there."""
@@ -140,8 +140,8 @@ def hone(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _lightglue(folder: Path) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.config import TABLES, Config, lines_of, load, memory, memory_told, settings, value
+from honed.daemon.config import TABLES, Config, lines_of, load, memory, memory_sentence, settings, value
 from honed.daemon.observe.usage import UsageSettings
 from honed.daemon.settings import schema
 from honed.daemon.settings.schema import Limits, own_shares, shares
@@ -206,11 +206,11 @@ def test_limits_beyond_the_memory_are_told_and_not_refused(tmp_path: Path) -> No
     config = read(write(tmp_path, "[limits]\nworker_memory_mib = 1_000_000\n[tuner]\nmemory_mib = 5"))
     takes = memory(config)
     assert 1_000_000 < takes < 1_000_000 + own_shares().compiler + 20_000
-    assert memory_told(takes, 4096).startswith(
+    assert memory_sentence(takes, 4096).startswith(
         f"With these limits honed takes at most {takes:,} MiB of memory,"
     )
-    assert "apps may be ended when memory runs out; lower" in memory_told(takes, 4096)
-    assert memory_told(2457, 4096).endswith("2,457 MiB of memory, 60 % of this machine's 4,096 MiB.")
+    assert "apps may be ended when memory runs out; lower" in memory_sentence(takes, 4096)
+    assert memory_sentence(2457, 4096).endswith("2,457 MiB of memory, 60 % of this machine's 4,096 MiB.")
     assert memory(read(write(tmp_path, "[cpu]\nmemory_mib = 0"))) == memory_mib()
 
 

@@ -28,7 +28,7 @@ from honed.jobs.commands import (
     parse,
 )  # fmt: skip
 from honed.jobs.events import Compiled, Done, Tuned
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.errors import InvalidArgument
 
 FILE, OUT, RECORDS = Path("-m.onnx"), Path("-o"), Path("records")
@@ -37,7 +37,7 @@ EXAMPLES: list[Job[Any]] = [
     Compile(
         file=FILE, output=OUT, name="shown", shapes={"a=b": (1, 2), "c": (3,)}, precision="fp16", like=OUT,
         calibration=Path("sets"), device="-d", profile=Path("p"), records=RECORDS, memory_mib=512,
-        sizes=(MetSizes(part=1, sizes=(100, 7)), MetSizes(part=2, sizes=(3,))), slower_too=True,
+        sizes=(ObservedSizes(part=1, sizes=(100, 7)), ObservedSizes(part=2, sizes=(3,))), slower_too=True,
     ),
     Check(file=FILE, shapes={"x": (1,)}),
     Fit(file=FILE, shapes={"x": (1,)}, profile=FILE),

@@ -23,7 +23,7 @@ from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.compiled.model import PartTensor
-from honed.runtime.compiled.parts import covers, met_sizes
+from honed.runtime.compiled.parts import covers, observed_sizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.partcalls import (
     FRAMES,
@@ -78,7 +78,7 @@ class Parts(Server):
         for number in call.parts:
             session, takes = self._parts[number]
             given = {tensor.name: values[tensor.name] for tensor in takes}
-            sizes.append(met_sizes(takes, [array.shape for array in given.values()]))
+            sizes.append(observed_sizes(takes, [array.shape for array in given.values()]))
             if any(s.part == number and covers(s.sizes, s.least, sizes[-1]) for s in call.stops):
                 break
             began = time.perf_counter_ns()

@@ -57,7 +57,7 @@ def _node_runs(nodes: Iterable[Any], zero: float) -> list[NodeRun]:
     return done
 
 
-def told(
+def result(
     name: str, whole_us: float, nodes: Sequence[NodeRun], device: DeviceIdentity, *, timeline: bool
 ) -> ModelProfile:
     """Return the result of ModelProfile for one run of the model called `name`.

@@ -37,7 +37,7 @@ from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
-from honed.protocol.results import Empty, MetSizes, ModelProfile
+from honed.protocol.results import Empty, ModelProfile, ObservedSizes
 from honed.runtime.compiled import modelfile
 
 from . import profiling
@@ -93,7 +93,7 @@ class CpuEngine(Host):
         os.sched_setaffinity(0, where)
         self._here = where
 
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Nothing is remembered, and whole files have no parts."""
         return ()
 
@@ -140,7 +140,7 @@ class CpuEngine(Host):
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
         whole_us, nodes = self.loaded(call.key).profiled(Path(call.path))
-        return profiling.told(call.name, whole_us, nodes, self._identity(), timeline=call.timeline)
+        return profiling.result(call.name, whole_us, nodes, self._identity(), timeline=call.timeline)
 
     def _identity(self) -> DeviceIdentity:
         return DeviceIdentity(

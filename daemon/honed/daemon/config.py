@@ -178,16 +178,16 @@ def memory(config: Config) -> int:
     )
 
 
-def memory_told(takes: int, machine: int) -> str:
+def memory_sentence(takes: int, machine: int) -> str:
     """Return a sentence about the sum of the limits of memory, and what to do where it is too much."""
-    told = (
+    sentence = (
         f"With these limits honed takes at most {takes:,} MiB of memory, {takes * 100 / machine:.0f} % of "
         f"this machine's {machine:,} MiB"
     )
     if takes < machine:
-        return f"{told}."
+        return f"{sentence}."
     return (
-        f"{told}: apps may be ended when memory runs out; lower the settings that end in memory_mib, or "
+        f"{sentence}: apps may be ended when memory runs out; lower the settings that end in memory_mib, or "
         "leave them to their defaults."
     )
 

@@ -15,7 +15,7 @@ from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Callbacks, Connection, WithDescriptors
 from honed.protocol.dataclass import dataclass
 from honed.protocol.params import InferParams, LoadParams
-from honed.protocol.results import Inferred, MetSizes
+from honed.protocol.results import Inferred, ObservedSizes
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 
@@ -39,7 +39,7 @@ class ApiCall:
 # Answers requests for a method of the socket; until it is awaited, it may raise HonedError alone.
 Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText] | Callbacks]
 # Called with what ran the request, its plan, and the sizes that depend on the data which its parts met.
-Answered = Callable[[ServedModel, InferencePlan, tuple[MetSizes, ...]], None]
+Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,12 +118,12 @@ async def _restore(jobs: ModelInstaller, pool: Pool, manifest: Manifest) -> None
     try:
         await jobs.restore(manifest)
     except HonedError as error:
-        told = failure(error)
+        reason = failure(error)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with one model must not end the service
         _log.error("restoring model %s failed", manifest.name, exc_info=error)
-        told = f"the service failed in it ({error!r:.200})"
+        reason = f"the service failed in it ({error!r:.200})"
     else:
         _log.info("model %s was compiled again from its source", manifest.name)
         return
-    _log.error("model %s could not be restored: %s", manifest.name, told)
-    pool.handle(NotRestored(manifest.name, told))
+    _log.error("model %s could not be restored: %s", manifest.name, reason)
+    pool.handle(NotRestored(manifest.name, reason))

@@ -22,7 +22,7 @@ from honed.protocol.errors import HonedError
 from honed.runtime import HONED_VERSION
 
 from . import assembly, listener, lock, restoring
-from .config import Config, Reloader, load, memory, memory_told
+from .config import Config, Reloader, load, memory, memory_sentence
 from .store.store import Manifest, Store
 from .systemd import Systemd
 
@@ -145,7 +145,7 @@ async def _run(
         many = f"{len(models)} model{'' if len(models) == 1 else 's'}"
         _log.info("listening at %s with %s", config.service.socket, many)
         if (takes := memory(config)) >= (machine := memory_mib()):
-            _log.warning("%s", memory_told(takes, machine))
+            _log.warning("%s", memory_sentence(takes, machine))
         systemd.tell("READY=1", f"STATUS=Serving {many}")
         await stop.wait()
         await _finish(base, parts, systemd)

@@ -37,14 +37,14 @@ class Remote(Generic[R]):
     def result(self, heard: Callable[[News], None]) -> R:
         """See `RunningJob`; raises what the service answered."""
 
-        def told(news: Map) -> None:
+        def on_news(news: Map) -> None:
             event = _event(news["event"], self._result)
             if isinstance(event, News):
                 heard(event)
 
         try:
             plain, self.descriptors = self._client.run_tuner(
-                self._params, descriptors=self._sent, progress=told
+                self._params, descriptors=self._sent, progress=on_news
             )
             self._answered = TUNER_RUN.result_of(plain)
         except Internal as error:

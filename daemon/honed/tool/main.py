@@ -129,8 +129,8 @@ def _run(argv: Sequence[str]) -> int:
     except Exception as error:
         if os.environ.get("HONED_TRACEBACK"):
             raise
-        told = f"an error in hone itself ({type(error).__name__}: {error}); report it with the output of "
-        return _fail(as_json, FAILED, "INTERNAL", f"{told}the same command under HONED_TRACEBACK=1")
+        sentence = f"an error in hone itself ({type(error).__name__}: {error}); report it with the output of "
+        return _fail(as_json, FAILED, "INTERNAL", f"{sentence}the same command under HONED_TRACEBACK=1")
     return status
 
 

@@ -135,7 +135,7 @@ class _Board:
     loading: bool = False
     tickets: list[int] = field(default_factory=list)  # the oldest first
     away_until: float = 0.0
-    told: float = 1.0  # the ratio that was told last
+    reported: float = 1.0  # the ratio that was told last
 
 
 @dataclass(slots=True)
@@ -279,8 +279,8 @@ class WorkList:
                     )
                 self._back(ticket, now + _ASIDE_SECONDS)
                 return
-            if not 1 / TOLD <= ratio / board.told <= TOLD:
-                board.told = ratio
+            if not 1 / TOLD <= ratio / board.reported <= TOLD:
+                board.reported = ratio
                 yield Tell(
                     ticket.board, f"takes {ratio:.2f} times the farm's usual time; its times are scaled"
                 )

@@ -187,12 +187,12 @@ def _rows(classes: Array, scores: Array, boxes: Array, width: int, height: int) 
 
 def _shaped(outputs: Sequence[Array], shape: tuple[int | None, ...], kind: str) -> Array:
     """Return the only output; raise InvalidArgument where there are more or it has another shape."""
-    told = [list(output.shape) for output in outputs]
+    shapes = [list(output.shape) for output in outputs]
     right = len(outputs) == 1 and outputs[0].ndim == len(shape)
     if not right or any(want not in (None, have) for want, have in zip(shape, outputs[0].shape, strict=True)):
         wanted = ", ".join("n" if size is None else str(size) for size in shape)
         raise InvalidArgument(
-            f"a {kind} model gives one output [{wanted}] and this one {told}; correct model_type of "
+            f"a {kind} model gives one output [{wanted}] and this one {shapes}; correct model_type of "
             "Frigate's model, or export the model anew"
         )
     return outputs[0]

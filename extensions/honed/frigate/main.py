@@ -161,7 +161,7 @@ class Bridge:
         self._settings = settings
         self._models = Models(client, settings)
         self._asked: OrderedDict[bytes, str] = OrderedDict()  # the model each client asked for
-        self._told: dict[str, float] = {}  # when it was last complained of
+        self._reported: dict[str, float] = {}  # when it was last complained of
         self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -263,9 +263,11 @@ class Bridge:
     def _complain(self, sentence: str) -> None:
         """Tell the log, but not for each of thirty pictures a second."""
         now = time.monotonic()
-        self._told = {said: when for said, when in self._told.items() if now - when < _COMPLAIN_SECONDS}
-        if sentence not in self._told and len(self._told) < 20:
-            self._told[sentence] = now
+        self._reported = {
+            said: when for said, when in self._reported.items() if now - when < _COMPLAIN_SECONDS
+        }
+        if sentence not in self._reported and len(self._reported) < 20:
+            self._reported[sentence] = now
             _log.warning("%s", sentence)
 
 

@@ -218,8 +218,8 @@ class _Bridge:
         return answered
 
     async def _server(self, request: Request) -> Response:
-        told = await self._client.ask(methods.SERVER_METADATA)
-        return JSONResponse({"name": told.name, "version": told.version, "extensions": _EXTENSIONS})
+        answer = await self._client.ask(methods.SERVER_METADATA)
+        return JSONResponse({"name": answer.name, "version": answer.version, "extensions": _EXTENSIONS})
 
     async def _live(self, request: Request) -> Response:
         return _yes_or_no("live", await self._client.live())
@@ -235,17 +235,17 @@ class _Bridge:
 
     async def _model_ready(self, request: Request) -> Response:
         model = (await self._metadata(request)).name
-        told = await self._client.ask(methods.MODEL_READY, ModelParams(name=model))
-        return _yes_or_no("ready", told.ready, name=model)
+        answer = await self._client.ask(methods.MODEL_READY, ModelParams(name=model))
+        return _yes_or_no("ready", answer.ready, name=model)
 
     async def _metadata(self, request: Request) -> ModelMetadata:
         """Of the model and version in the path; raises NotFound where there is none."""
         name, version = request.path_params["model"], request.path_params.get("version")
-        told: ModelMetadata = await self._client.ask(methods.MODEL_METADATA, ModelParams(name=name))
-        if version is not None and version not in told.versions:
-            known = ", ".join(told.versions)
+        answer: ModelMetadata = await self._client.ask(methods.MODEL_METADATA, ModelParams(name=name))
+        if version is not None and version not in answer.versions:
+            known = ", ".join(answer.versions)
             raise NotFound(f"{name} has no version {version[:100]!r}; there is {known}")
-        return told
+        return answer
 
     async def _infer(self, request: Request) -> Response:
         if "version" in request.path_params:

@@ -98,15 +98,15 @@ def _flat(data: object, shape: tuple[int, ...], name: str) -> Sequence[object]:
 def _check_elements(flat: Sequence[object], kind: DType, name: str) -> None:
     types = set(map(type, flat))
     if kind.name == "bool":
-        right, told = types <= {bool}, "true or false"
+        right, wanted_text = types <= {bool}, "true or false"
     elif kind.floating:
-        right, told = types <= {int, float}, "numbers"
+        right, wanted_text = types <= {int, float}, "numbers"
     else:
         bounds = np.iinfo(kind.name)
-        told = f"whole numbers from {bounds.min} to {bounds.max}"
+        wanted_text = f"whole numbers from {bounds.min} to {bounds.max}"
         right = types <= {int} and (not flat or (min(flat) >= bounds.min and max(flat) <= bounds.max))  # type: ignore[type-var,operator]
     if not right:
-        raise InvalidArgument(f"data of {name!r} is {kind.datatype}; give {told}")
+        raise InvalidArgument(f"data of {name!r} is {kind.datatype}; give {wanted_text}")
     if kind.floating and int in types and not all(abs(each) < _MOST_WHOLE for each in flat):  # type: ignore[arg-type]
         raise InvalidArgument(f"data of {name!r} has a whole number beyond 2^64; write it as 1e30")
 
@@ -161,9 +161,9 @@ def parse(
     said = _object(text)
     inputs, contents = _inputs(said, binary)
     outputs = said.get("outputs")
-    told = _list(outputs, "outputs") if outputs is not None else []
-    named = {_name(each, "outputs"): _binary_asked(each) for each in told}
-    if len(named) != len(told):
+    asked = _list(outputs, "outputs") if outputs is not None else []
+    named = {_name(each, "outputs"): _binary_asked(each) for each in asked}
+    if len(named) != len(asked):
         raise InvalidArgument("an output is named twice; name each once")
     parameters = _parameters(said, "the request")
     options, seconds = _options(parameters, most_seconds)
@@ -191,13 +191,13 @@ def answer(request: InferenceRequest, inferred: Inferred) -> AnswerBody:
     outputs: list[Object] = []
     following: list[Data] = []
     for output, content in zip(inferred.outputs, inferred.raw_output_contents, strict=True):
-        told: Object = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        tensor: Object = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
         if request.is_binary(output.name):
-            told["parameters"] = {"binary_data_size": len(content)}
+            tensor["parameters"] = {"binary_data_size": len(content)}
             following.append(content)
         else:
-            told["data"] = to_json(content, from_datatype(output.datatype), output.name)
-        outputs.append(told)
+            tensor["data"] = to_json(content, from_datatype(output.datatype), output.name)
+        outputs.append(tensor)
     times = inferred.parameters
     said: Object = {
         "model_name": inferred.model_name,

@@ -233,8 +233,8 @@ def _add_sharing(actions: Any) -> None:
         parser.add_argument("url", metavar="URL", nargs="?", help=_URL)
 
 
-def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:
-    parser = add_action(actions, name, run, **told)
+def _add(actions: Any, name: str, run: Run, **options: str) -> Parser:
+    parser = add_action(actions, name, run, **options)
     parser.add_argument(
         "--folder",
         metavar="DIR",
@@ -390,29 +390,29 @@ def _status(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         settings = _settings(client)
         given = arguments.url or settings.url
-        told = machine.look(client, settings, place, _url(given) if given else "")
-    output.emit(strict.to_plain(told), lambda console: _print_status(console, told))
+        status = machine.look(client, settings, place, _url(given) if given else "")
+    output.emit(strict.to_plain(status), lambda console: _print_status(console, status))
 
 
-def _print_status(console: Console, told: HubStatus) -> None:
+def _print_status(console: Console, status: HubStatus) -> None:
     rows = [
-        ("hub", told.url or "none"),
-        ("key", told.key or "none yet; 'hone hub key' makes one"),
-        ("pulled", _ago(told.pulled_s)),
-        ("pushed", _ago(told.pushed_s)),
-        ("waiting", f"{told.waiting} records"),
+        ("hub", status.url or "none"),
+        ("key", status.key or "none yet; 'hone hub key' makes one"),
+        ("pulled", _ago(status.pulled_s)),
+        ("pushed", _ago(status.pushed_s)),
+        ("waiting", f"{status.waiting} records"),
     ]
-    if told.last_problem:
-        again = f"; tried again in {seconds_text(told.retry_seconds)}" if told.retry_seconds else ""
-        rows.append(("last try", told.last_problem + again))
-    if told.problem:
-        rows.append(("problem", told.problem))
-    rows += [("set aside", text) for text in set_aside(told.hints)]
+    if status.last_problem:
+        again = f"; tried again in {seconds_text(status.retry_seconds)}" if status.retry_seconds else ""
+        rows.append(("last try", status.last_problem + again))
+    if status.problem:
+        rows.append(("problem", status.problem))
+    rows += [("set aside", text) for text in set_aside(status.hints)]
     console.print(fields(rows))
-    names = dict.fromkeys([*(source.name for source in told.sources), *told.hints])
+    names = dict.fromkeys([*(source.name for source in status.sources), *status.hints])
     if names:
         console.print()
-        console.print(_sources({source.name: source for source in told.sources}, told.hints, list(names)))
+        console.print(_sources({source.name: source for source in status.sources}, status.hints, list(names)))
 
 
 def _sources(sources: Mapping[str, KeyStanding], hints: Mapping[str, HintFigures], names: list[str]) -> Any:

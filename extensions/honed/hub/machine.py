@@ -49,22 +49,22 @@ class HubConfig:
     @classmethod
     def of(cls, config: ConfigShown) -> HubConfig:
         """Those in force. Raises InvalidArgument for a key that is none."""
-        told: dict[str, Any] = {
+        table: dict[str, Any] = {
             each.name.removeprefix(_TABLE): each.value
             for each in config.settings
             if each.name.startswith(_TABLE)
         }
-        if not told:
+        if not table:
             raise Unimplemented("the service knows of no hub; update it")
         return cls(
-            url=told["url"],
-            push_url=told["push_url"] or told["url"],
-            owner=_key("owner", told["owner"]) if told["owner"] else None,
-            keys={check_name(name, "key"): _key(name, text) for name, text in told["keys"].items()},
-            pull=told["pull"],
-            push=told["push"],
-            hold=told["hold"],
-            hours=told["hours"],
+            url=table["url"],
+            push_url=table["push_url"] or table["url"],
+            owner=_key("owner", table["owner"]) if table["owner"] else None,
+            keys={check_name(name, "key"): _key(name, text) for name, text in table["keys"].items()},
+            pull=table["pull"],
+            push=table["push"],
+            hold=table["hold"],
+            hours=table["hours"],
         )
 
 
@@ -266,10 +266,10 @@ def withdrawn(client: Client) -> list[Withdrawn]:
     return sorted(set(found), key=lambda each: (each.workload, each.digest))
 
 
-def _withdrawn(brought: str) -> Withdrawn:
-    workload, _, digest = brought.rpartition(" ")
+def _withdrawn(text: str) -> Withdrawn:
+    workload, _, digest = text.rpartition(" ")
     if not workload:
-        raise InvalidArgument(f"the service tells of a schedule {brought[:80]!r}; compare versions")
+        raise InvalidArgument(f"the service tells of a schedule {text[:80]!r}; compare versions")
     return Withdrawn(workload, digest)
 
 
@@ -295,7 +295,7 @@ class HubStatus:
 def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubStatus:
     """Look at the hub at `url`, "": at none. Nothing is changed, here or there."""
     memory, own = place.remembered(), place.own()
-    told = HubStatus(
+    status = HubStatus(
         url=url,
         key=str(own) if own else "",
         pulled_s=memory.pulled_s,
@@ -308,10 +308,10 @@ def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubS
         hints=client.ask(methods.SERVER_STATUS).hints,
     )
     if not url:
-        return told
+        return status
     try:
         shelf = Shelf.load(place.shelf, url)
         looked = pull(client, replace(settings, hold=True), memory, shelf, own)
     except (Unavailable, InvalidArgument) as error:
-        return replace(told, problem=str(error))
-    return replace(told, waiting=looked.held, sources=tuple(looked.sources))
+        return replace(status, problem=str(error))
+    return replace(status, waiting=looked.held, sources=tuple(looked.sources))

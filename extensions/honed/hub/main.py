@@ -176,14 +176,14 @@ def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -
             return None
         with place.changing() as memory:
             try:
-                told = _do(deed, client, settings, place, memory)
+                sentence = _do(deed, client, settings, place, memory)
             except HonedError as error:
                 failed(memory, f"{deed}: {error}", time.time(), chance)
                 wait = memory.retry_s - time.time()
                 _log.warning("%s failed, and is tried again in %.0f s: %s", deed, wait, error)
             else:
                 done(memory)
-                _log.info("%s", told)
+                _log.info("%s", sentence)
     return deed
 
 

@@ -91,12 +91,12 @@ class _Pull:
 
     def taken(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
         """Take in the `wanted` files, with the specs of their devices, as far as one pull goes."""
-        told = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
+        standing = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
         # What may still come.
         records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - self.done.lines), MAX_SOURCE_BYTES
         for entry, device in wanted:
             if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
-                told = replace(told, problem=_problem(entry, _TOO_LARGE))
+                standing = replace(standing, problem=_problem(entry, _TOO_LARGE))
                 continue
             if self.hold:
                 self.done.held += entry.records
@@ -109,20 +109,20 @@ class _Pull:
                 data = self.store.read(indexes.object_file(source.key, entry.sha256), entry.bytes)
                 objects.check(data, entry.sha256)
             except (InvalidArgument, NotFound) as error:
-                told = replace(told, problem=_problem(entry, error))
+                standing = replace(standing, problem=_problem(entry, error))
                 continue
             except Unavailable as error:  # of this file: the index could be read
-                told = replace(told, problem=_problem(entry, error))
+                standing = replace(standing, problem=_problem(entry, error))
                 break
             hints = _Hints(data, entry.records, source.name, self.withdrawn, self.done)
             try:
-                told = replace(told, records=told.records + _take(hints, device, self.take_in))
+                standing = replace(standing, records=standing.records + _take(hints, device, self.take_in))
             except InvalidArgument as error:
-                told = replace(told, problem=_problem(entry, error))
+                standing = replace(standing, problem=_problem(entry, error))
                 if not hints.wrong:  # it is the service that refuses now
                     continue
             self.memory.taken += (_known(source, entry),)  # whatever is in it, it will not change
-        return told
+        return standing
 
 
 def _wanted(
@@ -162,11 +162,11 @@ def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
     first = next(lines, None)
     if first is None:
         return 0
-    told, done = take_in(device, chain([first], lines)), hints.done
-    done.added += told.count
-    done.merged += told.merged
+    standing, done = take_in(device, chain([first], lines)), hints.done
+    done.added += standing.count
+    done.merged += standing.merged
     room = MAX_REFUSED - len(done.refused)
-    done.refused += [f"{hints.source}: {reason}"[:MAX_PROBLEM] for reason in told.refused[: max(0, room)]]
+    done.refused += [f"{hints.source}: {reason}"[:MAX_PROBLEM] for reason in standing.refused[: max(0, room)]]
     return hints.count
 
 

@@ -52,12 +52,12 @@ def push(
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
     used = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
     learned = _files(spread)
-    entries, told = tuple(map(_entry, used)), tuple(map(_entry, learned))
+    entries, known = tuple(map(_entry, used)), tuple(map(_entry, learned))
     before, data = _before(store, key, now)
     fresh = before is not None and before.expires_s - now > LASTS / 2
     records = sum(entry.records for entry in entries)
     there = before and (before.entries, before.spread, before.withdrawn)
-    if fresh and there == (entries, told, withdrawn):
+    if fresh and there == (entries, known, withdrawn):
         memory.index = objects.sha256(data)
         note(store, key.public, memory.index)
         return Pushed(records, len(entries), changed=False)
@@ -69,7 +69,7 @@ def push(
         expires_s=now + LASTS,
         entries=entries,
         withdrawn=withdrawn,
-        spread=told,
+        spread=known,
     )
     memory.index = _put(store, key, index, [*used, *learned], before, all_anew=not fresh)
     memory.pushed_s = now

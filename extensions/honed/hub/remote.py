@@ -154,18 +154,18 @@ class _Other(HubStore):
             with self._files.open(path, "rb") as file:
                 return Looked(bounded(file.read, most, name), now)
 
-        return self._told(name, work)
+        return self._reached(name, work)
 
     def write(self, name: str, data: bytes) -> None:
-        self._told(name, lambda: self._files.pipe_file(f"{self._root}/{name}", data))
+        self._reached(name, lambda: self._files.pipe_file(f"{self._root}/{name}", data))
 
     def remove(self, name: str) -> None:
         try:
-            self._told(name, lambda: self._files.rm_file(f"{self._root}/{name}"))
+            self._reached(name, lambda: self._files.rm_file(f"{self._root}/{name}"))
         except NotFound:
             return
 
-    def _told(self, name: str, work: Callable[[], T]) -> T:
+    def _reached(self, name: str, work: Callable[[], T]) -> T:
         try:
             return _in_time(work)
         except _TooLate:

@@ -64,8 +64,8 @@ def _logarithmic(least: float, most: float) -> Scale:
     values = [digit * 10.0**power for power in range(low, high + 1) for digit in digits]
     begin = max(value for value in values if value <= least * (1 + 1e-9))
     end = min((value for value in values if value >= most * (1 - 1e-9)), default=most)
-    told = [value for value in values if begin <= value <= end]
-    return Scale(begin, end, tuple((value, number(value)) for value in told), logarithmic=True)
+    ticks = [value for value in values if begin <= value <= end]
+    return Scale(begin, end, tuple((value, number(value)) for value in ticks), logarithmic=True)
 
 
 def counts(most: float) -> Scale:
@@ -262,16 +262,16 @@ def _kind(scale: Scale) -> str:
     return ", logarithmic" if scale.logarithmic else ""
 
 
-def tuned(model: str, told: History | None) -> Chart | None:
+def tuned(model: str, history: History | None) -> Chart | None:
     """Return the estimated time of one inference over trials; None where nothing was tuned."""
-    if told is None or not told.points:
+    if history is None or not history.points:
         return None
-    measured = [version for version in told.versions if version.us]
-    known = [*(point.us for point in told.points), *(version.us or 0 for version in measured)]
+    measured = [version for version in history.versions if version.us]
+    known = [*(point.us for point in history.points), *(version.us or 0 for version in measured)]
     least, most = min(known), max(known)
     size, unit = microseconds(most)
-    first, last = told.points[0], told.points[-1]
-    points = [(float(point.trials), point.us / size) for point in told.points]
+    first, last = history.points[0], history.points[-1]
+    points = [(float(point.trials), point.us / size) for point in history.points]
     scale = heights(least / size, most / size)
     return Chart(
         title=f"{unit} an inference over {number(last.trials)} trials{_kind(scale)}",

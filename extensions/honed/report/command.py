@@ -138,7 +138,7 @@ def define_report(report: Parser) -> None:
 
 def _report(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client, Reporter("report") as reporter:
-        report = gather(client, told=lambda name, done: reporter.update(name, done, f"ask for {name}"))
+        report = gather(client, progress=lambda name, done: reporter.update(name, done, f"ask for {name}"))
     text = page(report).encode()
     with replacing(arguments.output) as file:
         file.write(text)

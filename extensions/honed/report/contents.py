@@ -149,11 +149,11 @@ def _of_model(model: ReportedModel, whole: float) -> list[TaskShare]:
 
 
 def gather(
-    client: Client, *, records: bool = True, told: Callable[[str, float], None] = lambda _, __: None
+    client: Client, *, records: bool = True, progress: Callable[[str, float], None] = lambda _, __: None
 ) -> Report:
     """Return a report of the service that `client` asks.
 
-    Calls `told` with each model meanwhile, and the share that is done. The records of tuning are for users
+    Calls `progress` with each model meanwhile, and the share that is done. The records of tuning are for users
     who may change models; without that right, or without a tuner, the notes say so. Without `records` they
     are not asked for: a process of the service reads them for each model. Raises HonedError where the service
     does not answer.
@@ -161,7 +161,7 @@ def gather(
     status, metrics = client.ask(SERVER_STATUS), client.ask(METRICS)
     index = client.ask(REPOSITORY_INDEX).models
     recorded = _Records(client, "" if records else f"{_RECORDED} are left out here")
-    models = tuple(_models(client, index, metrics, recorded, told))
+    models = tuple(_models(client, index, metrics, recorded, progress))
     quarantine, log = recorded.faults()
     log = log or kernel_log()
     quarantined = quarantine.faults if quarantine is not None else None
@@ -187,13 +187,13 @@ def _models(
     index: Sequence[IndexedModel],
     metrics: Metrics,
     records: _Records,
-    told: Callable[[str, float], None],
+    progress: Callable[[str, float], None],
 ) -> Iterator[ReportedModel]:
     """Those that are there while they are asked for."""
     figures = {each.name: each for each in metrics.models}
     models = [listed for listed in index if listed.name in figures]
     for number, listed in enumerate(models):
-        told(listed.name, number / len(models))
+        progress(listed.name, number / len(models))
         try:
             yield _model(client, listed, figures[listed.name], metrics.variants, records)
         except NotFound:  # it was removed since

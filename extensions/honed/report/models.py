@@ -166,17 +166,17 @@ def _not_served(model: ReportedModel) -> str:
 def _versions(model: ReportedModel) -> Element | None:
     history = model.history
     versions = {version.number: version for version in history.versions}
-    rows, told = list[tuple[Cell, ...]](), set[int]()
+    rows, numbers = list[tuple[Cell, ...]](), set[int]()
     for span in history.stints:
         version, end = versions[span.number], span.end or version_state(history)
-        if span.number in told:  # it was compared when it first came
+        if span.number in numbers:  # it was compared when it first came
             rows.append((str(span.number), moment(span.since), *"----", "gone back to", end))
         else:
             rows.append(
                 (str(span.number), moment(span.since), *_compared(version, history), version.why, end)
             )
-        told.add(span.number)
-    never = [version for version in history.versions if version.number not in told]
+        numbers.add(span.number)
+    never = [version for version in history.versions if version.number not in numbers]
     rows += [(str(each.number), "never", *"----", each.why, each.quarantine) for each in never]
     if not rows:
         return None
@@ -197,7 +197,7 @@ def _compared(version: ModelVersion, history: ModelHistory) -> tuple[str, str, s
 
 
 def _variants(model: ReportedModel) -> Element | None:
-    variants, told = model.shown.variants, {each.figures.name: each for each in model.variants}
+    variants, measured = model.shown.variants, {each.figures.name: each for each in model.variants}
     if not variants:
         return None
     shapes = ("other shapes", ">asked", ">answered", ">p50 ms", ">won")
@@ -209,8 +209,8 @@ def _variants(model: ReportedModel) -> Element | None:
                 name_of(each.name.partition("@")[2] + (" (by hand)" if each.by_hand else "")),
                 f"{each.requests:.0f}",
                 f"{each.answered:,}",
-                _ms(told[each.name].figures.latency.p50) if each.name in told else "-",
-                gain_text(gain(told[each.name].history)) if each.name in told else "-",
+                _ms(measured[each.name].figures.latency.p50) if each.name in measured else "-",
+                gain_text(gain(measured[each.name].history)) if each.name in measured else "-",
                 engine_name(each.engine),
                 str(each.version or "-"),
                 bytes_text(each.bytes),

@@ -155,7 +155,7 @@ def _bar(found: Sequence[TaskShare], names: Sequence[str], hues: dict[str, int],
     """All models beside each other, and which colour is whose."""
     title, text = ids.new("bar"), ids.new("bar")
     shares = [(name, _of(found, name)) for name in names]
-    told = ", ".join(f"{name} {share:.1%}" for name, share in shares)
+    described = ", ".join(f"{name} {share:.1%}" for name, share in shares)
     bars, x = list[Element](), 0.0
     for name, share in shares:
         bars.append(
@@ -168,7 +168,7 @@ def _bar(found: Sequence[TaskShare], names: Sequence[str], hues: dict[str, int],
     picture = element(
         "svg",
         element("title", "Time by model", id=title),
-        element("desc", told, id=text),
+        element("desc", described, id=text),
         *bars,
         class_="bar", role="img", aria_labelledby=f"{title} {text}", width="100%", height=22,
     )  # fmt: skip
@@ -245,10 +245,10 @@ def _trials(metrics: Metrics) -> str | None:
         return None
     if figures.reason:
         return figures.reason
-    told = ", ".join(
+    text = ", ".join(
         f"{count:,} {name}" for name, count in sorted(figures.trials.items(), key=lambda e: -e[1])
     )
-    return f"{sum(figures.trials.values()):,}: {told}" if told else "none"
+    return f"{sum(figures.trials.values()):,}: {text}" if text else "none"
 
 
 def _gains(metrics: Metrics) -> Element | None:
@@ -353,12 +353,12 @@ def _story(each: Quarantined) -> Element | None:
 
 
 def _log(report: Report) -> list[Element]:
-    told = report.faults
-    if told.log_reason:
-        return [_nothing(f"{capital(told.log_reason)}.")]
-    if not told.log:
+    text = report.faults
+    if text.log_reason:
+        return [_nothing(f"{capital(text.log_reason)}.")]
+    if not text.log:
         return [_nothing("It holds no fault of a GPU since the machine started.")]
-    latest = [_fault(fault) for fault in reversed(told.log)]
+    latest = [_fault(fault) for fault in reversed(text.log)]
     rest = latest[_SHOWN:]
     return [*latest[:_SHOWN], *([more(f"{len(rest)} earlier ones", *rest)] if rest else [])]
 

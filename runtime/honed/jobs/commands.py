@@ -17,7 +17,7 @@ from honed.process.job import Died, started
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument
-from honed.protocol.results import MetSizes, OptimisationCheck
+from honed.protocol.results import ObservedSizes, OptimisationCheck
 
 from .events import (
     Compiled,
@@ -38,7 +38,7 @@ from .events import parse as parse_event
 J = TypeVar("J", bound="Job[Any]")
 PRECISIONS = ("auto", "fp32", "fp16")
 Shapes = Mapping[str, tuple[int, ...]]
-Sizes = tuple[MetSizes, ...]
+Sizes = tuple[ObservedSizes, ...]
 _FLAGS = {"shapes": ("--shape",), "output": ("-o", "--output")}
 _CHOICES = {"precision": PRECISIONS, "model": ("lightglue",)}
 
@@ -360,13 +360,13 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
 
 
-def _sizes(text: str) -> MetSizes:
+def _sizes(text: str) -> ObservedSizes:
     """Return the sizes of a partition, by its number, from PART:100,7; raise InvalidArgument."""
     part, colon, sizes = text.partition(":")
     try:
         if not colon:
             raise ValueError
-        return MetSizes(part=int(part), sizes=tuple(int(size) for size in sizes.split(",") if size))
+        return ObservedSizes(part=int(part), sizes=tuple(int(size) for size in sizes.split(",") if size))
     except ValueError:
         raise InvalidArgument(f"--sizes {text!r} is not of the form PART:100,7") from None
 

@@ -421,9 +421,9 @@ def from_map(plain: object, result: type[R]) -> News | R | HonedError:
     kind = result if name == _NAMES.get(result, "done") else _NEWS.get(name)
     if kind is None:
         raise NoEvent(f"{shown(name)} is no event of this job")
-    told = {key: value for key, value in plain.items() if key != "event"}
+    fields = {key: value for key, value in plain.items() if key != "event"}
     try:
-        return strict.from_plain(kind, told, where=name, unknown_ignored=True)
+        return strict.from_plain(kind, fields, where=name, unknown_ignored=True)
     except strict.Mismatch as error:
         raise NoEvent(str(error)) from error
 
@@ -439,7 +439,7 @@ def parse(line: bytes, result: type[R]) -> News | R | HonedError:
 
 
 def _error(plain: Mapping[str, Any]) -> HonedError:
-    told = {"message": "the compiler gave no reason", **plain}
+    fields = {"message": "the compiler gave no reason", **plain}
     if plain["event"] == "refused":
-        told |= {"code": ModelRefused.code, "type": "MissingFiles" if plain.get("external_data") else None}
-    return error_from_map(told)
+        fields |= {"code": ModelRefused.code, "type": "MissingFiles" if plain.get("external_data") else None}
+    return error_from_map(fields)

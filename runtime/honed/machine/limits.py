@@ -100,7 +100,9 @@ def _limit_in(file: str) -> float:
 
 def no_memory(what: str, said: str, bound: str) -> str:
     """Return a sentence about memory that ran out, with the library's message and the limit that applied."""
-    told = f"{what} ({said})" if said else what
+    sentence = f"{what} ({said})" if said else what
     if not bound:
-        return f"{told}; remove models or use smaller ones"
-    return f"{told}; it may have {bound}: raise that in the configuration, remove models or use smaller ones"
+        return f"{sentence}; remove models or use smaller ones"
+    return (
+        f"{sentence}; it may have {bound}: raise that in the configuration, remove models or use smaller ones"
+    )

@@ -87,10 +87,10 @@ def _completed(end: NodeArg, known: Mapping[str, InferredTensor]) -> NodeArg:
         shape = list[Dimension]()
     else:
         named = end.shape if len(end.shape) == len(found.shape) else [None] * len(found.shape)
-        told = zip(found.shape, found.symbols or ("",) * len(found.shape), named, strict=True)
+        sizes = zip(found.shape, found.symbols or ("",) * len(found.shape), named, strict=True)
         shape = [
             size if size >= 0 else symbol or (name if isinstance(name, str) else None)
-            for size, symbol, name in told
+            for size, symbol, name in sizes
         ]
     return NodeArg(end.name, f"tensor({from_datatype(found.datatype).onnx})", shape)
 

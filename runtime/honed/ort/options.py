@@ -162,8 +162,8 @@ class SessionOptions(_Configured):
 
         `limit`: the service could, but for one of its limits; then it may unless that is forbidden ("0").
         """
-        told = self._entries.get(FALLBACK, os.environ.get(_FALLBACK_VARIABLE, ""))
-        return limit if told == "" else told != "0"
+        text = self._entries.get(FALLBACK, os.environ.get(_FALLBACK_VARIABLE, ""))
+        return limit if text == "" else text != "0"
 
     def copied(self) -> SessionOptions:
         """Return a copy of the options as they are now, for a session to keep."""

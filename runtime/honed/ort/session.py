@@ -405,11 +405,11 @@ class InferenceSession:
         _absent.pop(os.getpid(), None)
 
     def _take(self) -> None:
-        brought = _client().bring(self._given)
-        if not brought.ready:
-            raise said(Fail, f"honed cannot run the model: {brought.engine_why}")
-        self._name, self._engine = brought.model_name, brought.engine
-        self._described.complete(brought.outputs)
+        answer = _client().bring(self._given)
+        if not answer.ready:
+            raise said(Fail, f"honed cannot run the model: {answer.engine_why}")
+        self._name, self._engine = answer.model_name, answer.engine
+        self._described.complete(answer.outputs)
 
     def _register(
         self,
@@ -456,16 +456,16 @@ def _waited(ask: Callable[[], T], end: float) -> T:
     others; then raises the error.
     """
     patient = time.monotonic() + _BUSY_SECONDS
-    told = False
+    text = False
     while True:
         try:
             return ask()
         except (Unavailable, Busy) as error:
             if time.monotonic() > (end if isinstance(error, Unavailable) else patient):
                 raise
-            if not told:
+            if not text:
                 _log.info("waiting for honed: %s", error)
-                told = True
+                text = True
             time.sleep(_PAUSE)
 
 
@@ -484,10 +484,10 @@ def _check_shape(wanted: NodeArg, array: Array) -> None:
         if isinstance(size, int) and size >= 0 and got != size
     ]
     if wrong:
-        told = "".join(f"\n index: {index} Got: {got} Expected: {size}" for index, got, size in wrong)
+        text = "".join(f"\n index: {index} Got: {got} Expected: {size}" for index, got, size in wrong)
         raise said(
             InvalidArgument,
-            f"Got invalid dimensions for input: {wanted.name} for the following indices{told}\n Please fix "
+            f"Got invalid dimensions for input: {wanted.name} for the following indices{text}\n Please fix "
             "either the inputs/outputs or the model.",
         )
 

@@ -295,8 +295,8 @@ class Server:
             return raised
         raise raised
 
-    def progress(self, **told: Any) -> None:
+    def progress(self, **news: Any) -> None:
         """Report the progress of a request: `phase` and `seconds` to `RpcChild`, its `msgid` to a link."""
         with self._sending:
-            self._peer.notify("Progress", told)
+            self._peer.notify("Progress", news)
             streams.send(self._socket, self._peer)

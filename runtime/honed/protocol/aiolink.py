@@ -14,7 +14,7 @@ from .streams import Progress
 from .strict import Map
 from .wire import PeerFault, close_all
 
-Told = Callable[
+OnAnswer = Callable[
     [ResponseReceived | Exception], None
 ]  # called with the answer to a call, or why there is none
 
@@ -28,7 +28,7 @@ class AsyncLink:
         self._socket = connected
         self._peer = peer
         self._lost = lost
-        self._waiting: dict[int, Told] = {}
+        self._waiting: dict[int, OnAnswer] = {}
         self._progress: dict[int, Progress] = {}
         self.broken: HonedError | None = None
         self._loop = asyncio.get_running_loop()
@@ -74,18 +74,18 @@ class AsyncLink:
         self,
         method: str,
         params: Map,
-        told: Told,
+        on_answer: OnAnswer,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> int:
-        """Make a call and have `told` called once with its outcome, perhaps before this returns.
+        """Make a call and have `on_answer` called once with its outcome, perhaps before this returns.
 
         Returns the call's number. Raises the error that the connection failed with.
         """
         if self.broken is not None:
             raise self.broken
         msgid = self._peer.call(method, params, descriptors)
-        self._waiting[msgid] = told
+        self._waiting[msgid] = on_answer
         if progress is not None:
             self._progress[msgid] = progress
         self._write()
@@ -120,10 +120,10 @@ class AsyncLink:
         self._socket.close()
         self._peer.close()
         for msgid in list(self._waiting):
-            if (told := self._taken(msgid)) is not None:
-                told(error)
+            if (on_answer := self._taken(msgid)) is not None:
+                on_answer(error)
 
-    def _taken(self, msgid: int) -> Told | None:
+    def _taken(self, msgid: int) -> OnAnswer | None:
         """Forget a call, and return what is to be told its answer; None where nobody waits."""
         self._progress.pop(msgid, None)
         return self._waiting.pop(msgid, None)
@@ -158,11 +158,11 @@ class AsyncLink:
     def _deliver(self, event: Event) -> None:
         match event:
             case ResponseReceived(msgid=msgid, error=error, descriptors=descriptors):
-                told = self._taken(msgid)
-                if told is None or error is not None:
+                on_answer = self._taken(msgid)
+                if on_answer is None or error is not None:
                     close_all(descriptors)
-                if told is not None:
-                    told(event if error is None else error)
+                if on_answer is not None:
+                    on_answer(event if error is None else error)
             case NotificationReceived(method="Progress", params=params):
                 self._show_progress(params)
             case NotificationReceived(method="Error", params=params):
@@ -176,8 +176,8 @@ class AsyncLink:
         try:
             progress(params)
         except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised from its call
-            if (told := self._taken(msgid)) is not None:
-                told(error)
+            if (on_answer := self._taken(msgid)) is not None:
+                on_answer(error)
 
 
 def _settle(coming: asyncio.Future[ResponseReceived], answered: ResponseReceived | Exception) -> None:

@@ -122,7 +122,7 @@ REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _row(
     "RepositoryModelLoad", Right.CHANGE
 )
 REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _row("RepositoryModelUnload", Right.OWN)
-MODEL_BRING: Method[params.BringParams, results.ModelBrought] = _row("ModelBring", Right.INFER)
+MODEL_BRING: Method[params.BringParams, results.BringResult] = _row("ModelBring", Right.INFER)
 
 
 @functools.cache

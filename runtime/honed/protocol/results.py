@@ -172,7 +172,7 @@ class InferredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelBrought:
+class BringResult:
     """The result of ModelBring: what the user calls the model, and whether an engine serves it now.
 
     `sha256` is that of the ONNX file.
@@ -631,7 +631,7 @@ class VersionPinned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetSizes:
+class ObservedSizes:
     """Sizes that a part was met in: what the shapes of its inputs leave open, in their order."""
 
     part: int

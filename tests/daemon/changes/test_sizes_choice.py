@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.daemon.features.sizes import SizedPart, best, cost, next_sizes
-from honed.daemon.observe.usage import MOST, DecayedUsage, SizesMet
-from honed.protocol.results import MetSizes
+from honed.daemon.observe.usage import MOST, DecayedUsage, SizeCounts
+from honed.protocol.results import ObservedSizes
 
 HALF_LIFE = 100.0
 counts = st.dictionaries(
@@ -27,9 +27,9 @@ def part(*forms: int, by_rows: bool = True, left_out: tuple[int, ...] = (), numb
     )
 
 
-def met(number: int = 0, **often: float) -> dict[MetSizes, float]:
+def met(number: int = 0, **often: float) -> dict[ObservedSizes, float]:
     """Counts by the size, as in n40=3."""
-    return {MetSizes(part=number, sizes=(int(name[1:]),)): count for name, count in often.items()}
+    return {ObservedSizes(part=number, sizes=(int(name[1:]),)): count for name, count in often.items()}
 
 
 @settings(max_examples=300, deadline=None)
@@ -59,7 +59,7 @@ def test_what_was_chosen_is_not_chosen_again(
     found: dict[tuple[int, ...], float], most: int, by_rows: bool, left_out: set[int]
 ) -> None:
     """Whatever came of it: all of it served, or none was faster."""
-    often = {MetSizes(part=0, sizes=sizes): count for sizes, count in found.items()}
+    often = {ObservedSizes(part=0, sizes=sizes): count for sizes, count in found.items()}
     before = part(by_rows=by_rows, left_out=tuple(left_out))
     chosen = next_sizes([before], often, 1.0, most)
     if chosen is None:
@@ -81,8 +81,8 @@ def test_what_is_met_least_goes_for_what_is_met_most() -> None:
     known = part(8, 30, by_rows=False)
     assert next_sizes([known], met(n8=20, n30=15, n31=1), 10, 2) is None
     assert next_sizes([known], met(n8=20, n30=1, n31=40), 10, 2) == (
-        MetSizes(part=0, sizes=(8,)),
-        MetSizes(part=0, sizes=(31,)),
+        ObservedSizes(part=0, sizes=(8,)),
+        ObservedSizes(part=0, sizes=(31,)),
     )
 
 
@@ -102,8 +102,8 @@ def test_one_form_of_many_rows_is_enough_for_those_of_a_few_less() -> None:
 def test_a_part_keeps_its_sizes_when_another_gets_some() -> None:
     parts = [part(7, number=1), part(number=3)]
     assert next_sizes(parts, met(3, n9=30), 10, 2) == (
-        MetSizes(part=1, sizes=(7,)),
-        MetSizes(part=3, sizes=(9,)),
+        ObservedSizes(part=1, sizes=(7,)),
+        ObservedSizes(part=3, sizes=(9,)),
     )
 
 
@@ -116,26 +116,26 @@ def test_rarely_met_sizes_and_hopeless_parts_are_left_alone() -> None:
 
 def test_rows_that_differ_between_inputs_are_none_for_a_form() -> None:
     two = SizedPart(number=0, by_rows=True, forms=(), left_out=())
-    often = {MetSizes(part=0, sizes=(5, 6)): 99.0, MetSizes(part=0, sizes=(7, 7)): 20.0}
-    assert next_sizes([two], often, 10, 2) == (MetSizes(part=0, sizes=(7, 7)),)
+    often = {ObservedSizes(part=0, sizes=(5, 6)): 99.0, ObservedSizes(part=0, sizes=(7, 7)): 20.0}
+    assert next_sizes([two], often, 10, 2) == (ObservedSizes(part=0, sizes=(7, 7)),)
 
 
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, 40), max_size=200))
 def test_counts_are_bounded_and_those_met_least_go(sizes: list[int]) -> None:
-    known = SizesMet()
+    known = SizeCounts()
     for now, n in enumerate(sizes):
-        known.meet([MetSizes(part=0, sizes=(n,))], float(now), HALF_LIFE)
+        known.add([ObservedSizes(part=0, sizes=(n,))], float(now), HALF_LIFE)
     assert len(known.known) == len(set(sizes) - {0})
-    assert MetSizes(part=0, sizes=(0,)) not in known.known
+    assert ObservedSizes(part=0, sizes=(0,)) not in known.known
     values = known.counts(float(len(sizes)), HALF_LIFE)
     assert all(0 < value <= len(sizes) for value in values.values())
 
 
 def test_beyond_the_bound_what_was_met_least_is_forgotten() -> None:
-    often = MetSizes(part=0, sizes=(1,))
-    known = SizesMet({often: DecayedUsage(50.0, 0.0)})
+    often = ObservedSizes(part=0, sizes=(1,))
+    known = SizeCounts({often: DecayedUsage(50.0, 0.0)})
     for n in range(2, 2 * MOST):
-        known.meet([MetSizes(part=0, sizes=(n,))], float(n), HALF_LIFE)
+        known.add([ObservedSizes(part=0, sizes=(n,))], float(n), HALF_LIFE)
     assert len(known.known) == MOST
     assert often in known.known

@@ -20,7 +20,7 @@ from honed.daemon.observe.usage import UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import ModelRefused, Unavailable
-from honed.protocol.results import MetSizes, ModelPublished, ShownForm, ShownPart
+from honed.protocol.results import ModelPublished, ObservedSizes, ShownForm, ShownPart
 from tests.daemon.core.serving_world import manifest, stored
 
 CHOOSING = ShownPart(engine="cpu", nodes=2, flops=9)
@@ -32,7 +32,7 @@ class Place:
 
     def __init__(self, folder: Path, comes_to: list[Exception | bool]) -> None:
         self.comes_to = comes_to
-        self.made: list[tuple[MetSizes, ...]] = []
+        self.made: list[tuple[ObservedSizes, ...]] = []
         self.idle = True
         self.path = folder / "u.json"
         self.ledger = self.read()
@@ -95,7 +95,7 @@ class Place:
 
     def meet(self, rows: int, times: int) -> None:
         for _ in range(times):
-            self.keeper.met(cast(Any, self.entry), [MetSizes(part=1, sizes=(rows,))])
+            self.keeper.observe(cast(Any, self.entry), [ObservedSizes(part=1, sizes=(rows,))])
 
     def look(self) -> None:
         asyncio.run(self.background.look())
@@ -111,7 +111,7 @@ class Place:
 @dataclasses.dataclass
 class Staged:
     like: Any = None
-    sizes: tuple[MetSizes, ...] = ()
+    sizes: tuple[ObservedSizes, ...] = ()
     slower_too: bool = False
     foreground: bool = True
 
@@ -144,8 +144,8 @@ def test_what_it_was_met_in_outlives_the_service(tmp_path: Path) -> None:
     place = Place(tmp_path, [True])
     place.meet(30, 5)
     place.ledger.write()
-    counts = place.read().counts_met("m")
-    assert counts == {MetSizes(part=1, sizes=(30,)): pytest.approx(5, abs=0.01)}
+    counts = place.read().size_counts("m")
+    assert counts == {ObservedSizes(part=1, sizes=(30,)): pytest.approx(5, abs=0.01)}
 
 
 def test_what_is_not_faster_is_not_tried_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from honed import ort, standin
 from honed.ort import errors, session
 from honed.protocol.errors import AnswerTooLarge, Busy, ResourceExhausted, Unavailable
-from honed.protocol.results import ModelBrought
+from honed.protocol.results import BringResult
 from honed.runtime import AsyncClient
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 
@@ -58,11 +58,11 @@ def away(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """No service: `bring` raises what is in `raises`, then takes the model. The clock is that of waits."""
     told = SimpleNamespace(raises=[], slept=0.0, asked=0)
 
-    def bring(given: object) -> ModelBrought:
+    def bring(given: object) -> BringResult:
         told.asked += 1
         if told.raises:
             raise told.raises.pop(0)
-        return ModelBrought(model_name="m", sha256="", ready=True, engine="cpu", engine_why="")
+        return BringResult(model_name="m", sha256="", ready=True, engine="cpu", engine_why="")
 
     def sleep(seconds: float) -> None:
         told.slept += seconds

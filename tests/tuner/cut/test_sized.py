@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelFileError
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor, SizesLeftOut
 from honed.runtime.engines import allowance, compiled_serves
@@ -146,8 +146,8 @@ def test_more_rows_change_no_row_where_that_is_said(steps: list[str]) -> None:
     np.testing.assert_allclose(many[:5], few, rtol=1e-5, atol=1e-6)
 
 
-def sizes(*rows: int) -> tuple[MetSizes, ...]:
-    return tuple(MetSizes(part=1, sizes=(n,)) for n in rows)
+def sizes(*rows: int) -> tuple[ObservedSizes, ...]:
+    return tuple(ObservedSizes(part=1, sizes=(n,)) for n in rows)
 
 
 class Compiling:
@@ -214,7 +214,7 @@ def test_forms_answer_as_the_cpu_engine_does(compiling: Compiling) -> None:
             found, expected = executor.run({"image": image}), reference(compiling.source, {"image": image})
             for name, value in expected.items():
                 np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4)
-            ran |= {met.sizes[0] for met in executor.met}
+            ran |= {met.sizes[0] for met in executor.observed}
         assert 0 in ran
         assert ran & set(range(1, 17))  # in the form of 16 rows
         assert ran & set(range(17, 49))
@@ -291,7 +291,7 @@ def test_a_wrong_form_is_not_served(compiling: Compiling) -> None:
 def test_what_the_cpu_engine_is_faster_with_is_left_out_and_told(device: Device, tmp_path: Path) -> None:
     """A few rows take ONNX Runtime less than it takes a device to be asked."""
     compiling = Compiling(device, tmp_path)
-    model = compiling(sizes=(*sizes(2), MetSizes(part=0, sizes=(3,)), MetSizes(part=7, sizes=())))
+    model = compiling(sizes=(*sizes(2), ObservedSizes(part=0, sizes=(3,)), ObservedSizes(part=7, sizes=())))
     assert model.split is not None
     assert not model.forms
     [out] = model.split.left_out

@@ -18,7 +18,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileRequest, CompileResult, compile_file
-from honed.tuner.compiler.fusion import Contest, told
+from honed.tuner.compiler.fusion import Contest
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import Form
-from honed.tuner.compiler.fusion import LESS, Contest, other, told
+from honed.tuner.compiler.fusion import LESS, Contest, other
 from honed.tuner.tune import task
 from honed.tuner.tune.task import TaskProgress, TaskState, judge, latency, next_task
 

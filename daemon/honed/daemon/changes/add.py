@@ -234,9 +234,9 @@ class AddRequest:
     def is_served(self, manifest: Manifest) -> None:
         """Report that the CPU engine serves the model, unless that was reported already."""
         if not self.served.done():
-            self.served.set_result(self.told(manifest))
+            self.served.set_result(self.result(manifest))
 
-    def told(self, manifest: Manifest) -> ModelAdded:
+    def result(self, manifest: Manifest) -> ModelAdded:
         """Return the result for a model that the CPU engine serves as it was given."""
         return ModelAdded(
             model_name=self._name,
@@ -407,7 +407,7 @@ class ModelInstaller:
     ) -> ModelAdded:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
         if given.why and not given.awaits_compiler:
-            return job.told(given)
+            return job.result(given)
         # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
         staged = dataclasses.replace(staged, foreground=False)
         try:
@@ -422,10 +422,10 @@ class ModelInstaller:
                 await change.alter(served, Explained(model=served.number, why=why, awaits_compiler=waits))
             if isinstance(error, Unavailable) and self._awaiting is None:
                 self._awaiting = asyncio.ensure_future(self._await_device(servers))
-            return job.told(given)
+            return job.result(given)
         served = self._registry.find(given.name)
-        told = served.manifest if served is not None else given
-        return job.added(made.model, made.file.sha256, told)
+        described = served.manifest if served is not None else given
+        return job.added(made.model, made.file.sha256, described)
 
     async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
         """Continue to compile a stored model that the CPU engine serves, for at most `seconds`."""

@@ -110,7 +110,7 @@ class Change:
         if len(servers) == 1:
             return await self._build(_Steps(self, 0, 1), staged, servers[0])
         best: tuple[float, Built] | None = None
-        told: list[str] = []
+        lines: list[str] = []
         failures: list[HonedError] = []
         for index, server in enumerate(servers):
             try:
@@ -118,15 +118,15 @@ class Change:
                 us = await server.loader.run_us(made.file.sha256, _ROUNDS)
             except (ModelRefused, Unavailable) as error:
                 failures.append(error)
-                told.append(f"not on {server.shown}: {error}")
+                lines.append(f"not on {server.shown}: {error}")
                 _log.info("model %s is not placed on %s: %s", self.name, server.shown, error)
                 continue
-            told.append(f"{us / 1000:.3g} ms on {server.shown}")
+            lines.append(f"{us / 1000:.3g} ms on {server.shown}")
             if best is None or us < best[0]:
                 best = us, made
         if best is None:
             raise failures[0]
-        return replace(best[1], measured=f"measured when it was added: {', '.join(told)}")
+        return replace(best[1], measured=f"measured when it was added: {', '.join(lines)}")
 
     async def _build(self, steps: _Steps, staged: Staged, server: DeviceServer) -> Built:
         compiled = staged.given

@@ -33,7 +33,7 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.params import LoadOptions, LoadParams
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile
 
 _log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class Staged:
     foreground: bool = True
     state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
     owner: int | None = None  # as in the manifest
-    sizes: tuple[MetSizes, ...] = ()  # of parts, to compile them for
+    sizes: tuple[ObservedSizes, ...] = ()  # of parts, to compile them for
     slower_too: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
     seconds: float | None = None  # that compiling may take, where that is less than for others
 

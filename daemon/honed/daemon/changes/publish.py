@@ -179,7 +179,7 @@ class Publisher:
         choice = await self._chosen(entry, server, key, successor.path) if entry.on_cpu else None
         entering = partial(self._succession, entry, successor, version, proof, choice)
         await change.commit(entering, [(successor.file, successor.path)])
-        return _told(entry, version, choice, compared)
+        return _accepted(entry, version, choice, compared)
 
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> EngineChoice:
         """Return the engine that is to serve a new version of a model that the CPU engine serves."""
@@ -394,16 +394,16 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
 
 
-def _told(
+def _accepted(
     entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: ComparisonResult
 ) -> ModelPublished:
     """Return the result for a successor that was accepted, and log it."""
     ratio = compared.old_us / compared.new_us
-    told = f"version {version.number} is served, {ratio:.2f} times as fast"
+    sentence = f"version {version.number} is served, {ratio:.2f} times as fast"
     if choice is not None and choice.engine == "cpu":
-        told = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
-    _log.info("model %s: %s", entry.name, told)
-    return strict.like(ModelPublished, compared, published=True, version=version.number, sentence=told)
+        sentence = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
+    _log.info("model %s: %s", entry.name, sentence)
+    return strict.like(ModelPublished, compared, published=True, version=version.number, sentence=sentence)
 
 
 def _kept(

@@ -57,9 +57,9 @@ class SettingsKeeper:
         key = manifest.source_key
         await change.load_stored(cpu, manifest, key)
         call = CompareRows(key=key, inputs=made_up(manifest.interface.inputs, manifest.shapes))
-        told = await cpu.supervisor.call(call, seconds=self.changes.limits.load_seconds)
-        if told.objection:
-            raise InvalidArgument(f"requests for {name!r} cannot be run together: {told.objection}")
+        answer = await cpu.supervisor.call(call, seconds=self.changes.limits.load_seconds)
+        if answer.objection:
+            raise InvalidArgument(f"requests for {name!r} cannot be run together: {answer.objection}")
 
 
 def _check(settings: ModelSettings, entry: ServedModel) -> None:

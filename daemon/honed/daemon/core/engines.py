@@ -151,8 +151,8 @@ def _count_crash(core: Core, engine: Engine, model: ServedModel, reason: str) ->
     deployment = model.deployments.get(engine.name) if core.models.serves(model) else None
     here = deployment is not None and deployment.state is not State.UNAVAILABLE
     if times > MAX_CRASHES_AN_HOUR and here:
-        told = f"{times} workers ended running it within an hour; last: {reason}"
-        versions.give_up_on(core, model, engine, told)
+        sentence = f"{times} workers ended running it within an hour; last: {reason}"
+        versions.give_up_on(core, model, engine, sentence)
 
 
 def _hand_over(core: Core, engine: Engine) -> None:

@@ -167,8 +167,8 @@ def _wait_again(core: Core, running: Running) -> None:
     if deployment is None:
         deployment = core.deploy(model, other.name)
     if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
-        told = deployment.reason or f"the worker does not start ({other.reason})"
-        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {told}")))
+        sentence = deployment.reason or f"the worker does not start ({other.reason})"
+        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {sentence}")))
     else:
         other.queue.retry(ticket)
         load_next(core, other)
@@ -179,8 +179,8 @@ def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
     model = engine.suspect = running.model
     model.blame.crashes += 1
     if model.blame.crashes >= MAX_CRASHES:
-        told = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
-        versions.give_up_on(core, model, engine, told)
+        sentence = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
+        versions.give_up_on(core, model, engine, sentence)
 
 
 def _end_by_being_empty(running: Running) -> bool:
@@ -214,5 +214,5 @@ def _retry(core: Core, running: Running, reason: str) -> None:
             model.statistics.retried()
             run_next(core, engine)
             return
-    told = f"the request failed in {ticket.attempts} workers; last: {reason}"
-    core.act(Refuse(ticket.number, Unavailable(told)))
+    sentence = f"the request failed in {ticket.attempts} workers; last: {reason}"
+    core.act(Refuse(ticket.number, Unavailable(sentence)))

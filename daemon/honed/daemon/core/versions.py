@@ -122,8 +122,8 @@ def judging_broken(core: Core, event: JudgingBroken) -> None:
     if model.on_device:  # else its engine is lost, which is not the version's doing
         trial.strikes += 1
     if trial.strikes >= _STRIKES:
-        told = f"{trial.strikes} workers ended while it ran; last: {event.reason}"
-        _fall_back(core, model, trial.before, told)
+        sentence = f"{trial.strikes} workers ended while it ran; last: {event.reason}"
+        _fall_back(core, model, trial.before, sentence)
 
 
 def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:

@@ -404,14 +404,14 @@ def _source(entry: ServedModel) -> str:
 def _weave(
     sequence: HeldSequence, interface: Interface, params: InferParams, *, first: bool, last: bool
 ) -> RequestWithState:
-    brought = {tensor.name for tensor in params.inputs}
+    given = {tensor.name for tensor in params.inputs}
     guessed: dict[str, tuple[int, ...]] = {}
     inputs: list[InputTensor] = []
     contents: list[bytes] = []
     begins = {tensor.name: tensor for tensor in interface.inputs}
     for pair in sequence.pairs:
         name = pair.input.name
-        if name in brought:
+        if name in given:
             continue
         if first:
             tensor, open_sizes = _zeros(begins[name])

@@ -26,7 +26,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.protocol.results import Inferred, MetSizes, ShownPart
+from honed.protocol.results import Inferred, ObservedSizes, ShownPart
 
 Sizes = tuple[int, ...]
 # What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form
@@ -50,46 +50,46 @@ class SizedPart:
 
 
 def next_sizes(
-    parts: Sequence[SizedPart], counts: Mapping[MetSizes, float], requests: float, most: int
-) -> tuple[MetSizes, ...] | None:
+    parts: Sequence[SizedPart], counts: Mapping[ObservedSizes, float], requests: float, most: int
+) -> tuple[ObservedSizes, ...] | None:
     """Return all sizes to compile the model for, or None where the compiled ones are good enough.
 
     There are at most `most` of each partition, and `requests` requests must have had these sizes.
     """
-    chosen: list[MetSizes] = []
+    chosen: list[ObservedSizes] = []
     better = False
     for part in parts:
-        met = {m.sizes: count for m, count in counts.items() if m.part == part.number}
-        sizes = _better(part, met, requests, most)
+        seen = {m.sizes: count for m, count in counts.items() if m.part == part.number}
+        sizes = _better(part, seen, requests, most)
         better = better or sizes is not None
-        chosen += [MetSizes(part=part.number, sizes=s) for s in (part.forms if sizes is None else sizes)]
+        chosen += [ObservedSizes(part=part.number, sizes=s) for s in (part.forms if sizes is None else sizes)]
     return tuple(chosen) if better else None
 
 
-def best(met: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes, ...]:
+def best(counts: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes, ...]:
     """Return the sizes, at most `most` and all of them observed, that make the observed load cheapest."""
     if not by_rows:
-        ranked = sorted(met, key=lambda sizes: (-met[sizes] * math.prod(sizes), sizes))
+        ranked = sorted(counts, key=lambda sizes: (-counts[sizes] * math.prod(sizes), sizes))
         return tuple(sorted(ranked[:most]))
-    rows = sorted(sizes[0] for sizes in met)
-    weights = {sizes[0]: count for sizes, count in met.items()}
-    width = len(next(iter(met), ()))
+    rows = sorted(sizes[0] for sizes in counts)
+    weights = {sizes[0]: count for sizes, count in counts.items()}
+    width = len(next(iter(counts), ()))
     return tuple((n,) * width for n in _rows(rows, weights, most))
 
 
-def cost(met: Mapping[Sizes, float], forms: Collection[Sizes], *, by_rows: bool) -> float:
+def cost(counts: Mapping[Sizes, float], forms: Collection[Sizes], *, by_rows: bool) -> float:
     """Return the cost of the observed sizes, in rows that forms compute: less is better."""
-    return sum(count * _cost(sizes, forms, by_rows) for sizes, count in met.items())
+    return sum(count * _cost(sizes, forms, by_rows) for sizes, count in counts.items())
 
 
-def _better(part: SizedPart, met: Mapping[Sizes, float], requests: float, most: int) -> list[Sizes] | None:
+def _better(part: SizedPart, counts: Mapping[Sizes, float], requests: float, most: int) -> list[Sizes] | None:
     """Return sizes so much better than those there are that compiling again pays, or None."""
     by_rows = part.by_rows
     if by_rows:
-        met = {sizes: count for sizes, count in met.items() if len(set(sizes)) == 1}
+        counts = {sizes: count for sizes, count in counts.items() if len(set(sizes)) == 1}
     if len(part.left_out) >= _HOPELESS and not part.forms:
         return None
-    open_ = {sizes: count for sizes, count in met.items() if not _tried(part, sizes)}
+    open_ = {sizes: count for sizes, count in counts.items() if not _tried(part, sizes)}
     if sum(open_.values()) < requests:
         return None
     ranked = sorted(open_, key=lambda sizes: (-open_[sizes], sizes))[:_CANDIDATES]
@@ -170,15 +170,15 @@ class SizeSpecialiser(Feature):
 
         def infer_counted(call: InferCall) -> Awaitable[Inferred]:
             return infer(
-                replace(call, answered=(*call.answered, lambda model, _, sizes: self.met(model, sizes)))
+                replace(call, answered=(*call.answered, lambda model, _, sizes: self.observe(model, sizes)))
             )
 
         return infer_counted
 
-    def met(self, model: ServedModel, sizes: Sequence[MetSizes]) -> None:
+    def observe(self, model: ServedModel, sizes: Sequence[ObservedSizes]) -> None:
         """Count the sizes that a request for a model had inside it."""
         if sizes and self.registry.serves(model):
-            self.ledger.met(model.name, sizes)
+            self.ledger.observe(model.name, sizes)
 
     def forget(self, model: str) -> None:
         """Forget for which file of a model that was removed compiling failed."""
@@ -192,13 +192,13 @@ class SizeSpecialiser(Feature):
         entry, sizes = wanted
         return Work(f"compiling {entry.name} for {text(sizes)}", partial(self._make, entry, sizes))
 
-    def _next(self) -> tuple[ServedModel, tuple[MetSizes, ...]] | None:
+    def _next(self) -> tuple[ServedModel, tuple[ObservedSizes, ...]] | None:
         settings = self.settings()
         if not settings.sizes or not places.compiler():
             return None
         for entry in (*self.registry.models(), *self.registry.variants()):
             if self._may_change(entry) and entry.compiled is not None:
-                counts = self.ledger.counts_met(entry.name)
+                counts = self.ledger.size_counts(entry.name)
                 parts = sized_parts(entry.compiled.parts)
                 if sizes := next_sizes(parts, counts, settings.requests, settings.sizes):
                     return entry, sizes
@@ -214,19 +214,19 @@ class SizeSpecialiser(Feature):
             and self._failed.get(entry.name) != entry.key
         )
 
-    async def _make(self, entry: ServedModel, sizes: tuple[MetSizes, ...]) -> None:
-        told = text(sizes)
-        _log.info("compiling %s for sizes that its parts meet: %s", entry.name, told)
+    async def _make(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> None:
+        shown = text(sizes)
+        _log.info("compiling %s for sizes that its parts meet: %s", entry.name, shown)
         try:
             with self.leasing.adding(0, "a model is being compiled for sizes that it meets"):
                 sentence = await self._made(entry, sizes)
         except (ModelRefused, InvalidArgument) as error:
             self._failed[entry.name] = entry.key
-            _log.warning("%s is not compiled for %s: %s", entry.name, told, failure(error))
+            _log.warning("%s is not compiled for %s: %s", entry.name, shown, failure(error))
         else:
             _log.info("%s: %s", entry.name, sentence)
 
-    async def _made(self, entry: ServedModel, sizes: tuple[MetSizes, ...]) -> str:
+    async def _made(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> str:
         """Compile the model with these sizes, and have it served; return a sentence about the result."""
         manifest = entry.manifest
         assert manifest.compiled is not None
@@ -262,6 +262,6 @@ def sized_parts(parts: tuple[ShownPart, ...]) -> list[SizedPart]:
     ]
 
 
-def text(sizes: tuple[MetSizes, ...]) -> str:
+def text(sizes: tuple[ObservedSizes, ...]) -> str:
     """Return sizes as words of a sentence."""
-    return ", ".join("x".join(map(str, met.sizes)) for met in sizes)
+    return ", ".join("x".join(map(str, counts.sizes)) for counts in sizes)

@@ -51,7 +51,7 @@ from honed.protocol.errors import (
 )
 from honed.protocol.methods import MODEL_BRING
 from honed.protocol.params import ENGINE_NAMES, BringOptions, BringParams
-from honed.protocol.results import Inferred, InferredTensor, ModelBrought
+from honed.protocol.results import BringResult, Inferred, InferredTensor
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
@@ -305,7 +305,7 @@ class _Bring:
     """One model on its way, and how many requests wait for it."""
 
     user: int
-    work: asyncio.Task[ModelBrought]
+    work: asyncio.Task[BringResult]
     waiting: int = 0
 
 
@@ -339,7 +339,7 @@ class UserModels(Feature):
         """Answer ModelBring."""
         return {MODEL_BRING.name: self._bring}
 
-    async def _bring(self, call: ApiCall, params: BringParams) -> ModelBrought:
+    async def _bring(self, call: ApiCall, params: BringParams) -> BringResult:
         peer = call.connection.peer
         meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
         return await self.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
@@ -351,7 +351,7 @@ class UserModels(Feature):
         descriptors: Sequence[int],
         notify: Notify,
         meanwhile: AbstractContextManager[None],
-    ) -> ModelBrought:
+    ) -> BringResult:
         """Add a model for a user (uid) and return the result of ModelBring.
 
         The descriptors stay the caller's. `meanwhile` lasts while the model is added. Cancelling ends that,
@@ -366,7 +366,7 @@ class UserModels(Feature):
         entry = self.registry.find(name)
         if entry is not None:
             self.used(name)
-            return _told(entry, params.sha256[0])
+            return _result(entry, params.sha256[0])
         bring = self._under_way.get(name)
         if bring is None:
             if sum(bring.user == user for bring in self._under_way.values()) >= MAX_WAITING:
@@ -404,12 +404,12 @@ class UserModels(Feature):
         self.shares.use(name, time.time())
 
     def _begin(
-        self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, ModelBrought]
+        self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, BringResult]
     ) -> _Bring:
         work = asyncio.ensure_future(taking)
         bring = self._under_way[name] = _Bring(user, work)
 
-        def ended(done: asyncio.Task[ModelBrought]) -> None:
+        def ended(done: asyncio.Task[BringResult]) -> None:
             close_all(copies)
             del self._under_way[name]
             if not done.cancelled():
@@ -426,7 +426,7 @@ class UserModels(Feature):
         descriptors: Sequence[int],
         notify: Notify,
         meanwhile: AbstractContextManager[None],
-    ) -> ModelBrought:
+    ) -> BringResult:
         """Receive, try out and serve it; what goes for it goes once it is served."""
         turn = self._turns.setdefault(user, asyncio.Lock())
         async with turn:
@@ -455,7 +455,7 @@ class UserModels(Feature):
             self.used(name)
             for each in leaving:
                 await self._remove(each, f"made room for another of user {user}")
-        return _told(self.registry.get(name), params.sha256[0])
+        return _result(self.registry.get(name), params.sha256[0])
 
     async def _remove(self, name: str, why: str) -> None:
         try:
@@ -569,11 +569,11 @@ def _size(name: str, descriptor: int) -> int:
     return status.st_size
 
 
-def _told(entry: ServedModel, sha256: str) -> ModelBrought:
+def _result(entry: ServedModel, sha256: str) -> BringResult:
     manifest = entry.manifest
     waits = manifest.compiled is None and manifest.wanted != "cpu"
     outputs = manifest.interface.outputs if manifest.interface is not None else ()
-    return ModelBrought(
+    return BringResult(
         model_name=entry.name,
         sha256=sha256,
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting

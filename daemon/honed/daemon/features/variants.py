@@ -29,7 +29,7 @@ from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import ENGINE_NAMES, LoadParams
-from honed.protocol.results import Inferred, MetSizes, ShownVariant
+from honed.protocol.results import Inferred, ObservedSizes, ShownVariant
 from honed.runtime import HONED_VERSION
 
 _log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class ShapeVariants(Feature):
         def infer_in_shapes(call: InferCall) -> Awaitable[Inferred]:
             entry = call.entry
 
-            def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[MetSizes]) -> None:
+            def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[ObservedSizes]) -> None:
                 self.served(entry, plan)
 
             runner_of = partial(self.runner_of, entry)
@@ -379,12 +379,12 @@ class ShapeVariants(Feature):
             with self.leasing.adding(0, "a model is being compiled for shapes it is often asked for"):
                 await self.maker.make(entry, wish.shapes, lambda _: None, by_hand=False)
         except (ModelRefused, InvalidArgument) as error:
-            told = failure(error)
-            _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, told)
-            self.ledger.failed(wish.model, wish.name, wish.shapes, told, self._under(entry))
+            reason = failure(error)
+            _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, reason)
+            self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self._under(entry))
 
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
-        told: list[str] = []
+        lines: list[str] = []
         for shapes in sets:
             sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             try:
@@ -393,11 +393,11 @@ class ShapeVariants(Feature):
                     name, why = await self.maker.make(entry, shapes, notify, by_hand=True)
                 self.rewrap(model)
             except HonedError as error:
-                told.append(f"not compiled for {sizes}: {failure(error)}")
-                _log.warning("model %s is %s", model, told[-1])
+                lines.append(f"not compiled for {sizes}: {failure(error)}")
+                _log.warning("model %s is %s", model, lines[-1])
             else:
-                told.append(f"compiled for {sizes}, too, as {name}" + (f"; {why}" if why else ""))
-        return told
+                lines.append(f"compiled for {sizes}, too, as {name}" + (f"; {why}" if why else ""))
+        return lines
 
     # Loading and resting
 

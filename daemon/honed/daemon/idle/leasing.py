@@ -102,8 +102,10 @@ class Leasing:
         why = self._lease.why
         actions = self._lease.asked(connection.number, seconds, time.monotonic())
         # The answer to its own request tells a tuner of its grant.
-        told = [each for each in actions if isinstance(each, Grant) and each.holder == connection.number]
-        self._perform([each for each in actions if each not in told])
+        own_grants = [
+            each for each in actions if isinstance(each, Grant) and each.holder == connection.number
+        ]
+        self._perform([each for each in actions if each not in own_grants])
         held = self._lease.held
         if held is not None and held.holder == connection.number:
             return LeaseAsked(granted=True, lease=held.number, why="")

@@ -338,8 +338,8 @@ class Api:
             raise Unimplemented("this service compiles no variants; add the model for one set of shapes")
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
-        told = [note for feature in self.features for note in await feature.added(call, params)]
-        return dataclasses.replace(added, notes=(*added.notes, *told)) if told else added
+        more_notes = [note for feature in self.features for note in await feature.added(call, params)]
+        return dataclasses.replace(added, notes=(*added.notes, *more_notes)) if more_notes else added
 
     @_answers(methods.MODEL_SET)
     async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:

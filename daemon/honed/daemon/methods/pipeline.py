@@ -29,7 +29,7 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams
-from honed.protocol.results import Inferred, MetSizes
+from honed.protocol.results import Inferred, ObservedSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,8 @@ class InferencePipeline:
         connection, runner = call.connection, call.runner()
         with self.leasing.serving(call.entry.name, connection.peer.pid):
             plan = self.plan(call, runner)
-            result, met = await self.pool.asking.infer(connection.client, runner, plan)
-        self.ran(call, runner, plan, result, met)
+            result, observed = await self.pool.asking.infer(connection.client, runner, plan)
+        self.ran(call, runner, plan, result, observed)
         return result
 
     def ran(
@@ -139,11 +139,11 @@ class InferencePipeline:
         runner: ServedModel,
         plan: InferencePlan,
         result: Inferred,
-        met: tuple[MetSizes, ...],
+        observed: tuple[ObservedSizes, ...],
     ) -> None:
         """Note that a request was answered."""
         for answered in call.answered:
-            answered(runner, plan, met)
+            answered(runner, plan, observed)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
@@ -196,7 +196,7 @@ class PlainInference:
                 regions=plan.regions,
                 open=plan.open,
                 empty=plan.empty,
-                told=self._told,
+                on_end=self._on_end,
             )
             pipeline.pool.asking.begin(call.connection.client, entry, plan.priority, plan.timeout, work)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
@@ -212,7 +212,7 @@ class PlainInference:
             self._pipeline.pool.asking.end(work, failed=True)
             self._end(None, asyncio.CancelledError())
 
-    def _told(self, work: PendingRequest[Any], error: HonedError | None) -> None:
+    def _on_end(self, work: PendingRequest[Any], error: HonedError | None) -> None:
         """Finish the request: a worker has answered, or it is known that none will."""
         pipeline, entry = self._pipeline, self._call.entry
         self._work = None
@@ -223,8 +223,8 @@ class PlainInference:
                 return
             if error is not None:
                 raise error
-            result, met = pipeline.pool.asking.inferred(entry, self._plan, work, self._begun)
-            pipeline.ran(self._call, entry, self._plan, result, met)
+            result, observed = pipeline.pool.asking.inferred(entry, self._plan, work, self._begun)
+            pipeline.ran(self._call, entry, self._plan, result, observed)
         except Exception as failure:  # noqa: BLE001 - whatever it is, it is the answer
             self._end(None, failure)
         else:

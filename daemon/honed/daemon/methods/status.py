@@ -24,7 +24,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
     """Return the result of ModelShow with `more` fields; raise Unavailable if the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
     identity, interface = pool.of(entry).identity, manifest.interface
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": entry.name,
         "state": entry.state.value,
         "reason": entry.remark,
@@ -52,7 +52,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
             device=identity,
             inputs=tuple(map(describe, interface.inputs)),
             outputs=tuple(map(describe, interface.outputs)),
-            **told,
+            **values,
         )
     if model is None or manifest.compiled is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
@@ -67,7 +67,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
         outputs=tuple(map(describe, model.outputs)),
         checked=entry.checked,
         parts=model.parts,
-        **told,
+        **values,
     )
 
 

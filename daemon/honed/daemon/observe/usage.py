@@ -15,7 +15,7 @@ from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
-from honed.protocol.results import MetSizes, ProfiledRow
+from honed.protocol.results import ObservedSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
 
 from .statefile import StateFile, save_at_intervals
@@ -128,29 +128,29 @@ class ShapeRequests:
         return found
 
 
-class SizesMet:
+class SizeCounts:
     """What one model's parts were met in. Counts decay."""
 
-    def __init__(self, known: Mapping[MetSizes, DecayedUsage] | None = None) -> None:
+    def __init__(self, known: Mapping[ObservedSizes, DecayedUsage] | None = None) -> None:
         self.known = dict(known or {})
 
-    def meet(self, sizes: Iterable[MetSizes], now: float, half_life: float) -> None:
+    def add(self, sizes: Iterable[ObservedSizes], now: float, half_life: float) -> None:
         """Count those of a request; what no form can be for, as nothing at all, is passed over."""
-        for met in sizes:
-            if not all(met.sizes):
+        for observed in sizes:
+            if not all(observed.sizes):
                 continue
-            if met not in self.known:
+            if observed not in self.known:
                 make_room(self.known, lambda each: each.value(now, half_life))
-            self.known.setdefault(met, DecayedUsage()).add(1.0, now, half_life)
+            self.known.setdefault(observed, DecayedUsage()).add(1.0, now, half_life)
 
     def settle(self, now: float, half_life: float) -> None:
         """Let every count decay up to `now`; from here on another half-life may hold."""
         for each in self.known.values():
             each.settle(now, half_life)
 
-    def counts(self, now: float, half_life: float) -> dict[MetSizes, float]:
+    def counts(self, now: float, half_life: float) -> dict[ObservedSizes, float]:
         """Return how often each of the sizes was observed, weighted by what counts now."""
-        return {met: usage.value(now, half_life) for met, usage in self.known.items()}
+        return {observed: usage.value(now, half_life) for observed, usage in self.known.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class _Model:
     shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
     profiled: str = ""  # the SHA-256 of the compiled file that had that profile
     asked: ShapeRequests = field(default_factory=ShapeRequests)
-    met: SizesMet = field(default_factory=SizesMet)
+    observed: SizeCounts = field(default_factory=SizeCounts)
 
 
 class UsageLog:
@@ -250,14 +250,14 @@ class UsageLog:
         """Count a request for a model in shapes that are those of `variant`."""
         self._used(model).asked.ask(variant, shapes, self._clock(), self.settings.half_life)
 
-    def met(self, model: str, sizes: Iterable[MetSizes]) -> None:
+    def observe(self, model: str, sizes: Iterable[ObservedSizes]) -> None:
         """Count the sizes of a request for a model that depend on the data."""
-        self._used(model).met.meet(sizes, self._clock(), self.settings.half_life)
+        self._used(model).observed.add(sizes, self._clock(), self.settings.half_life)
 
-    def counts_met(self, model: str) -> dict[MetSizes, float]:
+    def size_counts(self, model: str) -> dict[ObservedSizes, float]:
         """Return how often a model's partitions had which sizes, weighted by what counts now."""
         known = self._models.get(model)
-        return known.met.counts(self._clock(), self.settings.half_life) if known is not None else {}
+        return known.observed.counts(self._clock(), self.settings.half_life) if known is not None else {}
 
     def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
         """Record that a model could not be compiled for these shapes.
@@ -300,7 +300,7 @@ class UsageLog:
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)
             model.asked.settle(now, self.settings.half_life)
-            model.met.settle(now, self.settings.half_life)
+            model.observed.settle(now, self.settings.half_life)
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
@@ -311,12 +311,12 @@ class UsageLog:
         made. `profiled` is the SHA-256 of the compiled file that was profiled, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
-        told: dict[str, TimeSpent] = {}
+        spent: dict[str, TimeSpent] = {}
         for name, model in sorted(self._models.items()):
             seconds = model.usage.value(now, half_life)
             tasks = {task: seconds * share for task, share in model.shares.items() if task}
-            told[name] = TimeSpent(seconds=seconds, tasks=tasks, profiled=model.profiled)
-        return told
+            spent[name] = TimeSpent(seconds=seconds, tasks=tasks, profiled=model.profiled)
+        return spent
 
     async def keep(self) -> None:
         """Save at intervals, and when cancelled."""
@@ -352,8 +352,8 @@ class UsageLog:
                     for variant, each in model.asked.known.items()
                 },
                 met=tuple(
-                    strict.like(_SavedSizes, met, requests=count)
-                    for met, count in model.met.counts(now, half_life).items()
+                    strict.like(_SavedSizes, observed, requests=count)
+                    for observed, count in model.observed.counts(now, half_life).items()
                 ),
             )
             for name, model in sorted(self._models.items())
@@ -374,12 +374,12 @@ class UsageLog:
                 variant: strict.like(AskedShapes, each, requests=DecayedUsage(each.requests * left, now))
                 for variant, each in (model.asked or {}).items()
             }
-            met = {
-                strict.like(MetSizes, each): DecayedUsage(each.requests * left, now)
+            observed = {
+                strict.like(ObservedSizes, each): DecayedUsage(each.requests * left, now)
                 for each in model.met or ()
             }
             self._models[name] = _Model(
-                usage, dict(model.shares), model.profiled or "", ShapeRequests(asked), SizesMet(met)
+                usage, dict(model.shares), model.profiled or "", ShapeRequests(asked), SizeCounts(observed)
             )
 
 

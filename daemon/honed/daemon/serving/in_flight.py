@@ -30,7 +30,7 @@ from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import Inferred, MetSizes, ModelProfile, ProfiledRow
+from honed.protocol.results import Inferred, ModelProfile, ObservedSizes, ProfiledRow
 
 from .engine_server import DeviceServer
 from .plan import InferencePlan
@@ -58,7 +58,7 @@ class PendingRequest(Generic[R]):
     empty: Empty = None
     number: int = 0
     # Called when it has its answers, or with an error; more than once where it is not ended then.
-    told: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
+    on_end: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
 
 
 class InFlightRequests:
@@ -67,16 +67,16 @@ class InFlightRequests:
     def __init__(
         self,
         handle: Callable[[messages.Event], None],
-        told: Callable[[messages.Event], None],
+        on_end: Callable[[messages.Event], None],
         limits: Limits,
         servers: Mapping[str, DeviceServer],
         models: Registry,
         store: Store,
         latencies: Latencies,
     ) -> None:
-        """Initialise; `handle` takes events, `told` those by which a run of a worker ends."""
+        """Initialise; `handle` takes events, `on_end` those by which a run of a worker ends."""
         self._handle = handle
-        self._told = told
+        self._on_run = on_end
         self._limits = limits
         self._servers = servers
         self._models = models
@@ -88,7 +88,7 @@ class InFlightRequests:
 
     async def infer(
         self, client: ClientId, model: ServedModel, plan: InferencePlan
-    ) -> tuple[Inferred, tuple[MetSizes, ...]]:
+    ) -> tuple[Inferred, tuple[ObservedSizes, ...]]:
         """Run an inference; return the result of ModelInfer and the sizes that the model's partitions had.
 
         Raises what went wrong.
@@ -100,7 +100,7 @@ class InFlightRequests:
 
     def inferred(
         self, model: ServedModel, plan: InferencePlan, work: PendingRequest[InferenceResult], arrived: float
-    ) -> tuple[Inferred, tuple[MetSizes, ...]]:
+    ) -> tuple[Inferred, tuple[ObservedSizes, ...]]:
         """Return what `infer` does, of a request that has its answer."""
         [answer] = work.answers
         ran = work.model or model
@@ -109,7 +109,7 @@ class InFlightRequests:
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        return self.noted(model, plan, work, answer, arrived), answer.met
+        return self.noted(model, plan, work, answer, arrived), answer.observed
 
     async def ask_for(
         self,
@@ -176,7 +176,7 @@ class InFlightRequests:
         """Return the answers of the worker; raise DeadlineExceeded if none came within `timeout` seconds."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def told(_: PendingRequest[R], error: HonedError | None) -> None:
+        def on_end(_: PendingRequest[R], error: HonedError | None) -> None:
             if done.done():
                 return
             if error is None:
@@ -184,7 +184,7 @@ class InFlightRequests:
             else:
                 done.set_exception(error)
 
-        work.told = told
+        work.on_end = on_end
         self.begin(client, model, priority, timeout, work)
         try:
             await done
@@ -246,7 +246,7 @@ class InFlightRequests:
         """
         work, supervisor = self._work.get(action.ticket.number), self._servers[action.engine].supervisor
         if work is None:  # it was given up when it was about to run
-            self._told(messages.RequestRejected(action.engine, Cancelled("the request was cancelled")))
+            self._on_run(messages.RequestRejected(action.engine, Cancelled("the request was cancelled")))
             return None
         for region in work.regions:
             region.hold()
@@ -264,7 +264,7 @@ class InFlightRequests:
             self._release(work)  # as in `_begin`
         except HonedError as error:
             self._release(work)
-            self._told(_failed(action.engine, error))
+            self._on_run(_failed(action.engine, error))
         else:
             self._begin(action, work)
 
@@ -275,15 +275,15 @@ class InFlightRequests:
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
         try:
-            told = partial(self._ran, action.engine, work, call)
-            supervisor.ask(call, told, seconds=self._limits.run_seconds)
+            on_end = partial(self._ran, action.engine, work, call)
+            supervisor.ask(call, on_end, seconds=self._limits.run_seconds)
         except NoWorker:
             # WorkerLost comes, or has come, and lets the request wait again.
             self._release(work)
             work.started = 0.0
         except HonedError as error:
             self._release(work)
-            self._told(_failed(action.engine, error))
+            self._on_run(_failed(action.engine, error))
 
     def _ran(
         self,
@@ -298,23 +298,23 @@ class InFlightRequests:
                 raise answer
             work.answers.append(taken(call, answer))
         except HonedError as error:
-            self._told(_failed(engine, error))
+            self._on_run(_failed(engine, error))
         except strict.Mismatch as error:
-            self._told(
+            self._on_run(
                 messages.WorkerFailed(engine, f"the worker's answer makes no sense: {error}", device=False)
             )
         else:
-            self._told(messages.Served(engine, more=len(work.answers) < work.runs))
+            self._on_run(messages.Served(engine, more=len(work.answers) < work.runs))
 
     def answer(self, request: int) -> None:
         """Give a request what its runs brought."""
         if (work := self._work.get(request)) is not None:
-            work.told(work, None)
+            work.on_end(work, None)
 
     def refuse(self, request: int, error: HonedError) -> None:
         """Tell a request why it is not served."""
         if (work := self._work.get(request)) is not None:
-            work.told(work, error)
+            work.on_end(work, error)
 
     def release(self, region: HeldRegion) -> None:
         """Let go of a region; with its last holder gone the workers unmap it."""

@@ -45,15 +45,15 @@ def write(action: messages.Action) -> None:
         case messages.Failed(model, attempt, why):
             _log.error("model %s: attempt %d failed: %s", model, attempt, why)
         case messages.FallBack(model, left, served, why):
-            told = "model %s: version %d is rolled back to %d and not served again: %s"
-            _log.error(told, model, left, served, why)
+            message = "model %s: version %d is rolled back to %d and not served again: %s"
+            _log.error(message, model, left, served, why)
         case messages.GiveUp(model, why):
             _log.error("model %s is not served any more: %s", model, why)
         case messages.Settled(model, version):
             _log.info("model %s: version %d has served cleanly", model, version)
         case messages.HandOver(engine, other, models, why):
-            told = "%s is lost (%s): %s stands in for it and serves %s"
-            _log.error(told, engine, why, other, ", ".join(models))
+            message = "%s is lost (%s): %s stands in for it and serves %s"
+            _log.error(message, engine, why, other, ", ".join(models))
         case messages.Switched(model, engine, other, why):
             _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
         case messages.EngineChanged(model, engine, why):
@@ -191,7 +191,7 @@ class Pool:
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self.asking = InFlightRequests(
-            self.handle, self._told, limits, self.servers, models, store, latencies
+            self.handle, self._on_event, limits, self.servers, models, store, latencies
         )
         self._doing: deque[messages.Action] = deque()  # what the machine wants done, in its order
         self._performing = False
@@ -317,7 +317,7 @@ class Pool:
         if (work := self.asking.run(action)) is not None:
             self._begin(work)
 
-    def _told(self, event: messages.Event) -> None:
+    def _on_event(self, event: messages.Event) -> None:
         """Handle what a worker's answer amounts to, as a task would."""
         try:
             if not self._closed:
@@ -410,8 +410,8 @@ class Pool:
         spec = server.engine.spec
         for other in self.servers.values():
             if other is not server and spec and other.engine.spec == spec:
-                told = "%r and %r are one device, %s; name it once in the configuration"
-                _log.warning(told, other.name, server.name, server.shown)
+                message = "%r and %r are one device, %s; name it once in the configuration"
+                _log.warning(message, other.name, server.name, server.shown)
 
     # Requests
 

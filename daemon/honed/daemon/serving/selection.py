@@ -39,18 +39,18 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     `owner` is that user.
     """
     gpu, cpu = (f"{float(f'{ms:.3g}'):,g} ms" for ms in (times.gpu_ms, times.cpu_ms))
-    told = f"compiled {gpu}, ONNX Runtime {cpu}, measured in turns"
+    measured = f"compiled {gpu}, ONNX Runtime {cpu}, measured in turns"
     if times.others_percent is not None:
-        told += (
+        measured += (
             f" while other programs took {times.others_percent:.0f} % of the processors, "
             "so it is measured again when the machine is idle"
         )
     if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
-        return EngineChoice("cpu", f"{why}: {told}", times)
+        return EngineChoice("cpu", f"{why}: {measured}", times)
     if not compiled_serves(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
-        return EngineChoice("cpu", f"the CPU engine is faster: {told}", times)
-    return EngineChoice("gpu", f"the compiled form is as fast or faster: {told}", times)
+        return EngineChoice("cpu", f"the CPU engine is faster: {measured}", times)
+    return EngineChoice("gpu", f"the compiled form is as fast or faster: {measured}", times)
 
 
 @dataclass(frozen=True, slots=True)

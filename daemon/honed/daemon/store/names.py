@@ -120,12 +120,12 @@ class Viewer:
             return text
         return _OWN.sub(lambda m: m[0] if m[0] in own else "a model of a user", text)
 
-    def veil(self, told: R, own: frozenset[str]) -> R:
+    def veil(self, result: R, own: frozenset[str]) -> R:
         """Return a part of a result with each of its texts as `veiled` returns it."""
         if self.all:
-            return told
-        plain = self._veiled_in(strict.to_plain(told), own)
-        return strict.from_plain(type(told), plain, where="veiled")
+            return result
+        plain = self._veiled_in(strict.to_plain(result), own)
+        return strict.from_plain(type(result), plain, where="veiled")
 
     def _veiled_in(self, plain: Any, own: frozenset[str]) -> Any:
         if isinstance(plain, str):

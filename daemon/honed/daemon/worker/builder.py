@@ -135,11 +135,11 @@ class BuildProcess:
             if self._why:
                 raise
             death = await running.process.wait()
-            told = f"the process that builds ended: {death}"
+            reason = f"the process that builds ended: {death}"
             bound = self._supervisor.program.building.bound
             if death.out_of_memory and bound:
-                told = no_memory(told, "", bound)
-            raise BuilderLost(told) from error
+                reason = no_memory(reason, "", bound)
+            raise BuilderLost(reason) from error
 
     def _lost(self) -> BuilderLost:
         return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")

@@ -9,7 +9,7 @@ from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
 from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data
-from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.engines import HIGHEST
 
 
@@ -198,7 +198,7 @@ class WantedOutput:
 class InferenceResult:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
-    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there. `met`
+    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there. `observed`
     are the sizes that parts met whose sizes depend on the data.
     """
 
@@ -208,7 +208,7 @@ class InferenceResult:
     input_ns: int
     infer_ns: int
     output_ns: int
-    met: tuple[MetSizes, ...] = ()
+    observed: tuple[ObservedSizes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from honed.process.rpc import Method, Server, by_name
 from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
 from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import RequestReceived
-from honed.protocol.results import Empty, MetSizes
+from honed.protocol.results import Empty, ObservedSizes
 from honed.protocol.wire import FrameLimits
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype
@@ -168,7 +168,7 @@ class Host(Server, ABC):
         """Return a loaded model; raise NotFound if it is not loaded."""
 
     @abstractmethod
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Note that a client's inputs were run, and return the sizes that partitions had.
 
         With `keep` the inputs may be remembered.
@@ -237,8 +237,8 @@ class Host(Server, ABC):
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
-        met = self.ran(call.key, given, call.keep)
-        return self._answer_of(call, computed, start, begun, ended, met)
+        observed = self.ran(call.key, given, call.keep)
+        return self._answer_of(call, computed, start, begun, ended, observed)
 
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
@@ -279,7 +279,7 @@ class Host(Server, ABC):
         start: int,
         begun: int,
         ended: int,
-        met: tuple[MetSizes, ...],
+        observed: tuple[ObservedSizes, ...],
     ) -> InferenceResult:
         """Return the answer; times are nanoseconds, and delivering ends now."""
         inline, offsets = self._delivered(computed, call)
@@ -288,7 +288,7 @@ class Host(Server, ABC):
             raw=tuple(inline),
             shapes=tuple(computed[output.name].shape for output in call.outputs),
             offsets=offsets,
-            met=met,
+            observed=observed,
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=done - ended,

@@ -23,7 +23,7 @@ from honed.machine.profilefile import check
 from honed.process import aio
 from honed.process.rpc import R
 from honed.protocol import strict
-from honed.protocol.aiolink import AsyncLink, Told
+from honed.protocol.aiolink import AsyncLink, OnAnswer
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.peer import ResponseReceived
@@ -187,7 +187,7 @@ class Supervisor:
             finally:
                 await self._end()
             lived = time.monotonic() - begun
-            await self._calls_told()
+            await self._calls_ended()
             delay = restarts.ended(lived=lived, ready=ready, at_work=self._lost_at_work)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
@@ -201,7 +201,7 @@ class Supervisor:
             )
             await asyncio.sleep(delay)
 
-    async def _calls_told(self) -> None:
+    async def _calls_ended(self) -> None:
         """Return once those whose calls were cut short know it: that the worker ended is told after.
 
         The process may be known to have ended before its socket is.
@@ -221,8 +221,8 @@ class Supervisor:
         coming.add_done_callback(partial(self._settled, under_way))
         return aio.taken(call, await coming)
 
-    def ask(self, call: WorkerCall[Any], told: Told, *, seconds: float) -> None:
-        """Make a call, and have `told` called with its answer, or its error, as soon as that arrives.
+    def ask(self, call: WorkerCall[Any], on_answer: OnAnswer, *, seconds: float) -> None:
+        """Make a call, and have `on_answer` called with its answer, or its error, as soon as that arrives.
 
         Raises NoWorker where it is known already that there is no worker.
         """
@@ -230,7 +230,7 @@ class Supervisor:
 
         def answered(answer: ResponseReceived | Exception) -> None:
             self._over(under_way, answer if isinstance(answer, Exception) else None)
-            told(answer)
+            on_answer(answer)
 
         self._count(under_way)
         try:

@@ -23,7 +23,7 @@ from honed.machine.profile import DeviceProfile
 from honed.process.rpc import by_name
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
-from honed.protocol.results import ComparedOutput, Empty, MetSizes, ModelProfile
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuParts
@@ -175,13 +175,13 @@ class Worker(Host):
             raise NotFound("the model is not loaded in the worker; this is a fault of the service")
         return executor
 
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Keep a client's inputs, to compare a successor on."""
         if keep:
             self._recorder.note(key, inputs)
         else:
             self._recorder.forget(key)
-        return self.loaded(key).met
+        return self.loaded(key).observed
 
     def _find(self, call: FindDevice) -> FoundDevice:
         device = select(self._spec or None) if call.models else None

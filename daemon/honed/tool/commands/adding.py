@@ -126,7 +126,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
 
 def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: Output) -> int:
     """One after the other; 1 where one could not be added, which is told at once."""
-    told: list[dict[str, object]] = []
+    lines: list[dict[str, object]] = []
     failed = 0
     for file in files:
         try:
@@ -135,15 +135,15 @@ def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: O
         except HonedError as error:
             failed += 1
             print(f"hone: {clean(str(file))}: {clean(str(error))}", file=sys.stderr, flush=True)
-            told.append(
+            lines.append(
                 {"file": str(file), "added": None, "error": {"code": error.code, "message": str(error)}}
             )
             continue
-        told.append({"file": str(file), "added": strict.to_plain(added), "error": None})
+        lines.append({"file": str(file), "added": strict.to_plain(added), "error": None})
         if not output.json:
             output.emit(added, lambda console, added=added: _print_added(console, added))  # type: ignore[misc]
     if output.json:
-        output.emit({"files": told}, lambda _: None)
+        output.emit({"files": lines}, lambda _: None)
     return int(failed > 0)
 
 
@@ -162,7 +162,7 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
 def _added(client: Client, file: Path, arguments: argparse.Namespace) -> ModelAdded:
     shapes, *variants = shape_sets(arguments.shape)
     with Reporter(f"add {arguments.name or file.name}") as reporter:
-        told = client.add(
+        result = client.add(
             file,
             name=arguments.name,
             shapes=shapes,
@@ -176,7 +176,7 @@ def _added(client: Client, file: Path, arguments: argparse.Namespace) -> ModelAd
             state=unique("--state", arguments.state),
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
-    return REPOSITORY_MODEL_LOAD.result_of(told)
+    return REPOSITORY_MODEL_LOAD.result_of(result)
 
 
 def _print_added(console: Console, added: ModelAdded) -> None:

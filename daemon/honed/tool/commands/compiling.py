@@ -136,7 +136,7 @@ def _add_options(parser: Parser) -> None:
 def _fit(arguments: argparse.Namespace, output: Output) -> int:
     if len(arguments.files) > 1 and arguments.shape:
         raise UsageError("--shape is of one model, and several are given; look at that one by itself")
-    told: list[dict[str, object]] = []
+    lines: list[dict[str, object]] = []
     served = True
     for file in arguments.files:
         try:
@@ -145,17 +145,17 @@ def _fit(arguments: argparse.Namespace, output: Output) -> int:
             if len(arguments.files) == 1:
                 raise
             served = False
-            told.append({"file": str(file), "error": str(error)})
+            lines.append({"file": str(file), "error": str(error)})
             text = f"{file}: would not be served: {error}"
             if not output.json:
                 output.emit({}, lambda console, text=text: line(console, text))  # type: ignore[misc]
             continue
         served = served and _serves(found)
-        told.append({"file": str(file), "served": _serves(found), **to_plain(found)})
+        lines.append({"file": str(file), "served": _serves(found), **to_plain(found)})
         if not output.json:
             output.emit(found, lambda console, f=file, found=found: _print(console, f, found))  # type: ignore[misc]
     if output.json:
-        output.emit({"files": told}, lambda _: None)
+        output.emit({"files": lines}, lambda _: None)
     return int(not served)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from honed.daemon.config import load, memory, memory_told, shown
+from honed.daemon.config import load, memory, memory_sentence, shown
 from honed.machine.limits import memory_mib
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
@@ -47,9 +47,9 @@ def _config(arguments: argparse.Namespace, output: Output) -> None:
     elif arguments.reload:
         _reload(arguments.socket, output)
     else:
-        running, told = _in_force(arguments.socket)
-        document = {"running": running, **strict.to_plain(told)}
-        output.emit(document, lambda console: _print(console, running, told))
+        running, config = _in_force(arguments.socket)
+        document = {"running": running, **strict.to_plain(config)}
+        output.emit(document, lambda console: _print(console, running, config))
 
 
 def _check(file: Path, output: Output) -> None:
@@ -66,7 +66,7 @@ def _check(file: Path, output: Output) -> None:
     said = f"{file} is right; with its drop-ins it gives {len(given)} of {len(config.origins)} settings."
     takes, machine = memory(config), memory_mib()
     if takes >= machine:
-        said = f"{said} {memory_told(takes, machine)}"
+        said = f"{said} {memory_sentence(takes, machine)}"
     output.emit(document, lambda console: line(console, said))
 
 
@@ -85,23 +85,23 @@ def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
         return False, shown(load(environ=os.environ, uid=os.geteuid(), overrides={"socket": socket}))
 
 
-def _print(console: Console, running: bool, told: ConfigShown) -> None:
+def _print(console: Console, running: bool, config: ConfigShown) -> None:
     if not running:
         line(console, "No service runs; one that this user started now would use these settings.")
         console.print()
-    rows = [(each.name, _value(each.value), each.unit, each.origin) for each in told.settings]
+    rows = [(each.name, _value(each.value), each.unit, each.origin) for each in config.settings]
     console.print(table(("setting", "value", "unit", "origin"), rows))
-    if told.machine_mib:
+    if config.machine_mib:
         console.print()
-        line(console, memory_told(told.memory_mib, told.machine_mib))
-    if told.problem:
+        line(console, memory_sentence(config.memory_mib, config.machine_mib))
+    if config.problem:
         console.print()
-        line(console, f"The files cannot be used as they are now: {told.problem}", "bold")
-    elif told.pending:
+        line(console, f"The files cannot be used as they are now: {config.problem}", "bold")
+    elif config.pending:
         console.print()
         line(console, "The files were changed since the service read them:")
-        _print_changes(console, told.pending)
-        reload = any(each.effect != "restart" for each in told.pending)
+        _print_changes(console, config.pending)
+        reload = any(each.effect != "restart" for each in config.pending)
         line(console, "'hone config --reload' makes the service use them." if reload else _RESTART)
 
 

@@ -94,10 +94,10 @@ def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
     The folders of another user's service are not judged.
     """
     if status:
-        told = status.places
-        if uid not in (0, _owner(told.state_dir)):
+        folders = status.places
+        if uid not in (0, _owner(folders.state_dir)):
             return []
-        return [("models", Path(told.state_dir)), ("caches", Path(told.cache_dir))]
+        return [("models", Path(folders.state_dir)), ("caches", Path(folders.cache_dir))]
     usual = places(os.environ, uid)
     return [("models", usual.state_dir), ("caches", usual.cache_dir)]
 

@@ -61,11 +61,11 @@ def define_history(history: Parser) -> None:
 
 def _history(arguments: argparse.Namespace, output: Output) -> None:
     served = _of_service(arguments)
-    told, notes = _of_records(arguments, served)
+    history, notes = _of_records(arguments, served)
     document = {
         "model": arguments.model,
-        "points": told.points,
-        "measured": told.versions,
+        "points": history.points,
+        "measured": history.versions,
         "served": served,
         "notes": notes,
         "png": None if arguments.png is None else str(arguments.png),
@@ -73,7 +73,7 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
     if arguments.served:
         curve = _served_curve(arguments.model, served.latency if served else ())
     else:
-        curve = _curve(arguments.model, told)
+        curve = _curve(arguments.model, history)
     if arguments.png is not None:
         _draw(arguments.png, curve, arguments.model)
 
@@ -90,7 +90,7 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
             headings = (">version", "since", "before -> now", "why it came", "why it went")
             console.print(table(headings, list(version_rows(served))))
         else:
-            _print_measured(console, arguments.model, told)
+            _print_measured(console, arguments.model, history)
         if arguments.png is not None:
             line(console, f"The curve is drawn in {arguments.png}.")
 
@@ -156,17 +156,17 @@ def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
     )
 
 
-def _curve(model: str, told: History) -> Curve | None:
+def _curve(model: str, history: History) -> Curve | None:
     """Return the estimates over trials, in the unit that fits; None where there are none."""
-    if not told.points:
+    if not history.points:
         return None
-    measured = [(version, version.us) for version in told.versions if version.us is not None]
-    size, unit = microseconds(max((*(point.us for point in told.points), *(us for _, us in measured))))
+    measured = [(version, version.us) for version in history.versions if version.us is not None]
+    size, unit = microseconds(max((*(point.us for point in history.points), *(us for _, us in measured))))
     return Curve(
         title=f"{model}: estimated latency over trials",
         x_name="trials",
         y_name=f"{unit} an inference",
-        points=[(point.trials, point.us / size) for point in told.points],
+        points=[(point.trials, point.us / size) for point in history.points],
         marks=[
             Mark(x=version.trials, y=us / size, label=f"version {version.version}: {milliseconds(us)}")
             for version, us in measured
@@ -213,7 +213,7 @@ def version_state(history: ModelHistory) -> str:
     return ", ".join(states)
 
 
-def _print_measured(console: Console, model: str, told: History) -> None:
+def _print_measured(console: Console, model: str, history: History) -> None:
     rows = [
         (
             str(version.version),
@@ -222,7 +222,7 @@ def _print_measured(console: Console, model: str, told: History) -> None:
             milliseconds(version.us) if version.us is not None else "-",
             version.why,
         )
-        for version in told.versions
+        for version in history.versions
     ]
     if rows:
         console.print(table((">version", "since", ">trials", ">measured", "why"), rows))

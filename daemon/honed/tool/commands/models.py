@@ -339,8 +339,8 @@ def _in_apps(processes: int) -> list[tuple[str, str]]:
 
 def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
     """Return rows on what the service keeps from one request of a sequence to the next."""
-    told = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
-    return [("in sequences", f"state is kept: {told}")] if told else []
+    pairs = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
+    return [("in sequences", f"state is kept: {pairs}")] if pairs else []
 
 
 def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
@@ -348,12 +348,12 @@ def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
     if found is None:
         return []
     if not found.checked:
-        told = f"its optimisations are not checked, because {clean(found.why)}"
+        verdict = f"its optimisations are not checked, because {clean(found.why)}"
     elif found.level == HIGHEST:
-        told = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
+        verdict = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
     else:
-        told = f"optimises no further than level {found.level}: {clean(found.why)}"
-    rows = [("ONNX Runtime", f"{told} (checked in {found.seconds:.1f} s)" if found.checked else told)]
+        verdict = f"optimises no further than level {found.level}: {clean(found.why)}"
+    rows = [("ONNX Runtime", f"{verdict} (checked in {found.seconds:.1f} s)" if found.checked else verdict)]
     return [*rows, ("", f"a run takes {found.session}")] if found.session is not None else rows
 
 
@@ -441,10 +441,10 @@ def _set(arguments: argparse.Namespace, output: Output) -> None:
         warm_up_shapes=unique("--shape", arguments.shape) if arguments.shape else None,
     )
     with Client(arguments.socket) as client:
-        told = client.ask(MODEL_SET, params, timeout=None)
+        result = client.ask(MODEL_SET, params, timeout=None)
     output.emit(
-        {"model": arguments.model, **strict.to_plain(told)},
-        lambda console: line(console, f"{arguments.model}: {described(told)}."),
+        {"model": arguments.model, **strict.to_plain(result)},
+        lambda console: line(console, f"{arguments.model}: {described(result)}."),
     )
 
 
@@ -533,29 +533,29 @@ def _rollback(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         left = client.ask(MODEL_HISTORY, HistoryParams(name=model)).version
         params = RollbackParams(name=model, version=arguments.version)
-        told = client.ask(MODEL_ROLLBACK, params, timeout=None)
-    said = f"version {told.version} is served again, {left} is set aside"
-    _tell(arguments, output, said, left=left, version=told.version)
+        result = client.ask(MODEL_ROLLBACK, params, timeout=None)
+    said = f"version {result.version} is served again, {left} is set aside"
+    _tell(arguments, output, said, left=left, version=result.version)
 
 
 def _pin(arguments: argparse.Namespace, output: Output) -> None:
     if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
         raise UsageError("give one of VERSION, --engine and --off")
     if arguments.engine is not None:
-        told = _pinned(arguments, version=None, engine=arguments.engine)
-        engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
-        said, name = f"{engine} serves it until you let it go", engine_name(told.engine)
-        _tell(arguments, output, said, engine=told.engine, engine_name=name)
+        result = _pinned(arguments, version=None, engine=arguments.engine)
+        engine = "the CPU engine" if result.engine == "cpu" else "the compiled form"
+        said, name = f"{engine} serves it until you let it go", engine_name(result.engine)
+        _tell(arguments, output, said, engine=result.engine, engine_name=name)
         return
-    told = _pinned(arguments, version=0 if arguments.off else arguments.version)
-    kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
-    said = f"version {told.version} {kept}"
-    _tell(arguments, output, said, version=told.version, pinned=told.pinned)
+    result = _pinned(arguments, version=0 if arguments.off else arguments.version)
+    kept = "stays until you let it go" if result.pinned else "may be replaced by tuning"
+    said = f"version {result.version} {kept}"
+    _tell(arguments, output, said, version=result.version, pinned=result.pinned)
 
 
 def _unpin(arguments: argparse.Namespace, output: Output) -> None:
-    told = _pinned(arguments, version=0, engine="")
-    _tell(arguments, output, "nothing is pinned", version=told.version, pinned=False, engine="")
+    result = _pinned(arguments, version=0, engine="")
+    _tell(arguments, output, "nothing is pinned", version=result.version, pinned=False, engine="")
 
 
 def _pinned(

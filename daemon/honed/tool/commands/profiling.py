@@ -67,9 +67,9 @@ def _arguments(row: ProfiledRow, kernel: ShownKernel | None) -> Event:
     """Return what is known of a command besides its times."""
     if kernel is None:
         return {}
-    told = {"task": row.task, "schedule": row.schedule, "share of peak": row.peak_share}
+    result = {"task": row.task, "schedule": row.schedule, "share of peak": row.peak_share}
     geometry = {"groups": "x".join(map(str, kernel.grid)), "items": "x".join(map(str, kernel.block))}
-    return told | geometry | {"operations": kernel.flops, "bytes": kernel.bytes}
+    return result | geometry | {"operations": kernel.flops, "bytes": kernel.bytes}
 
 
 def _event(name: str, kind: str, row: int, span: tuple[float, float], arguments: Event) -> Event:
@@ -122,9 +122,9 @@ def define_profile(profile: Parser) -> None:
 def _profile(arguments: argparse.Namespace, output: Output) -> None:
     wanted = arguments.trace is not None
     with Client(arguments.socket) as client:
-        told = client.profile(arguments.model, arguments.runs, timeline=wanted)
+        result = client.profile(arguments.model, arguments.runs, timeline=wanted)
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model)) if wanted else None
-    profile = MODEL_PROFILE.result_of(told)
+    profile = MODEL_PROFILE.result_of(result)
     if shown is not None:
         with replacing(arguments.trace) as file:
             file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
@@ -179,15 +179,15 @@ def _print_nodes(console: Console, profile: ModelProfile) -> None:
     nodes = [(row.name, row.schedule, row.count, row.us, row.share) for row in profile.rows]
     console.print()
     console.print(
-        table(("operator", ">count", ">us", ">time"), map(_told, sorted(operators, key=lambda row: -row[2])))
+        table(("operator", ">count", ">us", ">time"), map(_cells, sorted(operators, key=lambda row: -row[2])))
     )
     console.print()
-    console.print(table(("node", "operator", ">count", ">us", ">time"), map(_told, nodes)))
+    console.print(table(("node", "operator", ">count", ">us", ">time"), map(_cells, nodes)))
     console.print()
     line(console, f"{profile.launches} nodes an inference; {_sums(profile)}.")
 
 
-def _told(row: Sequence[Any]) -> tuple[str, ...]:
+def _cells(row: Sequence[Any]) -> tuple[str, ...]:
     *names, count, us, share = row
     return (*names, str(count), f"{us:,.0f}", f"{share:.1%}")
 

@@ -48,13 +48,13 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
         served = {kernel.task: kernel.schedule for kernel in shown.kernels}
         with started_in_service(arguments.socket, Tasks, model=arguments.model) as child:
-            told = _told(child, f"tasks {arguments.model}")
-    rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
-    document = {"model": arguments.model, "tasks": rows, "estimate": told.model, "forms": told.forms}
-    output.emit(document, lambda console: _print(console, told, served))
+            found = _found(child, f"tasks {arguments.model}")
+    rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in found.tasks]
+    document = {"model": arguments.model, "tasks": rows, "estimate": found.model, "forms": found.forms}
+    output.emit(document, lambda console: _print(console, found, served))
 
 
-def _told(child: RunningJob[Done], title: str) -> TasksFound:
+def _found(child: RunningJob[Done], title: str) -> TasksFound:
     """Return the event of the child that holds the tasks."""
     found: list[TasksFound] = []
     with Reporter(title) as reporter:
@@ -70,7 +70,7 @@ def _told(child: RunningJob[Done], title: str) -> TasksFound:
     return found[-1]
 
 
-def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> None:
+def _print(console: Console, found: TasksFound, served: Mapping[str, str]) -> None:
     """Print the tasks; `served` is the schedule of each task in the version that is served."""
     columns: list[_Column] = [
         (">runs", lambda row: str(row.weight)),
@@ -85,12 +85,12 @@ def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> Non
     if console.width < _WIDE:
         columns = [column for column in columns if column[0] not in (">MB", ">of peak")]
     console.print(
-        _tasks_table(told.tasks, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
+        _tasks_table(found.tasks, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
     )
     console.print()
-    print_reasons(console, told.tasks)
-    print_forms(console, told.forms)
-    line(console, f"{counted(told.tasks)}; {latency_text(told.model)}.")
+    print_reasons(console, found.tasks)
+    print_forms(console, found.forms)
+    line(console, f"{counted(found.tasks)}; {latency_text(found.model)}.")
 
 
 def origin(schedule: str | None) -> str:

@@ -54,7 +54,7 @@ class TuningRun:
     ranking: Ranking | None = None  # of the latest batch that has one
     trials: int = 0
     seconds_left: float | None = None
-    told: float = 0.0  # when `seconds_left` was
+    estimated_at: float = 0.0  # when `seconds_left` was
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class TuningRun:
         elif isinstance(event, Round):
             self.trials = event.trials
             self.ranking = event.ranking or self.ranking
-            self.seconds_left, self.told = event.seconds_left, now
+            self.seconds_left, self.estimated_at = event.seconds_left, now
 
     def _trial(self, event: Trial) -> None:
         self.trials += 1
@@ -111,7 +111,7 @@ class TuningRun:
     def left(self, now: float) -> float | None:
         """Seconds until the time or the trials are used up; None where neither is limited, or unknown."""
         if self.seconds_left is not None:
-            return max(0.0, self.seconds_left - (now - self.told))
+            return max(0.0, self.seconds_left - (now - self.estimated_at))
         rate = self.rate(now)
         if self.trials_wanted is None or not rate:
             return None
@@ -130,7 +130,7 @@ class TuningRun:
         )
 
 
-def told(done: Tuned, run: TuningRun) -> dict[str, Any]:
+def run_document(done: Tuned, run: TuningRun) -> dict[str, Any]:
     """Return the part of a run's --json output that does not depend on where the run was done."""
     plain = to_plain(done)
     for name in ("output", "model"):

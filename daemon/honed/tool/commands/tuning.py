@@ -30,7 +30,7 @@ from honed.tool.output import Console, Output, capital, fields, line, seconds_te
 from honed.tool.parser import Parser, UsageError, add_compile_options, count, define, minutes, unique
 
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
-from .tuneview import TuningRun, TuningView, told
+from .tuneview import TuningRun, TuningView, run_document
 
 Searched = tuple[Tuned, ModelPublished | None]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -90,7 +90,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
             done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
     records = records_in(Path(state_dir)) if arguments.farm is None else _records(arguments)
     document = {
-        **told(done, run),
+        **run_document(done, run),
         "model": model,
         "published": published,
         "sha256": shown.sha256,
@@ -115,7 +115,7 @@ def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
         "predicted": arguments.bench is not None,
         "farm": arguments.farm,
         "output": done.output,
-        **told(done, run),
+        **run_document(done, run),
         "records": str(records),
     }
 
@@ -213,10 +213,10 @@ def result_text(model: str, done: Tuned, published: bool, placement: ModelPlacem
     """Return the result of tuning in a sentence."""
     before, after = done.before_us, done.after_us
     if not published or not before or not after:
-        told = (
+        text = (
             done.sentence.partition(" is served as before: ")[2] or done.sentence
         )  # the service says so, too
-        return f"{model} is served as before: {told}."
+        return f"{model} is served as before: {text}."
     by_cpu = placement.engine == "cpu"
     return (
         f"{model} is {'tuned' if by_cpu else 'served tuned'}: {milliseconds(before)} an inference before, "

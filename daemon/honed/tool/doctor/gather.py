@@ -301,10 +301,10 @@ def _failed_unit() -> str:
     """Why systemd has no service running, in the service's own words; "" where it has, or cannot be asked."""
     command = ["systemctl", "show", "--property=ActiveState,SubState,Result,StatusText", _UNIT]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True).stdout
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return explain(dict(each.partition("=")[::2] for each in told.splitlines()))
+    return explain(dict(each.partition("=")[::2] for each in printed.splitlines()))
 
 
 def explain(unit: dict[str, str]) -> str:
@@ -357,8 +357,8 @@ class Children:
     def platforms(self) -> OpenCL:
         """List them in a child, or in several where drivers that are installed must not meet in one."""
         found = [probe.list_platforms({**self.environ, **variables}) for variables in apart(self.environ)]
-        told = next((one for one in found if one.ended != "ok"), found[0])
-        return replace(told, platforms=tuple(platform for one in found for platform in one.platforms))
+        chosen = next((one for one in found if one.ended != "ok"), found[0])
+        return replace(chosen, platforms=tuple(platform for one in found for platform in one.platforms))
 
 
 def gather(

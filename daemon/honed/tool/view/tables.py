@@ -84,8 +84,8 @@ def _held(lease: LeaseStatus) -> str:
     bound = f"{holder.candidate_seconds:g} s"
     if lease.state == "granted":
         return f"{who}, which leaves within {bound}{waiting}"
-    told = f"told to leave {holder.revoked_seconds:.1f} s ago ({holder.why})"
-    return f"{who}, {told}{f', overdue: it promised {bound}' if lease.state == 'overdue' else ''}{waiting}"
+    leaving = f"told to leave {holder.revoked_seconds:.1f} s ago ({holder.why})"
+    return f"{who}, {leaving}{f', overdue: it promised {bound}' if lease.state == 'overdue' else ''}{waiting}"
 
 
 def _user(uid: int) -> str:

@@ -366,9 +366,11 @@ def answer(call: InferCall, result: Map) -> InferenceAnswer:
     """Return the result of a ModelInfer with its engine and times; raise as `infer_result` does."""
     outputs = infer_result(call, result)
     try:
-        told = result["parameters"]
-        engine, device = str(told["engine"]), str(told.get("device", ""))
-        return InferenceAnswer(outputs, engine, int(told["queue_us"]), int(told["compute_us"]), device)
+        parameters = result["parameters"]
+        engine, device = str(parameters["engine"]), str(parameters.get("device", ""))
+        return InferenceAnswer(
+            outputs, engine, int(parameters["queue_us"]), int(parameters["compute_us"]), device
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
 

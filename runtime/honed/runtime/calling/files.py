@@ -15,7 +15,7 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import MODEL_EXPORT
 from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams
-from honed.protocol.results import ModelBrought
+from honed.protocol.results import BringResult
 from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
@@ -58,7 +58,7 @@ def add(
 
 def bring(
     model: Given, external: Mapping[str, Given], options: BringOptions, progress: Progress | None
-) -> Steps[ModelBrought]:
+) -> Steps[BringResult]:
     """Have an app's own model served, from the disk or out of memory."""
     path = None if isinstance(model, bytes | bytearray | memoryview) else Path(model)
     opened: dict[str, int] = {}  # by name, the model first
@@ -161,14 +161,14 @@ def _unsendable(path: Path, missing: MissingFiles, error: OSError) -> MissingFil
     absent = tuple(name for name in missing.files if not os.path.exists(path.parent / name))
     if absent:
         listed = ", ".join(name[:200] for name in absent[:5]) + (", ..." if len(absent) > 5 else "")
-        told = f"the model's data files are missing beside it: {listed}; put them in the same folder"
-        return MissingFiles(told, absent, absent)
+        sentence = f"the model's data files are missing beside it: {listed}; put them in the same folder"
+        return MissingFiles(sentence, absent, absent)
     return _refused(str(error.filename), f"it cannot be read ({error.strerror}); check who may read it")
 
 
 def _refused(name: str, why: str) -> MissingFiles:
-    told = f"the model's data file {name[:200]!r} cannot be sent: {why}"
-    return MissingFiles(told, (told,), (name,))
+    sentence = f"the model's data file {name[:200]!r} cannot be sent: {why}"
+    return MissingFiles(sentence, (sentence,), (name,))
 
 
 def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:
@@ -273,8 +273,8 @@ def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
     Closes the descriptors and raises Internal where the result is invalid.
     """
     try:
-        told = MODEL_EXPORT.result_of(result)
-        names = told.files
+        answer = MODEL_EXPORT.result_of(result)
+        names = answer.files
         if not names or len(set(names[1:])) != len(names) - 1 or len(names) != len(descriptors):
             raise Internal(
                 f"{len(descriptors)} descriptors came for the model's files {names}; compare versions"
@@ -286,9 +286,9 @@ def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
     return ExportedFiles(
         compiled=compiled,
         sources=dict(zip(names[1:], sources, strict=True)),
-        sha256=told.sha256,
-        shapes=told.shapes,
-        precision=told.precision,
+        sha256=answer.sha256,
+        shapes=answer.shapes,
+        precision=answer.precision,
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods, params
 from honed.protocol.methods import Method
-from honed.protocol.results import ModelBrought
+from honed.protocol.results import BringResult
 from honed.protocol.service import HintsImported
 from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
@@ -223,7 +223,7 @@ class Operations(Inferences):
         precision: str = "auto",
         engine: str | None = None,
         progress: Progress | None = None,
-    ) -> Steps[ModelBrought]:
+    ) -> Steps[BringResult]:
         """Have the service serve an ONNX file of the app's own; return when it does, or the reason is known.
 
         `model` is a path or the file's bytes, `external` the files of external data that go with it, by the

@@ -110,17 +110,17 @@ def filled(tensors: Iterable[PartTensor], sizes: Sequence[int]) -> tuple[PartTen
     )
 
 
-def covers(sizes: Sequence[int], least: int, met: Sequence[int]) -> bool:
+def covers(sizes: Sequence[int], least: int, observed: Sequence[int]) -> bool:
     """Return whether a variant for `sizes` and `least`, as in `Form`, runs a partition that met sizes.
 
-    `met` are the sizes that the partition met.
+    `observed` are the sizes that the partition met.
     """
-    if tuple(sizes) == tuple(met):
+    if tuple(sizes) == tuple(observed):
         return True
-    return least > 0 and len(set(met)) == 1 and least <= met[0] <= sizes[0]
+    return least > 0 and len(set(observed)) == 1 and least <= observed[0] <= sizes[0]
 
 
-def met_sizes(tensors: Iterable[PartTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def observed_sizes(tensors: Iterable[PartTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Return the sizes in `shapes` that stand in the place of each -1 of the tensors, in their order."""
     return tuple(
         found

@@ -22,7 +22,7 @@ from honed.machine.children import Bounds, python
 from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.params import Data
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.calling.shared_memory import Region
 from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor
 from honed.runtime.compiled.modelfile import ModelFile
@@ -270,8 +270,8 @@ def _nbytes(tensor: PartTensor) -> int:
 def _check_answer(parts: Sequence[CpuPart], ran: PartsRan) -> None:
     """Raise DeviceError for an answer that cannot be one to these parts."""
     whole = 0 <= ran.done <= len(parts) and ran.done <= len(ran.sizes) <= ran.done + 1
-    met = zip(parts, ran.sizes, strict=False)
-    if not whole or any(len(sizes) != open_count(part.inputs) for part, sizes in met):
+    observed = zip(parts, ran.sizes, strict=False)
+    if not whole or any(len(sizes) != open_count(part.inputs) for part, sizes in observed):
         raise DeviceError("the CPU engine's process for parts of the model says what it should not")
 
 
@@ -316,7 +316,7 @@ class PartsBehind:
 
     def run(
         self, values: Mapping[str, Array], run_form: RunForm | None
-    ) -> tuple[dict[str, Array], tuple[MetSizes, ...]]:
+    ) -> tuple[dict[str, Array], tuple[ObservedSizes, ...]]:
         """Return the outputs that partitions compute, and the sizes that sized partitions met.
 
         `values` are the available tensors by name. `run_form` runs the variants; None: the CPU engine runs
@@ -324,24 +324,24 @@ class PartsBehind:
         """
         if self._split is None or self._parts is None:
             return {}, ()
-        left, there, met = list(self._split.behind), dict(values), list[MetSizes]()
+        left, there, observed = list(self._split.behind), dict(values), list[ObservedSizes]()
         while left:
             ran, made = self._parts.run_chain(left, there, self._wanted, self._stops if run_form else ())
             there |= made
-            met += self._met(left, ran.sizes)
+            observed += self._observed(left, ran.sizes)
             left = left[ran.done :]
             if left and run_form is not None:
                 there |= self._formed(left[0], ran.sizes[ran.done], there, run_form)
                 left = left[1:]
-        return {name: there[name] for name in self._wanted}, tuple(met)
+        return {name: there[name] for name in self._wanted}, tuple(observed)
 
-    def _met(self, numbers: Sequence[int], sizes: Sequence[tuple[int, ...]]) -> list[MetSizes]:
+    def _observed(self, numbers: Sequence[int], sizes: Sequence[tuple[int, ...]]) -> list[ObservedSizes]:
         assert self._split is not None
         each = zip(numbers, sizes, strict=False)
-        return [MetSizes(part=n, sizes=those) for n, those in each if self._split.parts[n].sized]
+        return [ObservedSizes(part=n, sizes=those) for n, those in each if self._split.parts[n].sized]
 
     def _formed(
-        self, number: int, met: tuple[int, ...], values: Mapping[str, Array], run_form: RunForm
+        self, number: int, observed: tuple[int, ...], values: Mapping[str, Array], run_form: RunForm
     ) -> dict[str, Array]:
         """Return a partition's outputs for `values`, from its smallest variant that covers the sizes met.
 
@@ -352,16 +352,16 @@ class PartsBehind:
         fit = [
             (form.sizes, n)
             for n, form in enumerate(self._forms)
-            if form.part == number and covers(form.sizes, form.least, met)
+            if form.part == number and covers(form.sizes, form.least, observed)
         ]
         sizes, form = min(fit)
         given = {tensor.name: values[tensor.name] for tensor in part.inputs}
-        if sizes == met:
+        if sizes == observed:
             return dict(run_form(form, given))
-        more = sizes[0] - met[0]
+        more = sizes[0] - observed[0]
         for tensor in part.inputs:
             if -1 in tensor.shape:
                 rows = given[tensor.name]
                 given[tensor.name] = np.concatenate([rows, np.repeat(rows[-1:], more, 0)])
         made = run_form(form, given)
-        return {t.name: made[t.name][: met[0]] if -1 in t.shape else made[t.name] for t in part.outputs}
+        return {t.name: made[t.name][: observed[0]] if -1 in t.shape else made[t.name] for t in part.outputs}

@@ -24,7 +24,7 @@ from honed.machine.devices import Device, select
 from honed.machine.opencl import cl, context, driver_call
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled.model import (
     COMPILED_PART,
     CPU_PART,
@@ -118,7 +118,7 @@ class Executor:
         process = parts or CpuParts()
         self._parts = process.open(file) if file.model.split is not None else None
         self._behind = PartsBehind(file.model, self._parts)
-        self.met: tuple[MetSizes, ...] = ()  # by the parts behind, in the latest run
+        self.observed: tuple[ObservedSizes, ...] = ()  # by the parts behind, in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
     @property
@@ -156,7 +156,7 @@ class Executor:
 
         Without `forms` the CPU engine runs all of these partitions. Raises as `run` does.
         """
-        found, self.met = self._behind.run(_together(given), self._run_form if forms else None)
+        found, self.observed = self._behind.run(_together(given), self._run_form if forms else None)
         return found
 
     def _run_form(self, number: int, given: Mapping[str, Array]) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from honed.onnxfile.reading import shown
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
 from honed.runtime.execution import programs
@@ -98,7 +98,7 @@ def prepare(
         raise ModelRefused(str(refused), (*refused.reasons, why)) from again
     if not made.parts:
         return Prepared(whole=model, given=model, normalised=rest, cut=None, unbuilt=unbuilt)
-    noted = replace(rest, notes=(*rest.notes, _told(made)))
+    noted = replace(rest, notes=(*rest.notes, _note(made)))
     return Prepared(whole=model, given=made.given, normalised=noted, cut=made, unbuilt=unbuilt)
 
 
@@ -121,7 +121,7 @@ def compiled_before(like: Path | None, prepared: Prepared, precision: Precision)
         return file.model
 
 
-def _told(made: Cut) -> str:
+def _note(made: Cut) -> str:
     nodes = made.nodes + sum(part.nodes for part in made.parts)
     parts = "one part" if len(made.parts) == 1 else f"{len(made.parts)} parts"
     return (
@@ -158,7 +158,7 @@ class CompileRequest:
     calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
     like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
     processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
-    sizes: tuple[MetSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
+    sizes: tuple[ObservedSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
     slower_too: bool = False  # as in `honed.jobs.commands.Compile`
 
 
@@ -250,21 +250,21 @@ def _compile(
 
 
 def _compiled_parts(
-    request: CompileRequest, cut: Cut, sizes: Sequence[MetSizes], stage: _Stages, *, slower_too: bool
+    request: CompileRequest, cut: Cut, sizes: Sequence[ObservedSizes], stage: _Stages, *, slower_too: bool
 ) -> Iterator[sized.CompiledPart | SizesLeftOut]:
     """Yield partitions compiled for sizes, and the sizes for which one is wrong, or slower."""
-    for n, met in enumerate(sizes):
-        told = ", ".join(map(str, met.sizes))
-        stage("write", (n + 1) / (len(sizes) + 2), f"compile part {met.part} for size {told}")
-        found = _compiled_part(request, cut, met, slower_too=slower_too)
+    for n, observed in enumerate(sizes):
+        sizes_shown = ", ".join(map(str, observed.sizes))
+        stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
+        found = _compiled_part(request, cut, observed, slower_too=slower_too)
         if isinstance(found, str):
-            yield SizesLeftOut(part=met.part, sizes=met.sizes, why=found)
+            yield SizesLeftOut(part=observed.part, sizes=observed.sizes, why=found)
         else:
             yield found
 
 
 def _compiled_part(
-    request: CompileRequest, cut: Cut, met: MetSizes, *, slower_too: bool
+    request: CompileRequest, cut: Cut, observed: ObservedSizes, *, slower_too: bool
 ) -> sized.CompiledPart | str:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
 
@@ -272,12 +272,12 @@ def _compiled_part(
     """
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
         path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
-        onnx.save(cut.parts[met.part].model, path)
+        onnx.save(cut.parts[observed.part].model, path)
         own = replace(
             request,
             path=path,
             output=output,
-            shapes=sized.shapes_of(cut, met),
+            shapes=sized.shapes_of(cut, observed),
             precision=sized.precision(request.precision),
             calibration=None,
             like=None,
@@ -288,7 +288,7 @@ def _compiled_part(
             timed = None
             if request.device is not None:
                 timed = sized.in_turns(
-                    request.output, met.part, output, request.device, slower_too=slower_too
+                    request.output, observed.part, output, request.device, slower_too=slower_too
                 )
                 if timed.why_not:
                     return timed.why_not
@@ -296,17 +296,19 @@ def _compiled_part(
             return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[
                 :_TOLD
             ]
-        return _read_part(output, met, timed)
+        return _read_part(output, observed, timed)
 
 
-def _read_part(output: Path, met: MetSizes, timed: sized.FormTiming | None) -> sized.CompiledPart | str:
+def _read_part(
+    output: Path, observed: ObservedSizes, timed: sized.FormTiming | None
+) -> sized.CompiledPart | str:
     with modelfile.read(output, verify=False) as file:
         if file.model.split is not None:
             return "it cannot be compiled whole"
         indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
         constants = {i: np.array(file.constant(i)) for i in indices}
         return sized.CompiledPart(
-            met=met,
+            observed=observed,
             model=file.model,
             constants=constants,
             times=timed.times if timed is not None else None,
@@ -364,7 +366,7 @@ def fit_file(request: CompileRequest) -> Fitted:
     """
     model = frontend.load(request.path)
     found = survey(model, request.shapes)
-    work = 0 if found is None else sum(flops(each.node, found.met) for each in found.nodes)
+    work = 0 if found is None else sum(flops(each.node, found.observed) for each in found.nodes)
     parts: tuple[FittedPart, ...] = (FittedPart(engine="gpu", nodes=len(model.graph.node), flops=work),)
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()

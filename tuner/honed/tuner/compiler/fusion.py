@@ -86,7 +86,7 @@ class Contest:
         return sum(seconds[key] + self.launch for key in keys)
 
 
-def told(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
+def described(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
     """Return one sentence for each direction in which measurements contradicted the expectation.
 
     One lists the functions that are one kernel although several were expected, the other the opposite.
@@ -95,11 +95,11 @@ def told(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str
     for form, text in _TAKEN:
         found = [one for one in contests if one.taken(seconds) == form != one.expected]
         if found:
-            sentences.append(f"as measured, {text}: {', '.join(_told(one, seconds) for one in found)}")
+            sentences.append(f"as measured, {text}: {', '.join(_described(one, seconds) for one in found)}")
     return tuple(sentences)
 
 
-def _told(contest: Contest, seconds: Mapping[str, float]) -> str:
+def _described(contest: Contest, seconds: Mapping[str, float]) -> str:
     times = contest.times(seconds)
     one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.joined, times.apart))
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.apart)})"
@@ -129,12 +129,12 @@ class Joining:
         self._profile = profile
         self._sorts = sorts
         self._times = times
-        self._met: dict[tuple[str, ...], tuple[Contest, TwoForms]] = {}
+        self._seen: dict[tuple[str, ...], tuple[Contest, TwoForms]] = {}
 
     @property
     def contests(self) -> list[tuple[Contest, TwoForms]]:
         """Those met in which either form may do: the roofline of neither is beyond MOST of the other's."""
-        return list(self._met.values())
+        return list(self._seen.values())
 
     def __call__(self, forms: TwoForms) -> bool:
         """Return whether to join these functions."""
@@ -158,13 +158,13 @@ class Joining:
             expected="joined" if pays else "apart",
         )
         key = (contest.joined, *contest.apart)
-        before = self._met[key][0].calls if key in self._met else 0
-        self._met[key] = replace(contest, calls=before + contest.calls), forms
+        before = self._seen[key][0].calls if key in self._seen else 0
+        self._seen[key] = replace(contest, calls=before + contest.calls), forms
         return contest.taken(self._times) == "joined"
 
     def notes(self) -> tuple[str, ...]:
         """Return notes for the user on what recorded times decided."""
-        return told([contest for contest, _ in self.contests], self._times)
+        return described([contest for contest, _ in self.contests], self._times)
 
     def _key(self, one: NamedFunction) -> str:
         return task_key(mark_constants(one.func, one.constants, self._profile))

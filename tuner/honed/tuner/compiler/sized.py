@@ -20,7 +20,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
-from honed.protocol.results import MetSizes
+from honed.protocol.results import ObservedSizes
 from honed.runtime.comparison import Comparison
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (
@@ -158,7 +158,7 @@ Constants = Mapping[int, np.ndarray]
 class CompiledPart:
     """A part compiled for sizes, as a model of its own."""
 
-    met: MetSizes
+    observed: ObservedSizes
     model: CompiledModel
     constants: Constants
     times: FormTimes | None
@@ -166,8 +166,8 @@ class CompiledPart:
 
 
 def wanted(
-    cut: Cut | None, given: Sequence[MetSizes], like: CompiledModel | None
-) -> tuple[tuple[MetSizes, ...], tuple[SizesLeftOut, ...]]:
+    cut: Cut | None, given: Sequence[ObservedSizes], like: CompiledModel | None
+) -> tuple[tuple[ObservedSizes, ...], tuple[SizesLeftOut, ...]]:
     """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
 
     These are the sizes given, else those that `like`, a compiled model of this model, was compiled for,
@@ -175,14 +175,20 @@ def wanted(
     """
     if cut is None:
         return (), ()
-    known: tuple[MetSizes, ...] = ()
+    known: tuple[ObservedSizes, ...] = ()
     left_out: tuple[SizesLeftOut, ...] = ()
     if like is not None:
-        known = tuple(MetSizes(part=form.part, sizes=form.sizes) for form in like.forms)
+        known = tuple(ObservedSizes(part=form.part, sizes=form.sizes) for form in like.forms)
         left_out = like.split.left_out if like.split is not None else ()
-    again = tuple(MetSizes(part=out.part, sizes=out.sizes) for out in left_out)
-    chosen = [met for met in dict.fromkeys(given or (*known, *again)) if _has(cut, met)][:MAX_SIZES]
-    stay = [out for out, met in zip(left_out, again, strict=True) if met not in chosen and _has(cut, met)]
+    again = tuple(ObservedSizes(part=out.part, sizes=out.sizes) for out in left_out)
+    chosen = [observed for observed in dict.fromkeys(given or (*known, *again)) if _has(cut, observed)][
+        :MAX_SIZES
+    ]
+    stay = [
+        out
+        for out, observed in zip(left_out, again, strict=True)
+        if observed not in chosen and _has(cut, observed)
+    ]
     return tuple(chosen), tuple(stay[len(chosen) - MAX_SIZES :] if len(chosen) < MAX_SIZES else ())
 
 
@@ -203,12 +209,12 @@ def precision(asked: Precision) -> Precision:
     return "fp16" if asked == "fp16" else "fp32"
 
 
-def shapes_of(cut: Cut, met: MetSizes) -> dict[str, tuple[int, ...]]:
+def shapes_of(cut: Cut, observed: ObservedSizes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the partition's inputs for these sizes."""
-    left = iter(met.sizes)
+    left = iter(observed.sizes)
     return {
         spec.name: tuple(next(left) if size == -1 else size for size in spec.shape)
-        for spec in cut.parts[met.part].inputs
+        for spec in cut.parts[observed.part].inputs
     }
 
 
@@ -231,8 +237,8 @@ def with_forms(
         strict.like(
             Form,
             part,
-            part=part.met.part,
-            sizes=part.met.sizes,
+            part=part.observed.part,
+            sizes=part.observed.sizes,
             model=replace(part.model, buffers=buffers, constant_bytes=end),
         )
         for part, buffers in zip(parts, moved, strict=True)
@@ -273,8 +279,8 @@ def _contents(value: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).digest()
 
 
-def _has(cut: Cut, met: MetSizes) -> bool:
-    if not 0 <= met.part < len(cut.parts) or not cut.parts[met.part].sized:
+def _has(cut: Cut, observed: ObservedSizes) -> bool:
+    if not 0 <= observed.part < len(cut.parts) or not cut.parts[observed.part].sized:
         return False
-    count = sum(spec.shape.count(-1) for spec in cut.parts[met.part].inputs)
-    return len(met.sizes) == count and all(size > 0 for size in met.sizes)
+    count = sum(spec.shape.count(-1) for spec in cut.parts[observed.part].inputs)
+    return len(observed.sizes) == count and all(size > 0 for size in observed.sizes)

@@ -45,7 +45,7 @@ class Learnt:
 
     dtype: str
     shape: tuple[int, ...] | None  # -1 is an open size; None: not even the rank is known
-    met: tuple[int, ...] | None  # None: the model did not run
+    observed: tuple[int, ...] | None  # None: the model did not run
 
     def corrects(self, kind: onnx.TypeProto | None) -> onnx.TypeProto | None:
         """Return the type that ONNX's inference found, where it is possible.
@@ -56,12 +56,14 @@ class Learnt:
             return kind
         tensor = kind.tensor_type if kind is not None and _typed(kind) else None
         shape = self.shape if tensor is None else _sizes(tensor)
-        if self.met is not None and (shape is None or len(shape) != len(self.met)):
-            shape = (-1,) * len(self.met)
+        if self.observed is not None and (shape is None or len(shape) != len(self.observed)):
+            shape = (-1,) * len(self.observed)
         if shape is None:
             return kind
-        if self.met is not None:
-            shape = tuple(size if size == met else -1 for size, met in zip(shape, self.met, strict=True))
+        if self.observed is not None:
+            shape = tuple(
+                size if size == observed else -1 for size, observed in zip(shape, self.observed, strict=True)
+            )
         return TensorSpec(name="", dtype=self.dtype, shape=shape).type_proto()
 
 
@@ -69,13 +71,13 @@ class Learnt:
 class NodeSurvey:
     """A model with static inputs. `types` are of values of known type; -1 is a size that depends on data.
 
-    `met` are the same where such sizes that were 1 in a run, as of batches, are 1: to estimate work with.
+    `observed` are the same where such sizes that were 1 in a run, as of batches, are 1: to estimate work with.
     """
 
     inputs: tuple[TensorSpec, ...]
     nodes: tuple[SurveyedNode, ...]
     types: Mapping[str, TensorSpec]
-    met: Mapping[str, TensorSpec]
+    observed: Mapping[str, TensorSpec]
     constants: Mapping[str, Array]
 
 
@@ -85,13 +87,13 @@ def survey(
     learnt: Mapping[str, Learnt] = MappingProxyType({}),
     assumed: int | None = None,
     *,
-    as_met: bool = False,
+    as_observed: bool = False,
     unbuilt: Mapping[str, str] = MappingProxyType({}),
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
     `learnt` is what ONNX Runtime knows of values that are not compiled. With `assumed`, sizes that depend on
-    the data are taken to be that, or `as_met` in its run, which tells what could be compiled if they were
+    the data are taken to be that, or `as_observed` in its run, which tells what could be compiled if they were
     known. `unbuilt` says by values of the normalised graph why no kernel that makes them can be built.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
@@ -100,7 +102,7 @@ def survey(
     surveyor = _Surveyor(model, shapes, limits, found)
     if found.general:
         return None
-    surveyor.learnt, surveyor.assumed, surveyor.as_met = learnt, assumed, as_met
+    surveyor.learnt, surveyor.assumed, surveyor.as_observed = learnt, assumed, as_observed
     surveyor.unbuilt = unbuilt
     surveyor.found, surveyor.open = [], {}
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -112,7 +114,7 @@ def survey(
         inputs=surveyor.inputs,
         nodes=tuple(surveyor.found),
         types=types,
-        met={name: _as_met(spec, learnt.get(name)) for name, spec in types.items()},
+        observed={name: _as_observed(spec, learnt.get(name)) for name, spec in types.items()},
         constants=constants,
     )
 
@@ -123,7 +125,7 @@ class _Surveyor(Walker):
     initial: Mapping[str, onnx.TensorProto]
     learnt: Mapping[str, Learnt]
     assumed: int | None
-    as_met: bool
+    as_observed: bool
     unbuilt: Mapping[str, str]
     found: list[SurveyedNode]
     open: dict[str, onnx.TypeProto | None]  # types of values that are not static, if known
@@ -155,8 +157,8 @@ class _Surveyor(Walker):
             if known is not None:
                 kind = known.corrects(kind)
             if self.assumed is not None and _typed(kind):
-                met = known.met if known is not None and self.as_met else None
-                kind = _sized(kind, self.assumed, met)
+                observed = known.observed if known is not None and self.as_observed else None
+                kind = _sized(kind, self.assumed, observed)
             shape = static_shape(kind)
             scope[name] = Unknown()
             if shape is None or kind is None:
@@ -261,15 +263,17 @@ def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.Ty
     return helper.make_tensor_type_proto(one.tensor_type.elem_type, same)
 
 
-def _sized(kind: onnx.TypeProto | None, size: int, met: Sequence[int] | None = None) -> onnx.TypeProto | None:
-    """Return the type with sizes in place of unknown ones: those of `met`, else `size`."""
+def _sized(
+    kind: onnx.TypeProto | None, size: int, observed: Sequence[int] | None = None
+) -> onnx.TypeProto | None:
+    """Return the type with sizes in place of unknown ones: those of `observed`, else `size`."""
     if kind is None or not _typed(kind) or not kind.HasField("tensor_type"):
         return kind
     tensor = kind.tensor_type
     sizes = _sizes(tensor)
     filled = [
         given if given >= 0 else instead
-        for given, instead in zip(sizes, met or [size] * len(sizes), strict=True)
+        for given, instead in zip(sizes, observed or [size] * len(sizes), strict=True)
     ]
     return helper.make_tensor_type_proto(tensor.elem_type, filled)
 
@@ -278,11 +282,11 @@ def _sizes(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...]:
     return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
 
 
-def _as_met(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
-    met = learnt.met if learnt is not None else None
-    if met is None or len(met) != len(spec.shape):
+def _as_observed(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
+    observed = learnt.observed if learnt is not None else None
+    if observed is None or len(observed) != len(spec.shape):
         return spec
-    return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, met, strict=True)))
+    return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, observed, strict=True)))
 
 
 def _types(values: Mapping[str, Value], open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:

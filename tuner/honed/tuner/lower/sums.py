@@ -168,11 +168,11 @@ def conjuncts(condition: ir.Expr) -> list[ir.Expr]:
 def _leaves(stmt: tirx.Stmt, around: Leaf) -> Iterator[Leaf]:
     loops, conditions = around.loops, around.conditions
     if isinstance(stmt, tirx.IfThenElse):
-        met = tuple((len(loops), one) for one in conjuncts(stmt.condition))
-        yield from _leaves(stmt.then_case, Leaf(stmt, loops, conditions + met))
+        holding = tuple((len(loops), one) for one in conjuncts(stmt.condition))
+        yield from _leaves(stmt.then_case, Leaf(stmt, loops, conditions + holding))
         if stmt.else_case is not None:
-            not_met = ((len(loops), tirx.Not(stmt.condition)),)
-            yield from _leaves(stmt.else_case, Leaf(stmt, loops, conditions + not_met))
+            not_holding = ((len(loops), tirx.Not(stmt.condition)),)
+            yield from _leaves(stmt.else_case, Leaf(stmt, loops, conditions + not_holding))
         return
     within = parts(stmt)
     if not within:
@@ -271,12 +271,12 @@ def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bo
     over = [one.loop_var for one in summed]
     others = [one.loop_var for one in leaf.loops if not any(one.same_as(s) for s in summed)]
     known = [*over, *others, *undefined_vars(loop, [])]
-    told = [*leaf.stmt.indices, *(condition for _, condition in leaf.conditions)]
-    used = [v for one in told for v in undefined_vars(one, [])]
+    expressions = [*leaf.stmt.indices, *(condition for _, condition in leaf.conditions)]
+    used = [v for one in expressions for v in undefined_vars(one, [])]
     return (
         all(any(v.same_as(k) for k in known) for v in used)
-        and not any(loads(one) for one in told)
-        and not any(uses([one], over) and uses([one], others) for one in told)
+        and not any(loads(one) for one in expressions)
+        and not any(uses([one], over) and uses([one], others) for one in expressions)
     )
 
 

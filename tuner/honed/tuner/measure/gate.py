@@ -53,7 +53,9 @@ class LeaseGate(Gate):
         self._clock = clock
         self._lock = threading.Lock()  # of all below, and of the lease
         self._using = False
-        self._told = False  # that nothing is wanted any more; a handler must take no lock that it interrupted
+        self._stopped = (
+            False  # that nothing is wanted any more; a handler must take no lock that it interrupted
+        )
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lease", daemon=True)
         self._last: float | None = None
@@ -73,7 +75,7 @@ class LeaseGate(Gate):
         Raises what the service answered the watching thread, where it refuses this tuner.
         """
         begun = self._clock()
-        while not self._told:
+        while not self._stopped:
             with self._lock:
                 if self._error is not None:
                     raise self._error
@@ -94,7 +96,7 @@ class LeaseGate(Gate):
 
     def close(self) -> None:
         """Make `enter` return False from now on; may be called from a signal handler."""
-        self._told = True
+        self._stopped = True
 
     def _count(self) -> None:
         now = self._clock()

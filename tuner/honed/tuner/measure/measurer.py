@@ -76,7 +76,7 @@ class FaultWatch:
         self._reader = reader
         self._owners: list[_Owner] = []
         self._seen: list[DatedFault] = []
-        self._told: set[tuple[float, str]] = set()
+        self._reported: set[tuple[float, str]] = set()
         self._found: list[tuple[str, FaultStory]] = []
 
     @property
@@ -122,8 +122,8 @@ class FaultWatch:
         self._seen = [one for one in self._seen if one.monotonic_s > horizon] + fresh
         for story in group(self._seen):
             key = (story.first_s, story.seen[0].fault.text)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._reported:
+                self._reported.add(key)
                 self._blame(story)
 
     def of(self, name: str) -> FaultStory | None:

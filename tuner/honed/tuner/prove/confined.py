@@ -91,7 +91,7 @@ def _by_type(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def answer(work: Callable[[], Mapping[str, object]], told: Callable[[Exception], str] = _by_type) -> int:
+def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exception], str] = _by_type) -> int:
     """Answer the parent process with the result of `work`, or why there is none; return the exit status."""
     with answering() as say:
         try:
@@ -101,7 +101,7 @@ def answer(work: Callable[[], Mapping[str, object]], told: Callable[[Exception],
                 say({"failure": "it needs more memory than allowed", "kind": "memory"})
             else:
                 kind = "inputs" if isinstance(error, InputsRefused) else "failed"
-                say({"failure": told(error), "kind": kind})
+                say({"failure": explain(error), "kind": kind})
     return 0
 
 

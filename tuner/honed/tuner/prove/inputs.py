@@ -28,7 +28,7 @@ from . import graphs
 class Range:
     """The values allowed; both ends are included.
 
-    `mark`: only 0 and 1 (a mask). `met`: whole numbers that the values are compared with, which some should
+    `mark`: only 0 and 1 (a mask). `compared`: whole numbers that the values are compared with, which some should
     equal. `distinct_axis`: along this axis no value may come twice, counted modulo `high` + 1 (indices of
     a scatter). `rows`: the last axis holds index tuples into an array of this shape, no tuple twice.
     """
@@ -37,7 +37,7 @@ class Range:
     high: float = math.inf
     nonzero: bool = False
     mark: bool = False
-    met: tuple[float, ...] = ()
+    compared: tuple[float, ...] = ()
     distinct_axis: int | None = None
     rows: tuple[int, ...] | None = None
 
@@ -56,7 +56,7 @@ class Range:
             high=high,
             nonzero=self.nonzero or other.nonzero,
             mark=self.mark or other.mark,
-            met=(*self.met, *other.met),
+            compared=(*self.compared, *other.compared),
             distinct_axis=self.distinct_axis if self.distinct_axis is not None else other.distinct_axis,
             rows=self.rows or other.rows,
         )
@@ -134,11 +134,11 @@ class _Path:
         if self.unchanged:
             return allowed
         low, high = sorted((end - self.offset) / self.scale for end in (allowed.low, allowed.high))
-        met = tuple((each - self.offset) / self.scale for each in allowed.met)
+        compared = tuple((each - self.offset) / self.scale for each in allowed.compared)
         if allowed.mark:
             low, high = 0.0, 1.0
         nonzero = allowed.nonzero and not self.offset
-        return Range(low=low, high=high, nonzero=nonzero, mark=allowed.mark, met=met)
+        return Range(low=low, high=high, nonzero=nonzero, mark=allowed.mark, compared=compared)
 
 
 _MOST_PATHS = 4  # on which one input comes to one value; more are not followed
@@ -322,7 +322,7 @@ def _compared(use: _Use) -> Range:
         return _UNBOUNDED
     least, greatest = use.ends[other]
     if least == greatest:
-        return Range(met=(least,))
+        return Range(compared=(least,))
     return Range(low=least + 1, high=greatest + 1)  # how many places of a row count
 
 
@@ -605,9 +605,9 @@ def _integers(
         raise ModelRefused(f"input {value.name!r} indexes an axis of size 0; no value of it is allowed")
     drawn = rng.integers(low, high, value.shape, endpoint=True)
     ends = max(info.min, allowed.low), min(info.max, allowed.high)
-    met = [each for each in allowed.met if ends[0] <= each <= ends[1] and each == round(each)]
-    if met and style != 1:
-        drawn = np.where(rng.random(value.shape) < _MET, rng.choice(met, value.shape), drawn)
+    compared = [each for each in allowed.compared if ends[0] <= each <= ends[1] and each == round(each)]
+    if compared and style != 1:
+        drawn = np.where(rng.random(value.shape) < _MET, rng.choice(compared, value.shape), drawn)
     if allowed.nonzero:
         drawn = np.where(drawn == 0, 1 if high >= 1 else -1, drawn)
     return drawn

@@ -67,8 +67,8 @@ def highest(
     except _Unknown as unknown:
         level, error, why, checked = HIGHEST, None, str(unknown), False
     seconds = round(time.monotonic() - begun, 2)
-    told = error if error is not None and math.isfinite(error) else None
-    return OptimisationCheck(level=level, checked=checked, error=told, why=why, seconds=seconds)
+    text = error if error is not None and math.isfinite(error) else None
+    return OptimisationCheck(level=level, checked=checked, error=text, why=why, seconds=seconds)
 
 
 def _compared(
@@ -76,7 +76,7 @@ def _compared(
 ) -> tuple[str, float, str]:
     """Return the level, the largest error at the highest one, and what differs, "" where nothing does."""
     bound, expected = _probes(model, shapes, limits)
-    told, error = "", 0.0
+    text, error = "", 0.0
     with tempfile.TemporaryDirectory(prefix="honed-levels-") as folder:
         runs = _Runs(Path(folder), model, expected.inputs, limits)
         for level in LEVELS:
@@ -91,12 +91,12 @@ def _compared(
                 expected = replace(expected, tolerance=allowed)
                 wrong, off = _objection(expected, found)
             if level == HIGHEST:
-                told, error = wrong, off
+                text, error = wrong, off
             if not wrong:
-                return level, error, told
+                return level, error, text
             lowest_wrong = level
         blamed = _blamed(runs, lowest_wrong, expected.inputs[0])
-    return level, error, f"{told}; {blamed}" if blamed else told
+    return level, error, f"{text}; {blamed}" if blamed else text
 
 
 def _probes(
@@ -169,17 +169,17 @@ def _objection(expected: Expected, found: Sequence[Arrays] | str) -> tuple[str, 
     """
     if isinstance(found, str):
         return f"ONNX Runtime does not run it so: {found}", float("inf")
-    worst, told = 0.0, ""
+    worst, text = 0.0, ""
     for wanted, made in zip(expected.outputs, found, strict=True):
         for (name, value), allowed in zip(wanted.items(), expected.tolerance, strict=True):
             try:
                 difference = compare(value, made[name], allowed, name)
             except InvalidArgument as error:
                 return str(error), float("inf")
-            if not difference.right and (not told or difference.error > worst):
-                told = str(difference)
+            if not difference.right and (not text or difference.error > worst):
+                text = str(difference)
             worst = max(worst, difference.error)
-    return told, worst
+    return text, worst
 
 
 @dataclass(slots=True)
@@ -277,6 +277,6 @@ def _sentence(plain: onnx.GraphProto, made: onnx.GraphProto, value: str, level: 
         stands.append(source)
         waiting += [name for name in source.input if name not in kept]
     names = [f"{each.op_type} {shown(graphs.label(each), 60)!r}" for each in reversed(stands)]
-    told = ", ".join(names[-_MOST_SHOWN:])
+    text = ", ".join(names[-_MOST_SHOWN:])
     what = f"{node.op_type} {shown(graphs.label(node), 60)!r}"
-    return f"optimised to level {level}, ONNX Runtime runs {what} for {told}"
+    return f"optimised to level {level}, ONNX Runtime runs {what} for {text}"

@@ -41,14 +41,14 @@ class Covered:
     """Shares of an output over all probes: elements that are finite, and that say something."""
 
     finite: float
-    told: float
+    varied: float
 
     def why_not(self, name: str) -> str:
         """Say why output `name` is not covered, as part of a sentence."""
         if self.finite < ENOUGH:
             return f"the reference gives NaN or infinity for {1 - self.finite:.0%} of output {name!r}"
         return (
-            f"{1 - self.told:.0%} of output {name!r} has one value whatever the inputs are, or is saturated"
+            f"{1 - self.varied:.0%} of output {name!r} has one value whatever the inputs are, or is saturated"
         )
 
 
@@ -102,11 +102,11 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
         for each in {name for name in node.input if name in decided} - seen:
             seen.add(each)
             share = of_values([values[each] for values in reference]) if each in at_steps else None
-            if share is None or (share.finite >= ENOUGH and share.told < ENOUGH):
+            if share is None or (share.finite >= ENOUGH and share.varied < ENOUGH):
                 waiting.append(each)
             else:
                 found.append(share)
-    return min(found, key=lambda each: each.told, default=Covered(1.0, 1.0))
+    return min(found, key=lambda each: each.varied, default=Covered(1.0, 1.0))
 
 
 # A probe holds a few NaN and infinities. What it finds is told with the compiled form and refuses none:
@@ -232,7 +232,7 @@ class _Trial:
     inputs: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]
     noise: tuple[float, ...]  # per output, how far one rounding of the inputs moves it, as `compare` says
-    told: float  # the least share of an output that says something
+    varied: float  # the least share of an output that says something
 
 
 def choose(
@@ -273,12 +273,12 @@ def choose(
                 return found
         evaluator, note = found.evaluator, found.note
         trials += _trials(model, drawn, found)
-        told = [trial for trial in trials if trial.told >= ENOUGH]
-        if sum(_share(trial.noise, allowed) <= _CALM for trial in told) >= count:
+        varied = [trial for trial in trials if trial.varied >= ENOUGH]
+        if sum(_share(trial.noise, allowed) <= _CALM for trial in varied) >= count:
             break
-        if len(told) < count:
+        if len(varied) < count:
             shrink = min(shrink + 1, _SMALLEST)
-    counting = [trial for trial in trials if trial.told >= ENOUGH] or trials
+    counting = [trial for trial in trials if trial.varied >= ENOUGH] or trials
     best = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
     tolerance, widened = _widened(allowed, best, graphs.outputs(model))
     made = Expected(
@@ -308,13 +308,13 @@ def _trials(model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], foun
     count = len(drawn)
     evaluated = zip(drawn, found.outputs[:count], found.outputs[count:], strict=True)
     return [
-        _Trial(given, calm, _noise(calm, other), _told(of_outputs(model, [calm])))
+        _Trial(given, calm, _noise(calm, other), _varied(of_outputs(model, [calm])))
         for given, calm, other in evaluated
     ]
 
 
-def _told(shares: Mapping[str, Covered]) -> float:
-    return min((share.told for share in shares.values()), default=1.0)
+def _varied(shares: Mapping[str, Covered]) -> float:
+    return min((share.varied for share in shares.values()), default=1.0)
 
 
 def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -> Expected:
@@ -323,14 +323,14 @@ def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -
     They cover it by themselves or with the values at the model's steps.
     """
     plain = of_outputs(model, made.outputs)
-    hidden = [name for name, share in plain.items() if share.told < ENOUGH <= share.finite]
+    hidden = [name for name, share in plain.items() if share.varied < ENOUGH <= share.finite]
     deeper = _behind(model, made, hidden, limits) if hidden else {}
     shares = {name: deeper.get(name, share) for name, share in plain.items()}
-    poor = next((name for name, share in shares.items() if share.told < ENOUGH), None)
+    poor = next((name for name, share in shares.items() if share.varied < ENOUGH), None)
     why = shares[poor].why_not(poor) if poor is not None else ""
-    told = tuple(share.told for share in shares.values())
+    varied = tuple(share.varied for share in shares.values())
     own = next((plain[name].why_not(name) for name in hidden if name in deeper), "")
-    return replace(made, covered=told, unproven=why, hidden=own)
+    return replace(made, covered=varied, unproven=why, hidden=own)
 
 
 def _behind(
@@ -343,7 +343,7 @@ def _behind(
         return {}
     apart, reference = known
     found = {name: behind(apart, model, reference.outputs, name) for name in names}
-    return {name: share for name, share in found.items() if share.told >= ENOUGH}
+    return {name: share for name, share in found.items() if share.varied >= ENOUGH}
 
 
 def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

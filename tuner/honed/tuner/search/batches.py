@@ -65,11 +65,11 @@ class Batch:
 class Batches:
     """The batches of one task, in turn. Not for several threads."""
 
-    def __init__(self, evolution: Evolution, size: int, kin: Sequence[str] = ()) -> None:
-        """`size` is how many schedules a batch holds at most; `kin` are traces of other tasks' best."""
+    def __init__(self, evolution: Evolution, size: int, related: Sequence[str] = ()) -> None:
+        """`size` is how many schedules a batch holds at most; `related` are traces of other tasks' best."""
         self._evolution = evolution
         self._size = size
-        self._kin = list(kin)
+        self._related = list(related)
         self._started = False
         self._evolved = 0
         self._best: list[tuple[float, str]] = []  # seconds and traces, the fastest first
@@ -86,9 +86,9 @@ class Batches:
         """Return the next batch; it has no proposals where nothing new was found."""
         fastest = self._best[0][0] if self._best else math.inf
         won, self._before = fastest < self._before, fastest
-        if self._kin:
-            kin, self._kin = self._kin, []
-            if found := self._of_kin(kin):
+        if self._related:
+            related, self._related = self._related, []
+            if found := self._of_related(related):
                 return self._batch(Way.KIN, found)
         if not self._started:
             self._started = True
@@ -110,9 +110,9 @@ class Batches:
             self._evolution.forget(left)
         return Batch(way, ranked[: self._size], last)
 
-    def _of_kin(self, kin: Sequence[str]) -> list[Proposal]:
+    def _of_related(self, related: Sequence[str]) -> list[Proposal]:
         theirs = []
-        for trace in kin:
+        for trace in related:
             with suppress(ValueError):
                 theirs.append(read(trace))
         return self._evolution.make(adapted(theirs, self._sketches(), self._size))
@@ -129,17 +129,17 @@ class Batches:
         return found
 
 
-def distance(kin: Drawn, to: Drawn) -> float:
+def distance(related: Drawn, to: Drawn) -> float:
     """Return the distance of the extents of two schedules of one form: the sum of |log ratio|."""
-    pairs = zip(kin.tiles, to.tiles, strict=True)
+    pairs = zip(related.tiles, to.tiles, strict=True)
     return sum(abs(math.log(theirs.extent / ours.extent)) for (_, theirs), (_, ours) in pairs)
 
 
-def adapted(kin: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> list[Drawn]:
-    """Return up to `most` schedules adapted from `kin` to each sketch of their form, the nearest first."""
+def adapted(related: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> list[Drawn]:
+    """Return up to `most` schedules adapted from `related` to each sketch of their form, the nearest first."""
     found = [
         (distance(one, sketch), made)
-        for one in kin
+        for one in related
         for sketch in sketches
         if (made := adapt(one, sketch)) is not None
     ]

@@ -162,11 +162,11 @@ def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
     return (left, *reversed(found))
 
 
-def adapt(kin: Drawn, to: Drawn) -> Drawn | None:
-    """Transfer the decisions of `kin` to the steps of `to`; None where the two differ in form."""
-    if kin.form != to.form or len(kin.decisions) != len(to.decisions):
+def adapt(related: Drawn, to: Drawn) -> Drawn | None:
+    """Transfer the decisions of `related` to the steps of `to`; None where the two differ in form."""
+    if related.form != to.form or len(related.decisions) != len(to.decisions):
         return None
-    pairs = zip(sorted(kin.decisions.items()), sorted(to.decisions.items()), strict=True)
+    pairs = zip(sorted(related.decisions.items()), sorted(to.decisions.items()), strict=True)
     changed: dict[int, Decision] = {}
     for (_, theirs), (place, ours) in pairs:
         if isinstance(theirs, Tile) and isinstance(ours, Tile):

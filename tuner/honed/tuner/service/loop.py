@@ -36,7 +36,7 @@ class Tuner:
         """`socket` None: where honed listens."""
         self._socket = socket
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
-        self._told = False  # to stop; no Event, whose lock a handler may have interrupted
+        self._stopped = False  # to stop; no Event, whose lock a handler may have interrupted
         self._session: Callable[[], None] | None = None  # stops the present session
         self._unprofiled: set[Unprofiled] = set()  # those that could not be
 
@@ -45,7 +45,7 @@ class Tuner:
 
         A session that then waits for a service that has gone is left after STOP_SECONDS.
         """
-        self._told = True
+        self._stopped = True
         if self._session is None:
             raise SystemExit(0)
         self._session()
@@ -58,7 +58,7 @@ class Tuner:
         Raises PermissionDenied where the service does not let this user tune.
         """
         with self._lease:
-            while not self._told:
+            while not self._stopped:
                 try:
                     worked = self._step()
                 except (Unavailable, NotFound) as error:
@@ -66,7 +66,7 @@ class Tuner:
                     worked = False
                 if not worked:
                     self._lease.release()
-                    if not self._told:
+                    if not self._stopped:
                         time.sleep(REST_SECONDS)  # `stop` ends it by SystemExit
 
     def _step(self) -> bool:
@@ -92,7 +92,7 @@ class Tuner:
         """Ask where the time of used models goes, while the lease is held; whether anything was learnt."""
         learnt = False
         for version in view.unprofiled:
-            if version in self._unprofiled or self._told or not self._lease.may_run():
+            if version in self._unprofiled or self._stopped or not self._lease.may_run():
                 continue
             try:
                 client.profile(version.model, runs=1, timeout=PROFILE_SECONDS)
@@ -110,7 +110,7 @@ class Tuner:
     def _granted(self) -> bool:
         """Wait a while for the lease, in slices: a signal does not end a wait."""
         end = time.monotonic() + REST_SECONDS
-        while not self._told and time.monotonic() < end:
+        while not self._stopped and time.monotonic() < end:
             if self._lease.wait_until_granted(_SLICE_SECONDS):
                 return True
         return False
@@ -132,7 +132,7 @@ class Tuner:
                     raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
                 one = TuningPass(client, self._lease, view, plan, given, Path(folder))
                 self._session = one.stop
-                if not self._told:
+                if not self._stopped:
                     known = one.run(known)
         except ModelRefused as error:
             _log.warning("%s is not tuned: %s", plan.name, error)

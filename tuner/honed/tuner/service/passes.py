@@ -150,14 +150,14 @@ class TuningPass:
         self._published_at = time.monotonic()
         self._gate.leave()
         why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
-        told = self._offered(why)
-        if told is None:
+        answer = self._offered(why)
+        if answer is None:
             session.stop()
             return
         self._estimate = now
-        _log.info("%s: %s", self._plan.name, told["sentence"])
-        if told["published"]:
-            session.records.add_version(self._plan.name, why, told["new_us"] * 1e-6)
+        _log.info("%s: %s", self._plan.name, answer["sentence"])
+        if answer["published"]:
+            session.records.add_version(self._plan.name, why, answer["new_us"] * 1e-6)
         with self._client.export(self._plan.name) as served:
             self._serving = served.sha256
 

@@ -111,13 +111,13 @@ class Proposed:
 class Propose(Call[Proposed | None]):
     """Take up a task and propose a batch of it; None where no schedule rule fits the function.
 
-    `known` are traces with their seconds (None: refused) that the search was not told of yet, `kin` the best
+    `known` are traces with their seconds (None: refused) that the search was not told of yet, `related` the best
     ones of other tasks, which count in the first round only.
     """
 
     task: TuningTask
     known: tuple[tuple[str, float | None], ...]
-    kin: tuple[str, ...]
+    related: tuple[str, ...]
     round: int
 
 

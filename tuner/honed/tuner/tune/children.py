@@ -196,13 +196,13 @@ class SearchChild:
         return self._ask(call, self._deadlines.load + self._deadlines.propose)
 
     def begin(
-        self, task: TuningTask, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
+        self, task: TuningTask, known: Sequence[tuple[str, float | None]], related: Sequence[str], round_: int
     ) -> None:
         """Have a batch of a loaded task made; `collect` gives it, and nothing else may be asked before.
 
-        `known` are traces with their seconds (None: refused), `kin` the best of other tasks.
+        `known` are traces with their seconds (None: refused), `related` the best of other tasks.
         """
-        call = Propose(task=task, known=tuple(known), kin=tuple(kin), round=round_)
+        call = Propose(task=task, known=tuple(known), related=tuple(related), round=round_)
         self._started().begin(call)
 
     def collect(self) -> Proposed:
@@ -387,10 +387,10 @@ class Proposals:
     def _begin(self, progress: TaskProgress) -> None:
         task = progress.task
         known = self._known(task.key) if self.search.load(task).fresh else []
-        kin: list[str] = []
+        related: list[str] = []
         if progress.rounds == 0:  # the best of all other tasks: the child finds out which of them are kin
-            kin = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
-        self.search.begin(task, known, kin, progress.rounds)
+            related = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
+        self.search.begin(task, known, related, progress.rounds)
 
     def _known(self, key: str) -> list[tuple[str, float | None]]:
         """Return traces measured before on this setup; those in quarantine come as refused."""

@@ -142,7 +142,7 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
         run.search.close()
         if not (job.bench or job.farm):  # of no device that serves
             emit(events.Totals(tuning=run.records.figures()))
-        return _told(run.session, publish(job, emit, run))
+        return _result(run.session, publish(job, emit, run))
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], F
     )
 
 
-def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
+def _result(session: TuningSession, outcome: Publication) -> events.Tuned:
     stages = Counter(p.stage for p in session.tasks)
     failures = sum((p.failures for p in session.tasks), Counter[str]())
     table = session.table()

@@ -117,13 +117,13 @@ def _of_parts(
     Partitions that cannot be compiled are skipped.
     """
     sizes, _ = sized.wanted(cut, (), like)
-    for met in sizes:
+    for observed in sizes:
         assert cut is not None
         with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
             path = Path(folder) / "part.onnx"
-            onnx.save(cut.parts[met.part].model, path)
+            onnx.save(cut.parts[observed.part].model, path)
             with contextlib.suppress(ModelRefused, InvalidArgument):  # which the compiled form tells of
-                yield extract(path, sized.shapes_of(cut, met), sized.precision(precision), profile)
+                yield extract(path, sized.shapes_of(cut, observed), sized.precision(precision), profile)
 
 
 def _together(extractions: Sequence[Extraction]) -> Extraction:

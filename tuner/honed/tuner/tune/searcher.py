@@ -241,7 +241,7 @@ class Hunt:
     def propose(self, loaded: LoadedTask, call: Propose) -> Proposed | None:
         """Return a batch of candidates; None where no rule fits the function."""
         if self._batches is None:
-            self._batches = self._begun(call.kin, call.round)
+            self._batches = self._begun(call.related, call.round)
         if self._batches is None:
             return None
         for trace, seconds in call.known:
@@ -252,7 +252,7 @@ class Hunt:
         entries = self._entries([(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals])
         return Proposed(loaded=loaded, entries=entries, way=batch.way, last=batch.last)
 
-    def _begun(self, kin: Sequence[str], round_: int) -> Batches | None:
+    def _begun(self, related: Sequence[str], round_: int) -> Batches | None:
         func, searcher = narrow_indices(self.func), self._searcher
         target, profile = searcher.making.target, searcher.making.profile
         sketches = space(func, target, profile)
@@ -268,7 +268,7 @@ class Hunt:
             threads=searcher.threads,
             postprocs=postprocs(profile),
         )
-        return Batches(evolution, searcher.batch, kin)
+        return Batches(evolution, searcher.batch, related)
 
     def replay(self, recorded: Sequence[str]) -> tuple[ProposedCandidate, ...]:
         """Return recorded schedules as candidates, where they fit.

@@ -68,7 +68,7 @@ class Extractor:
             inputs=taken,
             outputs=gives,
             nodes=len(nodes),
-            flops=sum(flops(one.node, self._survey.met) for one in nodes),
+            flops=sum(flops(one.node, self._survey.observed) for one in nodes),
             why=tuple(whys[:MAX_REASONS]),
             sized=sized,
             by_rows=sized and by_rows(model, taken, gives),
@@ -257,7 +257,7 @@ def cut(
         return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
     units, tied = _units(nodes, found)
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
-    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.met)}
+    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.observed)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
     last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
     behind = _sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
@@ -320,7 +320,7 @@ def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit]
             reads=one.reads,
             makes=tuple(name for name in one.node.output if name),
             able=able[one.index],
-            work=flops(one.node, found.met),
+            work=flops(one.node, found.observed),
         )
         for one in nodes
     ]
@@ -343,8 +343,8 @@ def _sized_stages(
     compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
     """
     found = [[1] * len(last)]
-    for as_met in (False, True):
-        known = survey(model, shapes, learnt, assumed=OPEN, as_met=as_met)
+    for as_observed in (False, True):
+        known = survey(model, shapes, learnt, assumed=OPEN, as_observed=as_observed)
         if known is not None:
             units, tied = _units(last, known)
             found.append(_paying(units, divide(units, tied, outputs, worth).stages, worth))
@@ -403,7 +403,7 @@ def _cut(
         behind=tuple(odd.index(stage) for stage in behind),
         outputs=specs,
         nodes=len(compiled),
-        flops=sum(flops(one.node, found.met) for one in compiled),
+        flops=sum(flops(one.node, found.observed) for one in compiled),
     )
 
 

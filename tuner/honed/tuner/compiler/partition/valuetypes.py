@@ -87,10 +87,10 @@ def _types(folder: Path, sets: int) -> dict[str, tuple[str, list[int] | None, li
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in there)
     infos = [node for node in _session(model).get_outputs() if node.type.startswith("tensor(")]
     known = {node.name: node for node in infos if node.name in names}
-    met = _run(folder, model, list(known), sets)
+    observed = _run(folder, model, list(known), sets)
     kinds = {name: node.type.removeprefix("tensor(").removesuffix(")") for name, node in known.items()}
     return {
-        name: (_NAMES.get(kinds[name], kinds[name]), _sizes(node.shape), met.get(name))
+        name: (_NAMES.get(kinds[name], kinds[name]), _sizes(node.shape), observed.get(name))
         for name, node in known.items()
     }
 
@@ -106,17 +106,17 @@ def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) 
         shape = f"{name}, shape {n}"
         model.graph.node.append(onnx.helper.make_node("Shape", [name], [shape]))
         model.graph.output.append(onnx.ValueInfoProto(name=shape))
-    met: dict[str, list[int]] = {}
+    observed: dict[str, list[int]] = {}
     for given in confined.sets_in(folder, inputs, sets):
-        if len(met) == len(names):
+        if len(observed) == len(names):
             break
         try:
             found = zip(names, _session(model).run(None, given), strict=True)
         except Exception as error:  # noqa: BLE001  what is known without a run stands
             _log.debug("the model does not run: %s", error)
             break
-        met = {name: shape.tolist() for name, shape in found if shape.all()} | met
-    return met
+        observed = {name: shape.tolist() for name, shape in found if shape.all()} | observed
+    return observed
 
 
 def _session(model: onnx.ModelProto) -> Any:

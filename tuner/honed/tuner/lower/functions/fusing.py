@@ -236,7 +236,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
     """Return the module in which calls that move values are of functions marked with their move."""
     builder = relax.BlockBuilder(module)
 
-    def told(binding: relax.Binding) -> relax.Binding:
+    def traced(binding: relax.Binding) -> relax.Binding:
         move = apart.get(binding.var)
         if move is None:
             return binding
@@ -247,7 +247,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
         made = builder.normalize(relax.call_tir(name, given, binding.var.ty))
         return relax.VarBinding(binding.var, made)
 
-    builder.update_func(module.get_global_var("main"), rebound(module["main"], told))
+    builder.update_func(module.get_global_var("main"), rebound(module["main"], traced))
     return builder.get()
 
 
