@@ -28,7 +28,7 @@ from honed.protocol.errors import (
 )
 from honed.runtime.dtypes import CARRIED, NARROW, STRING, dtype, from_onnx
 from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
-from honed.runtime.engines import HIGHEST, LEVELS
+from honed.runtime.engines import HIGHEST, session_options
 
 from . import profiling
 from .profiling import NodeRun
@@ -181,15 +181,7 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
 
 
 def _options(threads: int, level: str, spinning: bool) -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    # Threads wait actively within a run, and not after it, which would take the cores from apps.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
-    return options
+    return session_options(onnxruntime, threads, level, spinning=spinning)
 
 
 def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) -> Interface:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from honed.machine.processors import first_placement, processors
+from honed.machine.processors import ThreadPlacement, first_placement, processors
 from honed.protocol.dataclass import dataclass
 from honed.protocol.service import ServicePlaces
 from honed.runtime import HONED_VERSION
@@ -25,6 +25,7 @@ from .config import Config, Reloader
 from .core.state import Registry
 from .feature import Feature
 from .features.batching import Batcher
+from .features.in_app import InApp
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
 from .features.user_models import Receiver, SharesFile, UserModels
@@ -72,6 +73,8 @@ class Base:
         self.ledger.change(new.usage)
         self.leasing.change(new.idle)
         self.pool.limits_changed()
+        if self.pool.watch is not None:
+            self.pool.watch()
         self.clients.limits_changed()
 
 
@@ -142,7 +145,10 @@ class ServiceParts:
 async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """Build the parts of the service that depend on `base`."""
     publisher, pipeline = _publisher(base), _pipeline(base)
-    features = await _features(base, reloader, publisher, pipeline)
+    allowed = os.sched_getaffinity(0)
+    found = await in_thread(processors, Path("/"), allowed)
+    placed = first_placement(found, base.config.cpu.threads)
+    features = await _features(base, reloader, publisher, pipeline, placed)
     pipeline.features = features
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
     idly: list[Feature] = [
@@ -150,8 +156,6 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
         EngineRechoice(changes=base.changes, registry=base.registry, leasing=base.leasing),
     ]
     if base.pool.cpu is not None and base.config.cpu.threads == 0:
-        allowed = os.sched_getaffinity(0)
-        placed = first_placement(await in_thread(processors, Path("/"), allowed))
         idly.append(
             SessionTuning(
                 changes=base.changes,
@@ -175,21 +179,36 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
 
 
 async def _features(
-    base: Base, reloader: Reloader, publisher: Publisher, pipeline: InferencePipeline
+    base: Base,
+    reloader: Reloader,
+    publisher: Publisher,
+    pipeline: InferencePipeline,
+    placed: ThreadPlacement,
 ) -> tuple[Feature, ...]:
     """Build the features; requests pass through them from the first to the last."""
     limits, policy = base.config.limits, base.config.serve.engine
     shares = await in_thread(SharesFile, base.config.service.state_dir / "apps.json")
+    user_models = UserModels(
+        settings=lambda: reloader.config.apps,
+        registry=base.registry,
+        changes=base.changes,
+        jobs=base.jobs,
+        leasing=base.leasing,
+        receiver=Receiver(limits.load_seconds),
+        shares_file=shares,
+        policy=policy,
+    )
     return (
-        UserModels(
-            settings=lambda: reloader.config.apps,
+        user_models,
+        InApp(
+            settings=lambda: reloader.config.cpu,
             registry=base.registry,
-            changes=base.changes,
-            jobs=base.jobs,
+            pool=base.pool,
+            store=base.store,
+            ledger=base.ledger,
             leasing=base.leasing,
-            receiver=Receiver(limits.load_seconds),
-            shares_file=shares,
-            policy=policy,
+            used=user_models.used,
+            placed=placed,
         ),
         Sequencer(lambda: reloader.config.sequences, base.registry),
         ShapeVariants(

@@ -117,6 +117,10 @@ class Feature:
         """Return fields of ModelShow."""
         return {}
 
+    def listed(self, entry: ServedModel) -> Mapping[str, object]:
+        """Return fields of a model in RepositoryIndex."""
+        return {}
+
     def forget(self, model: str) -> None:
         """Forget a model or a variant that was removed."""
 

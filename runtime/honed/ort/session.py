@@ -6,10 +6,8 @@ ONNX Runtime itself serves it where it is installed and the app allows that.
 from __future__ import annotations
 
 import enum
-import importlib
 import logging
 import os
-import sys
 import threading
 import time
 import warnings
@@ -24,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from honed import standin
 from honed.protocol import errors as honed_errors
 from honed.protocol.errors import Busy, HonedError, NotFound, ResourceExhausted, Unavailable
+from honed.runtime.calling.in_app import Loan
 from honed.runtime.client import Client
 from honed.runtime.encodings import MAP_KEYS, Maps, decode_maps, maps_names
 
@@ -41,13 +40,10 @@ from .options import (
 )
 from .values import IOBinding, OrtValue, numpy_type, type_of
 
-_NAME = "onnxruntime"
-_kept: list[ModuleType | None] = []
-
 
 def genuine_session(given: Any, options: SessionOptions, kwargs: Mapping[str, Any]) -> Any:
     """Return a session of ONNX Runtime's own with the options given; None where it is not installed."""
-    found = _module()
+    found = standin.genuine()
     if found is None:
         return None
     return found.InferenceSession(
@@ -60,7 +56,7 @@ def genuine_run_options(options: RunOptions | None) -> Any:
 
     Returns None where there are no options or ONNX Runtime is not installed.
     """
-    found = _module()
+    found = standin.genuine()
     if options is None or found is None:
         return None
     made = found.RunOptions()
@@ -86,24 +82,12 @@ def _translated(options: SessionOptions, found: ModuleType) -> Any:
     return made
 
 
-def _module() -> ModuleType | None:
-    if not _kept:
-        with standin.apart():
-            try:
-                _kept.append(importlib.import_module(_NAME))
-            except ImportError:
-                _kept.append(None)
-            for name in [each for each in sys.modules if each.partition(".")[0] == _NAME]:
-                del sys.modules[name]
-    return _kept[0]
-
-
 Array = NDArray[Any]
 _RUN_SECONDS = 600.0
 _AGAIN_SECONDS = 15.0  # a service that starts, is restarted, or upgraded, is waited for
 _BUSY_SECONDS = 60.0  # one that serves others first
 _PAUSE = 0.2
-_IN_THE_APP: Final = "onnxruntime"  # the engine of a session that ONNX Runtime has taken
+_IN_THE_APP: Final = "onnxruntime"  # the engine of a session that ONNX Runtime runs in the app
 T = TypeVar("T")
 _log = logging.getLogger("honed.ort")
 _lock = threading.Lock()
@@ -139,6 +123,7 @@ class InferenceSession:
         self._given, self._kwargs = path_or_bytes, kwargs
         self._changing = threading.Lock()  # who takes the session
         self._genuine: Any = None
+        self._loan: Loan | None = None  # by which the model runs in the app
         self._name = self._engine = ""
         self._described = read_file(path_or_bytes)
         try:
@@ -187,7 +172,8 @@ class InferenceSession:
         It is "gpu", "cpu" or "gpu+cpu" in the service, "onnxruntime" in the app. ONNX Runtime has no such
         attribute.
         """
-        return _IN_THE_APP if self._genuine else self._engine
+        here = self._genuine or (self._loan is not None and not self._loan.ended)
+        return _IN_THE_APP if here else self._engine
 
     def get_providers(self) -> list[str]:
         """Return the providers both requested and available; `honed_engine` tells what runs the model."""
@@ -255,6 +241,12 @@ class InferenceSession:
 
         Outputs that are lists of maps are returned as lists of maps.
         """
+        loan = self._loan
+        if loan is not None and run_options is None:
+            if output_names is None or output_names == []:
+                output_names = loan.outputs
+            if type(output_names) is list and (here := loan.run(output_names, input_feed)) is not None:
+                return here
         if not isinstance(run_options, RunOptions | None):
             raise TypeError(f"run_options is {run_options!r:.80}; give RunOptions")
         feed = {name: _array(input_feed[name]) for name in input_feed.keys()}  # noqa: SIM118 - see below
@@ -351,6 +343,8 @@ class InferenceSession:
                 except NotFound as error:  # gone again meanwhile
                     raise Unavailable(str(error)) from error
             self._engine = found.engine
+            if not self._sess_options.sizes():  # which ONNX Runtime would fix
+                self._loan = _client().loan(self._name, max(0, self._sess_options.intra_op_num_threads))
             return found.outputs
 
         return _waited(ask, time.monotonic() + _AGAIN_SECONDS)

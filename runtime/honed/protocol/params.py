@@ -192,6 +192,14 @@ class ExportParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BorrowParams:
+    """Parameters of ModelBorrow. `run_us`: what a run of the model takes in the service, in microseconds."""
+
+    name: str
+    run_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishParams:
     """Parameters of ModelPublish. `expected` is the SHA-256 of the compiled file served when it was made."""
 

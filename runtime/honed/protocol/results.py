@@ -117,7 +117,10 @@ class Regions:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IndexedModel:
-    """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's."""
+    """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's.
+
+    `in_apps` counts the processes of apps that run it themselves.
+    """
 
     name: str
     version: str
@@ -130,6 +133,7 @@ class IndexedModel:
     owner: str = ""
     engine_name: str = ""
     device: str = ""
+    in_apps: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -456,6 +460,7 @@ class ModelShown:
     sequence_state: dict[str, str] = field(default_factory=dict)
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
+    in_apps: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -466,6 +471,28 @@ class ModelExported:
     shapes: dict[str, tuple[int, ...]]
     precision: str
     sha256: str
+
+
+# What the words of the page say that ModelBorrow gives, by their place; the app writes all but the first.
+RECALLED, RETURNED, RUNS, NANOSECONDS = range(4)
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBorrowed:
+    """The result of ModelBorrow, whose descriptors are the loan's page and the ONNX file, read-only.
+
+    `runtime` is the version of ONNX Runtime that the model was verified with, at optimisation `level`, on so
+    many `threads` that run on `processors` (empty: any). An app that needs longer than `bound_us` for a run
+    gives the model back.
+    """
+
+    runtime: str
+    level: str
+    threads: int
+    spinning: bool
+    processors: tuple[int, ...]
+    bound_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ And how far ONNX Runtime may optimise what it runs, and what the process of a mo
 
 from __future__ import annotations
 
+from typing import Any
+
 from honed.protocol.dataclass import dataclass
 
 # How far ONNX Runtime optimises a graph, the highest level first, and its own name of each.
@@ -18,6 +20,19 @@ LEVELS = {
 HIGHEST, LOWEST = "all", "none"
 PROVING_MIB = 1024  # of the parts' process where a model is compiled and compared with its reference
 TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
+
+
+def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: bool) -> Any:
+    """Return the SessionOptions of the module `onnxruntime` by which the CPU engine runs a model."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    # Threads wait actively within a run, and not after it, which would take the cores from apps.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
+    return options
 
 
 def allowance(*, same_cores: bool) -> float:

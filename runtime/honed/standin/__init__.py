@@ -53,6 +53,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 _finder = _Finder()
+_kept: list[ModuleType | None] = []
 
 
 def install() -> None:
@@ -76,3 +77,34 @@ def apart() -> Iterator[None]:
         if there:
             install()
         sys.modules.update(known)
+
+
+def genuine() -> ModuleType | None:
+    """Return ONNX Runtime itself, whatever the app imports by its name; None where it is not installed."""
+    if not _kept:
+        try:
+            _kept.append(_imported())
+        except ImportError:
+            _kept.append(None)
+    return _kept[0]
+
+
+def _imported() -> ModuleType:
+    if _finder not in sys.meta_path:
+        return importlib.import_module(_NAME)
+    with apart():
+        try:
+            return importlib.import_module(_NAME)
+        finally:
+            for name in [each for each in sys.modules if each.partition(".")[0] == _NAME]:
+                del sys.modules[name]
+
+
+def installed() -> bool:
+    """Return whether ONNX Runtime itself can be found; it is not imported."""
+    return PathFinder.find_spec(_NAME) is not None
+
+
+def loaded() -> bool:
+    """Return whether `genuine` has imported ONNX Runtime."""
+    return any(_kept)

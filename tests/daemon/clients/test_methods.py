@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.daemon.features.in_app import InApp
 from honed.daemon.features.user_models import UserModels
 from honed.daemon.methods.methods import _HANDLERS
 from honed.protocol import methods, strict
@@ -25,7 +26,8 @@ X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 
 
 def test_the_service_answers_what_the_table_has() -> None:
-    assert {*_HANDLERS, *object.__new__(UserModels).methods()} == METHODS.keys()
+    features = [object.__new__(kind).methods() for kind in (UserModels, InApp)]
+    assert {*_HANDLERS, *features[0], *features[1]} == METHODS.keys()
 
 
 def test_both_clients_do_the_same() -> None:

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from honed import ort
+from honed import ort, standin
 from honed.ort import errors, session
 from honed.protocol.errors import AnswerTooLarge, Busy, ResourceExhausted, Unavailable
 from honed.protocol.results import BringResult
@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 MODELS = 3  # of a user
 # An answer holds twice as much as a message; a large output of the tests is 512 KiB.
 CONFIG = (
-    f'[serve]\nengine = "cpu"\n[apps]\nmax_models = {MODELS}\n[limits]\nmax_message_bytes = 65536\n{NO_TUNER}'
+    '[serve]\nengine = "cpu"\n[cpu]\nin_app_ms = 0\n'
+    f"[apps]\nmax_models = {MODELS}\n[limits]\nmax_message_bytes = 65536\n{NO_TUNER}"
 )
 COLUMNS = 1 << 17
 
@@ -109,7 +110,7 @@ def test_a_limit_is_told_where_nothing_stands_in(app: Service, monkeypatch: pyte
     options.add_session_config_entry("honed.fallback", "0")
     with pytest.raises(errors.RuntimeException, match=r"apps\.max_models"):
         ort.InferenceSession(model(79), options)
-    monkeypatch.setattr(session, "_kept", [None])  # not installed
+    monkeypatch.setattr(standin, "_kept", [None])  # not installed
     with pytest.raises(errors.RuntimeException, match=r"apps\.max_models .* where onnxruntime is installed"):
         ort.InferenceSession(model(79))
     assert all(right(one, 70 + number) for number, one in enumerate(kept))

@@ -25,6 +25,7 @@ from honed.daemon.methods.pipeline import InferencePipeline
 from honed.daemon.observe.statefile import StateFile
 from honed.daemon.serving import plan
 from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.machine.processors import ThreadPlacement
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, SequenceLost, Unimplemented
 from honed.protocol.params import InferOptions, InferParams, LoadOptions, LoadParams
 from honed.protocol.results import ModelSettings, ShownPart
@@ -150,13 +151,11 @@ def test_files_of_features_are_read_beside_the_event_loop(
         service=SimpleNamespace(state_dir=tmp_path),
         sequences=SequenceSettings(),
     )
-    base: Any = SimpleNamespace(
-        config=config, registry=place.registry, changes=None, jobs=None, leasing=None, pool=None, ledger=None
-    )
+    parts = dict.fromkeys(("changes", "jobs", "leasing", "pool", "ledger", "store"))
+    base: Any = SimpleNamespace(config=config, registry=place.registry, **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
-    asyncio.run(
-        assembly._features(base, cast(Any, SimpleNamespace(config=config)), cast(Any, None), pipeline)
-    )
+    reloader: Any = SimpleNamespace(config=config)
+    asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline, ThreadPlacement(threads=1)))
     assert len(threads) == 1
     assert threading.main_thread() not in threads
 

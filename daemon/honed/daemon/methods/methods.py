@@ -321,7 +321,12 @@ class Api:
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
         return results.ModelIndex(
             models=tuple(
-                status.indexed(entry, len(self.registry.variants(entry.name)), self.engines)
+                status.indexed(
+                    entry,
+                    len(self.registry.variants(entry.name)),
+                    self.engines,
+                    _joined(feature.listed(entry) for feature in self.features),
+                )
                 for entry in self.registry.models(self._viewer(call))
             )
         )

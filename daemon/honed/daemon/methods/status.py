@@ -71,8 +71,8 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
     )
 
 
-def indexed(entry: ServedModel, variants: int, pool: Pool) -> IndexedModel:
-    """Return a row of RepositoryIndex."""
+def indexed(entry: ServedModel, variants: int, pool: Pool, more: Mapping[str, Any]) -> IndexedModel:
+    """Return a row of RepositoryIndex with `more` fields."""
     owner = entry.manifest.owner
     return IndexedModel(
         name=entry.name,
@@ -86,6 +86,7 @@ def indexed(entry: ServedModel, variants: int, pool: Pool) -> IndexedModel:
         owner=user_name(owner) if owner is not None else "",
         engine_name=ENGINE_NAMES[entry.kind],
         device=pool.of(entry).shown,
+        **more,
     )
 
 

@@ -289,7 +289,7 @@ class Benched:
 
 
 def _bench(arguments: argparse.Namespace, output: Output) -> None:
-    with Client(arguments.socket) as client:
+    with Client(arguments.socket, in_app=False) as client:
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
             client.infer(arguments.model, values)

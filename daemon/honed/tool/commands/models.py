@@ -204,6 +204,7 @@ class ListedModel:
     owner: str
     engine_name: str
     device: str
+    in_apps: int
     inferences: int
     mean_ms: float | None
 
@@ -243,7 +244,8 @@ def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
             model.state.lower(),
             engine_name(model.engine)
             + (", pinned" if model.pinned_engine else "")
-            + (f" +{model.variants}" if model.variants else ""),
+            + (f" +{model.variants}" if model.variants else "")
+            + (", in apps" if model.in_apps else ""),
             model.device,
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
@@ -291,6 +293,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         ("computes in", source.precision),
         *([("", clean(source.choice["why"]))] if source.choice is not None else []),
         ("served by", placement_text(model.placement)),
+        *_in_apps(model.in_apps),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
         *_kept_state(model),
@@ -326,6 +329,12 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
         *_prepared(model),
         *_proof(model),
     ]  # fmt: skip
+
+
+def _in_apps(processes: int) -> list[tuple[str, str]]:
+    """Return a row on the apps that run the model themselves."""
+    where = "an app" if processes == 1 else f"{processes} apps"
+    return [("", f"ONNX Runtime also runs it inside {where}")] if processes else []
 
 
 def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
