@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -311,7 +311,9 @@ def small_models(files: list[Path], requests: int, blocks: int) -> None:
                 print(f"| {path.parent.name if path in files else ''}/{path.name} | {row} |", flush=True)
 
 
-def _small(apps: contextlib.ExitStack, path: Path, clients: list[object], requests: int, blocks: int) -> str:
+def _small(
+    apps: contextlib.ExitStack, path: Path, clients: Sequence[object], requests: int, blocks: int
+) -> str:
     """The cells of a model; "" for one that does not run in the app, as it takes too long."""
     services = dict(zip(_SIDES[1:], clients, strict=True))
     running: dict[str, subprocess.Popen[str]] = {}
