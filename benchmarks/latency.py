@@ -27,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -277,15 +278,15 @@ def use_app(side: str, path: str) -> None:
         print(median(taken) * 1e6, flush=True)
 
 
-def _made_up(tensor: object) -> np.ndarray:
+def _made_up(tensor: Any) -> np.ndarray:
     """An input: of open sizes a batch is 1, sound 512 samples, a picture 32 by 32."""
-    given = tensor.shape  # type: ignore[attr-defined]
+    given = tensor.shape
     inside = {2: 512, 4: 32}.get(len(given), 1)
     sizes = [size if isinstance(size, int) else inside if axis else 1 for axis, size in enumerate(given)]
-    if "int" in tensor.type:  # type: ignore[attr-defined]
+    if "int" in tensor.type:
         return np.full(sizes, 16000, np.int64)
     kinds = {"tensor(float16)": np.float16, "tensor(double)": np.float64}
-    kind = kinds.get(tensor.type, np.float32)  # type: ignore[attr-defined]
+    kind = kinds.get(tensor.type, np.float32)
     return np.random.default_rng(0).standard_normal(sizes).astype(kind)
 
 
@@ -311,9 +312,7 @@ def small_models(files: list[Path], requests: int, blocks: int) -> None:
                 print(f"| {path.parent.name if path in files else ''}/{path.name} | {row} |", flush=True)
 
 
-def _small(
-    apps: contextlib.ExitStack, path: Path, clients: Sequence[object], requests: int, blocks: int
-) -> str:
+def _small(apps: contextlib.ExitStack, path: Path, clients: list[Any], requests: int, blocks: int) -> str:
     """The cells of a model; "" for one that does not run in the app, as it takes too long."""
     services = dict(zip(_SIDES[1:], clients, strict=True))
     running: dict[str, subprocess.Popen[str]] = {}
@@ -322,7 +321,7 @@ def _small(
     for side in _SIDES:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
         if side in services:
-            environment["HONED_SOCKET"] = services[side].socket  # type: ignore[attr-defined]
+            environment["HONED_SOCKET"] = services[side].socket
         command = [sys.executable, str(_HERE), "--app", side, str(path)]
         app = running[side] = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -337,7 +336,7 @@ def _small(
         outputs.append(found)
         pids[side] = [pid]
         if side in services:
-            status = services[side].status()  # type: ignore[attr-defined]
+            status = services[side].status()
             workers = [each["worker"]["pid"] for each in status["devices"] if each["engine"] == "cpu"]
             pids[side] += [status["pid"], *(each for each in workers if each)]
         if (engine == "onnxruntime") != (side != _SIDES[2]):

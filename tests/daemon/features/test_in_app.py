@@ -103,7 +103,7 @@ def test_the_same_answers_come_from_the_app_and_all_are_counted(
     app.add(path, name="vad", engine="cpu")
     rng = np.random.default_rng(0)
     state = rng.standard_normal((2, 1, 128)).astype(np.float32)
-    feed = {
+    feed: dict[str, Any] = {
         "input": rng.standard_normal((1, 512)).astype(np.float32),
         "state": state,
         "sr": np.array(16000, np.int64),
@@ -133,7 +133,7 @@ def test_the_same_answers_come_from_the_app_and_all_are_counted(
 
 def test_sessions_run_in_the_app_as_onnxruntime_does_and_raise_the_same(served: Service) -> None:
     data = adding(5)
-    ours = ort.InferenceSession(data)
+    ours: Any = ort.InferenceSession(data)
     theirs = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     socket = [ours.run(None, {"x": X}) for _ in range(ASKED_AFTER)]
     assert ours.honed_engine == "onnxruntime"
@@ -365,8 +365,9 @@ def test_other_answers_than_the_services_are_not_used(
 def test_requests_that_ask_for_more_are_the_services(app: Client, name: str) -> None:
     assert asked(app, name)
     into = np.empty(4, np.float32)
-    for options in ({"finite": True}, {"timeout": 0.5}, {"outputs": {"y": into}}):
-        assert app.answer(name, {"x": X}, **options).device != DEVICE  # type: ignore[arg-type]
+    options: tuple[dict[str, Any], ...] = ({"finite": True}, {"timeout": 0.5}, {"outputs": {"y": into}})
+    for each in options:
+        assert app.answer(name, {"x": X}, **each).device != DEVICE
     assert app.answer(name, {"x": X}, timeout=5.0, priority=1).device == DEVICE
     with pytest.raises(HonedError, match="priority"):
         app.infer(name, {"x": X}, priority=9)
