@@ -13,6 +13,7 @@ from tvm import tirx
 from honed.machine.devices import Device
 from honed.tuner import frontend
 from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.functions.layouts import block, block_channels, block_lanes, blocked_shape
 from honed.tuner.lower.module import lower_module
 from tests.tuner.graph.graphs import answers, parsed, weights
@@ -186,8 +187,11 @@ W = {
     "p": weights(32, 16, 1, 1),
     "g": weights(16, 8, 3, 3),
     "infinite": np.array(np.inf, np.float32),
+    "step": np.array(0.25, np.float32),
+    "zero": np.array(3, np.uint8),
 }
 SAME = "pads = [1, 1, 1, 1]"
+QUANTISED = "q = QuantizeLinear(a, step, zero) b = DequantizeLinear(q, step, zero)"
 
 
 @pytest.mark.parametrize(
@@ -196,6 +200,7 @@ SAME = "pads = [1, 1, 1, 1]"
         (f"a = Conv <{SAME}> (x, w) b = Relu(a) y = Conv <{SAME}> (b, u)", "1,16,20,20", 2, 1),
         (f"a = Conv <{SAME}> (x, w) b = Conv(a, p) y = GlobalAveragePool(b)", "1,32,1,1", 2, 0),
         (f"a = Conv <{SAME}> (x, w) b = Conv <{SAME}, group = 16> (a, d) y = Tanh(b)", "1,16,20,20", 2, 1),
+        (f"a = Conv <{SAME}> (x, w) {QUANTISED} y = Conv <{SAME}> (b, u)", "1,16,20,20", 2, 1),
         # What is written into blocks would have to be moved out of them again, and nothing is padded.
         ("y = Conv(x, w)", "1,16,18,18", 0, 0),
         # Infinities, and what is divided by zero, would make numbers of what fills up a block that are none.
@@ -243,3 +248,16 @@ def test_what_fills_up_a_block_makes_no_answer_wrong(device: Device) -> None:
     (expected,) = answers(model, values)
     (found,) = run_model(model, values, device, "fp32").values()
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_vectors_are_rounded_whole() -> None:
+    """Taken apart, what quantises is two to four times as much source, which drivers take long to build."""
+    body = f"a = Conv <{SAME}> (x, w) {QUANTISED} y = Conv <{SAME}> (b, u)"
+    text = f"(float[1,3,20,20] x) => (float[1,16,20,20] y) {{ {body} }}"
+    imported = frontend.import_relax(frontend.normalise(parsed(text, **W)))
+    lowered = lower_module(imported, imagined("cpu"), first=first_kernels)
+    rounding = [
+        line for one in lowered.functions.values() for line in one.source.splitlines() if "rint(" in line
+    ]
+    assert rounding
+    assert not [line for line in rounding if ".s" in line]

@@ -141,7 +141,8 @@ class Joining:
         figures = self._profile.family.joined
         if figures is None:
             return False
-        found = (sort(forms.joined.func, self._profile, figures) for sort in self._sorts)
+        func = narrow_indices(forms.joined.func)
+        found = (sort(func, self._profile, figures) for sort in self._sorts)
         together = min((seconds for seconds in found if seconds is not None), default=None)
         if together is None:
             return False
@@ -186,11 +187,10 @@ def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) 
 
 
 def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
-    """Return the expected seconds of an attention with its first schedule.
+    """Return the expected seconds of an attention, of 32-bit indices, with its first schedule.
 
     Returns None where the function is no attention, or its rows do not fit.
     """
-    func = narrow_indices(func)
     one = attention_of(func)
     groups = _groups(func, profile) if one is not None else None
     if one is None or groups is None:
@@ -206,9 +206,8 @@ def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
 def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
     """Return the expected seconds of two convolutions as one function with its first schedule.
 
-    Returns None where the function is no such pair.
+    The function has 32-bit indices. Returns None where it is no such pair.
     """
-    func = narrow_indices(func)
     tiled = rules.separable_space(func, profile)
     rows = [row for sketch in tiled for row in starts([read(traces.to_text(sketch.trace))])]
     if not rows:

@@ -262,8 +262,8 @@ def _moved(graph: Graph, one: Product) -> bool:
 def _added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
     """Return whether an Add adds a product, in its own shape, to a MatMul's result for another value."""
     same = graph.types[node.output[0]] == graph.types[one.value]
-    others = [n for n in graph.nodes if n.op_type == "MatMul" and n.input[0] != one.given]
-    return same and any(n.output[0] in node.input for n in others)
+    makers = [graph.makers[name] for name in node.input if name in graph.makers]
+    return same and any(n.op_type == "MatMul" and n.input[0] != one.given for n in makers)
 
 
 def _combined(graph: Graph, family: list[Product]) -> Replaced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -46,8 +47,9 @@ def apply(text: str, func: tirx.PrimFunc) -> Schedule:
     return schedule
 
 
+@lru_cache(maxsize=1)  # what is asked of one function, one after the other, all begins with its copy
 def as_module(func: tirx.PrimFunc) -> IRModule:
-    """Return a new module of a copy of the function, for its schedules and searches."""
+    """Return a module of a copy of the function, for its schedules and searches, which do not change it."""
     return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
 
 

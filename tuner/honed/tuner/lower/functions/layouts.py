@@ -158,11 +158,17 @@ def concatenated(channels: Sequence[int], lanes: int) -> bool:
 
 
 _DTYPE = "float32"
+_TYPES = frozenset({_DTYPE, "int32", "int8", "uint8"})  # those of what quantises between convolutions, too
 _BYTES = 4
 _LAYOUT = "NCHW"
 _LAUNCH = 1 << 17  # bytes that move in the time of a launch
 # Of zeros they make no infinities, so what fills up the last block stays finite.
-_UNARY = frozenset({"relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negative", "relax.abs"})
+_UNARY = frozenset(
+    {
+        *("relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negative", "relax.abs"),
+        *("relax.round", "relax.astype"),
+    }
+)
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
 _DIVIDE = "relax.divide"
 _BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # by infinities, too
@@ -244,7 +250,7 @@ def _lies_alike(var: relax.Var, lanes: int) -> bool:
 
 
 def _nbytes(expr: relax.Expr) -> int:
-    return math.prod(extents(expr)) * _BYTES
+    return math.prod(extents(expr)) * np.dtype(str(expr.ty.dtype)).itemsize
 
 
 @dataclass()
@@ -283,7 +289,7 @@ class _Regions:
 
 def _is_image(expr: relax.Expr) -> bool:
     """Return whether a value has images and channels, of a type that is computed in lanes."""
-    return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) == _DTYPE
+    return is_fixed(expr) and len(extents(expr)) >= 2 and str(expr.ty.dtype) in _TYPES
 
 
 def _convolution(call: relax.Call, blocked: set[relax.Var], lanes: int) -> BlockedConvolution | None:
@@ -327,6 +333,8 @@ def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
     before, after = extents(given), extents(call)
     if name in _UNARY:
         return True
+    if str(call.ty.dtype) != _DTYPE:
+        return False
     if name in _POOLS:
         return bool(call.attrs.layout == call.attrs.out_layout == _LAYOUT)
     if name in _REDUCTIONS:

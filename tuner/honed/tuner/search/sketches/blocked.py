@@ -273,12 +273,12 @@ def _both_of(schedule: Schedule, lanes: int) -> _Separable | None:
         pointwise=found[second],
         tail=found[-1] if second + 1 < len(found) else None,
     )
+    extents = made.pointwise.extents
+    if len(extents) != _POINTWISE_AXES or extents[_WINDOW] != (1, 1) or extents[_AXES - 1] != lanes:
+        return None
     kept = (made.padded, made.between, made.tail)
     for part in found:
         if not part.is_reduction and part not in kept:
             schedule.compute_inline(part.block)
-    extents = made.pointwise.extents
-    if len(extents) != _POINTWISE_AXES or extents[_WINDOW] != (1, 1):
-        return None
     kinds = [_depthwise_of(schedule, one, lanes) for one in (made.depthwise, made.pointwise)]
     return made if kinds == [True, False] else None
