@@ -70,6 +70,7 @@ class _PackedConvolution:
     lanes: int  # channels of a vector
     vector: int  # elements of a vector of the image
     pixels: int  # along a row that begin and end with a vector, or the whole row
+    most: int  # accumulators of a work-item
 
 
 @sketch(20)
@@ -116,9 +117,10 @@ def _packed_convolution(
     if len(channels) != 1 or step is None:
         return None
     (channel,) = channels
-    vector, pixels = _cut(main.extents[last], step, limits)
+    accumulators = limits.elements(int(schedule.get(main.block).writes[0].source.dtype.bits))
+    vector, pixels = _cut(main.extents[last], step, accumulators)
     lanes = lanes_of(main.extents[channel], most)
-    while lanes * pixels > limits.accumulators:
+    while lanes * pixels > accumulators:
         lanes //= 2
     if lanes < 2:
         return None
@@ -131,10 +133,11 @@ def _packed_convolution(
         lanes=lanes,
         vector=vector,
         pixels=pixels,
+        most=accumulators,
     )
 
 
-def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
+def _cut(row: int, step: int, accumulators: int) -> tuple[int, int]:
     """Return how long the image's vectors are, and how many pixels of a row go together.
 
     Where these begin must be known within a vector, or the registers that hold them are indexed by what only
@@ -144,7 +147,7 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
         pixels = vector // math.gcd(vector, step)
         if pixels > 1 and row % pixels == 0:
             return vector, pixels
-    if 2 * row <= limits.accumulators:
+    if 2 * row <= accumulators:
         return _IMAGE_VECTOR, row
     return math.gcd(step, 2), 1
 
@@ -190,7 +193,7 @@ def _rectangle(
     schedule: Schedule, what: _PackedConvolution, loops: list[LoopRV], limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """Return the loops over rectangles of pixels, and those within one; the rectangle's size is left open."""
-    room = limits.accumulators // (what.lanes * what.pixels)
+    room = what.most // (what.lanes * what.pixels)
     outer, inner = [], []
     for n in what.rows:
         rows, tile, _ = sample_tile(schedule, loops[n], min(room, _MOST_ROWS))
