@@ -242,7 +242,7 @@ def test_sums_of_one_turn_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
     ("name", "expected"),
     [
         ("convolution 1x1", [4, 5, 1, 9, 2]),  # rows of channels and vectors of pixels, as of a product
-        ("convolution 1x1 of two odd images", [2, 5, 8]),  # work-items along both, steps of the sum
+        ("convolution 1x1 of two odd images", [1, 11, 8]),  # work-items along both, steps of the sum
     ],
 )
 def test_malis_begin_with_a_table_for_images_that_are_flat(

@@ -45,17 +45,12 @@ class SketchLimits:
     threads: tuple[int, ...]  # work-items per work-group to choose from
     row_bytes: int  # of one intermediate row that a work-item keeps to itself
     contractions: bool  # False: groups that share operands are always better at them
-    accumulators: int  # registers of 32 bits, for what a work-item adds up
-    element_bits: int = 1  # that an element takes of a register at least
+    accumulators: int  # that a work-item of a convolution holds at most: its sums are long
 
     @property
     def groups_of_one(self) -> bool:
         """Whether a work-group is one work-item, as on processors, where it is a thread's job."""
         return self.threads == (1,)
-
-    def elements(self, bits: int) -> int:
-        """Return how many elements of so many bits a work-item adds up at most."""
-        return self.accumulators * 32 // max(bits, self.element_bits)
 
 
 # Given a schedule, limits and the most lanes of a vector: False where the sketch does not fit.

@@ -69,6 +69,7 @@ class FamilyRules:
     most: Size
     least_threads: int  # work-items of a work-group, where there are several groups
     warp: int = 1  # work-items that run in step; groups are whole warps
+    element_bits: int = 1  # that an element takes of a register at least
 
 
 # Work-groups of one: a work-group is one thread of the processor. 32 vector registers of 64 bytes with
@@ -103,7 +104,6 @@ _MALI = FamilyRules(
         row_bytes=1 << 10,
         contractions=True,
         accumulators=48,
-        element_bits=32,
     ),
     groups=GroupRules(
         tile=GroupTile(
@@ -123,9 +123,9 @@ _MALI = FamilyRules(
     most=Size(registers=48, statements=256),
     least_threads=1,
     warp=16,
+    element_bits=32,
 )
-# Two halves share a register: tiles of 8 x 8 halves do not spill.
-_MALI_MESA_26 = replace(_MALI, sketches=replace(_MALI.sketches, element_bits=24))
+_MALI_MESA_26 = replace(_MALI, element_bits=24)  # two halves share a register: room for tiles of 8 x 8
 # NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses. Groups smaller
 # than a warp of 32 leave lanes idle.
 _GPU = FamilyRules(
@@ -369,4 +369,4 @@ def budget(profile: DeviceProfile) -> Budget:
     """Return the budget that refuses draws that the profile's devices would run badly."""
     rules = rules_of(profile)
     threads = Threads(least=rules.least_threads, most=profile.rules.max_threads, warp=rules.warp)
-    return Budget(rules.most, threads, rules.sketches.element_bits)
+    return Budget(rules.most, threads, rules.element_bits)
