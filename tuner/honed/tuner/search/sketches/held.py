@@ -240,7 +240,7 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
     found = _product(sketch)
     if found is None:
         return []
-    rooms = [_ROOMS_OF.get(driver, _ROOMS)]
+    rooms: list[tuple[_Room, ...]] = [_ROOMS_OF.get(driver, _ROOMS)]
     if trial:
         rooms += [(room,) for room in _TRIALS.get(driver, ())]
     best = [min(_cuts(found, each), key=lambda cut: _rank(found, cut), default=None) for each in rooms]
