@@ -1,7 +1,8 @@
 """Records for the prior of Malis: `python -m benchmarks.prior.predict OUT.jsonl [--layers N] [--seed S]`.
 
-Draws schedules of made-up layers in halves and in singles and has the Valhall bench judge them: predicted
-times, as there is no Mali to measure on.
+Draws schedules of made-up layers in halves and in singles and has the Valhall bench judge them for a class of
+drivers: predicted times, as there is no Mali to measure on. The code of Mesa 25.0 gives two records of each,
+of its own driver and, where halves go in pairs, of Arm's.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from honed.machine.families import DriverClass
+from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.records.verdict import Stored, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.bench import predicted
-from honed.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
-from honed.valhall.judge import MachineCodeJudge, seconds
+from honed.valhall.compiler import ROOTS, Dump, NotBuilt, OfflineCompiler
+from honed.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
 
 from .schedules import Tried, record, schedules
 from .zoo import add_kinds, write
 
-_PROFILE = predicted("mali-g610")
+_ARM = predicted("mali-g610")
 _Item = TypeVar("_Item")
 
 
@@ -35,24 +38,31 @@ def main() -> int:
     parser.add_argument("output", type=Path)
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument(
+        "--judge", choices=ROOTS, default="25.0", help="an offline compiler, by Mesa's version"
+    )
+    parser.add_argument("--jobs", type=int, help="processes of the compiler (one for each processor)")
     parser.add_argument("--minutes", type=float, default=60.0)
     add_kinds(parser)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
+    mesa = predicted("mali-g610", options.judge)
+    devices = [mesa] if mesa.driver is DriverClass.MESA_26 else [mesa, _ARM]
     with (
         tempfile.TemporaryDirectory() as folder,
-        OfflineCompiler(options.root) as compiler,
+        OfflineCompiler(ROOTS[options.judge], options.jobs) as compiler,
         options.output.open("wb") as file,
     ):
         judge = MachineCodeJudge(compiler)
         tasks = _tasks(write(Path(folder), options.layers, options.seed, options.kinds), options.seed, end)
-        for one, begun in _one_ahead(_begun(tasks, judge, options.seed)):
+        for one, begun in _one_ahead(_begun(tasks, judge, options.seed, mesa)):
             for tried, dump in begun:
-                taken = _seconds(one, tried, dump, judge)
-                outcome = Stored.RIGHT if taken else Stored.NOT_BUILT
-                timing = taken and Timing(median_s=taken, low_s=taken, high_s=taken, repeats=1)
-                file.write(record(one, tried, _PROFILE.identity, outcome, timing or None))
+                judged = _judged(one, tried, dump, judge)
+                outcome = Stored.RIGHT if judged else Stored.NOT_BUILT
+                for device in devices:
+                    taken = seconds(judged, device.driver)
+                    timing = Timing(median_s=taken, low_s=taken, high_s=taken, repeats=1) if judged else None
+                    file.write(record(one, tried, device.identity, outcome, timing))
             file.flush()
             print(f"{one.task.name[:60]}: {len(begun)} judged", flush=True)
     return 0
@@ -64,15 +74,15 @@ def _tasks(paths: Iterable[Path], seed: int, end: float) -> Iterator[Extracted]:
     for path in paths:
         if time.monotonic() > end:
             return
-        yield from extract(path, {}, "fp32" if rng.random() < 0.25 else "fp16", _PROFILE).tasks
+        yield from extract(path, {}, "fp32" if rng.random() < 0.25 else "fp16", _ARM).tasks
 
 
 def _begun(
-    tasks: Iterable[Extracted], judge: MachineCodeJudge, seed: int
+    tasks: Iterable[Extracted], judge: MachineCodeJudge, seed: int, profile: DeviceProfile
 ) -> Iterator[tuple[Extracted, list[tuple[Tried, Future[Dump]]]]]:
     """Each task's schedules, being compiled side by side."""
     for one in tasks:
-        yield one, [(each, judge.begin(each.lowered.source)) for each in schedules(one, _PROFILE, seed)]
+        yield one, [(each, judge.begin(each.lowered.source)) for each in schedules(one, profile, seed)]
 
 
 def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
@@ -84,14 +94,14 @@ def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
     yield from last
 
 
-def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> float | None:
-    """What a schedule is predicted to take; None where Mesa's compiler does not build it."""
+def _judged(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> list[JudgedLaunch]:
+    """The launches of a schedule in each inference; none where Mesa's compiler does not build it."""
     task = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     launches = inference_launches(task, Candidate.of("", tried.lowered))
     try:
-        return seconds(judge.judge(tried.lowered.source, launches, begun))
+        return judge.judge(tried.lowered.source, launches, begun)
     except NotBuilt:
-        return None
+        return []
 
 
 if __name__ == "__main__":

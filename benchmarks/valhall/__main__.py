@@ -78,8 +78,11 @@ def _report(task: BenchTask, judges: _Judges, count: int, *, show: bool) -> None
     heads = [f"{name}\n{head}" for name in judges for head in _HEADS]
     table = Table("kernel", *heads, title=f"{task.name}, {task.flops / 1e6:.1f} MFLOP, x{task.weight}")
     _row(table, f"default: {rule}", task, _judged(judges, lowered.source, _launches(task, lowered)))
-    origin, lowered, _ = first_kernels(task.func, "main", target_for(device), device)
-    _row(table, f"first served: {origin}", task, _judged(judges, lowered.source, _launches(task, lowered)))
+    for name in judges:
+        served = profile(name)
+        origin, lowered, _ = first_kernels(task.func, "main", target_for(served), served)
+        first = _judged(judges, lowered.source, _launches(task, lowered))
+        _row(table, f"first served to {name}: {origin}", task, first)
     if task.product is not None:
         origin, lowered, _ = first_kernels(alone(task.product), "main", target_for(device), device)
         _row(table, f"the product alone: {origin}", task, _judged(judges, lowered.source, lowered.launches))
@@ -98,10 +101,10 @@ def _report(task: BenchTask, judges: _Judges, count: int, *, show: bool) -> None
                 best = min(mine, key=lambda each: seconds(each[name]))
                 _row(table, f"{name}: best of {len(mine)}, sketch {sketch}", task, best)
     Console(width=60 + 80 * len(judges)).print(table)
-    first = next(iter(judges))
-    built_by_first = [pair for pair in found if first in pair[1]]
+    one_judge = next(iter(judges))
+    built_by_first = [pair for pair in found if one_judge in pair[1]]
     if show and built_by_first:
-        best_one = min(built_by_first, key=lambda pair: seconds(pair[1][first]))[0]
+        best_one = min(built_by_first, key=lambda pair: seconds(pair[1][one_judge]))[0]
         print(best_one.lowered.source, *(_launched(one) for one in best_one.lowered.launches), sep="\n")
 
 

@@ -1,7 +1,8 @@
 """Whole models by each judge: `python -m benchmarks.valhall models --judges 25.0,26.2`.
 
-What is first served of LightGlue and of the models in tests/models, in halves: how many kernels a compiler
-refuses and how many spill registers, and what an inference takes by both bounds, as the compiler has it.
+What is first served of LightGlue and of the models in tests/models, in halves, to each judge's class of
+drivers: how many kernels a compiler refuses and how many spill registers, and what an inference takes by both
+bounds, as the compiler has it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,14 @@ def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
     table = Table("model", "kernels", *heads)
     notes = []
     for model, found in _found(only):
-        firsts = [(one, _first(one)) for one in found]
+        firsts = {name: [(one, _first(one, name)) for one in found] for name in judges}
         begun = {
-            name: [judge.begin(lowered.source) for _, lowered in firsts] for name, judge in judges.items()
+            name: [judge.begin(lowered.source) for _, lowered in firsts[name]]
+            for name, judge in judges.items()
         }
         by_judge = {name: Totals() for name in judges}
         for name, totals in by_judge.items():
-            for (one, lowered), dump in zip(firsts, begun[name], strict=True):
+            for (one, lowered), dump in zip(firsts[name], begun[name], strict=True):
                 totals.add(one, lowered, judges[name], dump)
             notes += [f"{model}, {name} refuses {each}" for each in totals.refused]
             notes += [f"{model}, {name} spills {each}" for each in totals.spilling]
@@ -101,5 +103,5 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
                     print(f"{path.stem} is left out: {refused}")
 
 
-def _first(one: Extracted) -> Lowered:
-    return first_kernels(one.func, "main", target_for(profile()), profile())[1]
+def _first(one: Extracted, judge: str) -> Lowered:
+    return first_kernels(one.func, "main", target_for(profile(judge)), profile(judge))[1]

@@ -22,6 +22,7 @@ from honed.tuner.measure.candidate import Workload
 from honed.tuner.search.parts import blocks, part_of, reads_along
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.bench import predicted
+from honed.valhall.compiler import ROOTS
 
 from .hand import Product
 
@@ -63,9 +64,9 @@ class BenchTask:
     product: Product | None = None
 
 
-def profile() -> DeviceProfile:
-    """The Mali-G610 that is judged for."""
-    return predicted("mali-g610")
+def profile(judge: str = "") -> DeviceProfile:
+    """The Mali-G610 that is judged for, with the driver of a judge, else with Arm's."""
+    return predicted("mali-g610", judge if judge in ROOTS else "")
 
 
 def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:

@@ -21,7 +21,7 @@ from honed.jobs import commands, events
 from honed.jobs.events import LearnedTask, News, Note, Stage
 from honed.jobs.priorfile import PriorFile
 from honed.machine import devices, profilefile
-from honed.machine.families import family_of
+from honed.machine.families import DriverClass, driver_class, family_of
 from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
 from honed.protocol.dataclass import dataclass
@@ -34,7 +34,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import Line, line_setup, lines, parsed
 from honed.tuner.records.verdict import Stored
 from honed.tuner.search import traces
-from honed.tuner.search.costmodel import WIDTH, Array, ranking, scores
+from honed.tuner.search.costmodel import WIDTH, Array, for_driver, ranking, scores
 from honed.tuner.search.draw import features_of
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import BENCHES, predicted
@@ -118,7 +118,7 @@ def functions(models: Path, profile: DeviceProfile, emit: Emit) -> Mapping[str, 
 class Samples:
     """Candidates, n of them. A `task` is a workload on one device, with one driver and compiler."""
 
-    features: Array  # [n, WIDTH]
+    features: Array  # [n, WIDTH + 1], the class of driver last
     seconds: NDArray[np.float64]  # [n], inf for those refused
     tasks: NDArray[np.str_]  # [n]
     workloads: NDArray[np.str_]  # [n]
@@ -155,6 +155,7 @@ def samples(
     left_out: Counter[str] = Counter()
     wanted: dict[tuple[str, str], float] = {}  # seconds by task and trace
     workloads: dict[str, str] = {}
+    drivers: dict[str, DriverClass] = {}
     for line in records:
         why = _unusable(line, functions, profile)
         if why or isinstance(line, str):
@@ -163,6 +164,7 @@ def samples(
         setup = line_setup(line)
         task = f"{line.workload} {setup.device_key[:16]} {setup.driver} {line.compiler}"
         workloads[task] = line.workload
+        drivers[task] = driver_class(line.device.platform, line.device.driver_version)
         right = Stored(line.outcome) is Stored.RIGHT and line.state == "done"
         wanted[task, line.trace] = line.timing.fair_s if line.timing and right else np.inf
     replayed = _Replayed(functions, profile)
@@ -174,11 +176,12 @@ def samples(
         if features is None:
             left_out[UNFIT] += 1
             continue
-        rows.append((features, seconds, task, workloads[task], replayed.ruled(workloads[task], features)))
+        (of_driver,) = for_driver(features[np.newaxis], drivers[task])
+        rows.append((of_driver, seconds, task, workloads[task], replayed.ruled(workloads[task], features)))
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
     return (
         Samples(
-            features=np.array(columns[0], np.float32).reshape(len(rows), WIDTH),
+            features=np.array(columns[0], np.float32).reshape(len(rows), WIDTH + 1),
             seconds=np.array(columns[1], np.float64),
             tasks=np.array(columns[2], np.str_),
             workloads=np.array(columns[3], np.str_),

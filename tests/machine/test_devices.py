@@ -14,10 +14,11 @@ import pytest
 
 from honed.machine import devices
 from honed.machine.devices import Device
-from honed.machine.families import FAMILIES, family_of
+from honed.machine.families import FAMILIES, DriverClass, driver_class, family_of
 from honed.machine.files import gpu_hz
 from honed.machine.vendors import apart
 from honed.runtime.errors import NotFound
+from honed.valhall.bench import predicted
 from tests.runtime.builder import PROFILE
 
 NAMES = ["ARM Platform/Mali-G610 r0p0", "PoCL/cortex-a76 #0", "PoCL/cortex-a76 #1"]
@@ -121,6 +122,33 @@ def test_the_profile_is_the_devices(device: Device) -> None:
 )
 def test_families(name: str, is_cpu: bool, family: str) -> None:
     assert family_of(name, is_cpu=is_cpu).name == family
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "driver"),
+    [
+        ("ARM Platform", "3.0; OpenCL 3.0 v1.g13p0-01eac0", DriverClass.ARM),
+        ("ARM Platform", "26.2; OpenCL 3.0 v1.g29p1", DriverClass.ARM),
+        ("rusticl", "25.0.7-2; OpenCL 3.0 ", DriverClass.MESA),
+        ("rusticl", "26.0.8-1ubuntu1; OpenCL 3.0 ", DriverClass.MESA),
+        ("rusticl", "26.1.6-1~bpo13+1; OpenCL 3.0 ", DriverClass.MESA_26),
+        ("rusticl", "26.2.6; OpenCL 3.0 ", DriverClass.MESA_26),
+        ("rusticl", "27.0.0-devel (git-0a1b2c3d4e); OpenCL 3.0 ", DriverClass.MESA_26),
+        ("rusticl", "no version", DriverClass.MESA),
+    ],
+)
+def test_drivers_of_malis_are_told_apart_by_what_they_report(
+    platform: str, version: str, driver: DriverClass
+) -> None:
+    assert driver_class(platform, version) is driver
+    identity = replace(PROFILE.identity, platform=platform, driver_version=version)
+    assert replace(PROFILE, identity=identity).driver is driver
+
+
+def test_benches_stand_for_a_class_of_drivers() -> None:
+    assert predicted("mali-g610").driver is DriverClass.ARM
+    assert predicted("mali-g610", "25.0").driver is DriverClass.MESA
+    assert predicted("mali-g610", "26.2").driver is DriverClass.MESA_26
 
 
 def test_the_clock_is_that_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,20 +22,24 @@ from honed.tuner.records.verdict import Outcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED
 from honed.tuner.tune.opening import Instrument, Sharing
 
-from .compiler import ROOT, Dump, NotBuilt, OfflineCompiler
+from .compiler import ROOT, ROOTS, Dump, NotBuilt, OfflineCompiler
 from .judge import MachineCodeJudge, seconds
 
 BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
-DRIVER = "predicted by Mesa's Valhall compiler"
+DRIVER = "predicted by Mesa's Valhall compiler"  # for Arm's driver, which packs halves
 YARDSTICK = 1.0  # seconds; the device's speed is always the same
 # A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
 AHEAD = 64
 
 
-def predicted(bench: str) -> DeviceProfile:
-    """Return the profile of one of BENCHES, with an identity that says that its times are predicted."""
+def predicted(bench: str, mesa: str = "") -> DeviceProfile:
+    """Return the profile of one of BENCHES, with an identity that says that its times are predicted.
+
+    With `mesa`, one of the compiler's ROOTS, they are those of this Mesa's driver, else of Arm's.
+    """
     profile = profilefile.load(BENCHES[bench])
-    identity = replace(profile.identity, platform=PREDICTED, driver_version=DRIVER, kernel_driver="")
+    driver = f"Mesa {mesa}, {DRIVER}" if mesa else DRIVER
+    identity = replace(profile.identity, platform=PREDICTED, driver_version=driver, kernel_driver="")
     return replace(profile, identity=identity)
 
 
@@ -103,7 +107,7 @@ class BenchMeasurer:
             judged = self._judge.judge(candidate.source, launches, dump)
         except NotBuilt as failed:
             return Verdict(outcome=Outcome.BUILD, reason=str(failed), seconds=time.monotonic() - began)
-        found = seconds(judged)
+        found = seconds(judged, self._profile.driver)
         timing = Timing(median_s=found, low_s=found, high_s=found, repeats=1)
         return Verdict(
             outcome=Outcome.RIGHT, timing=timing, yardstick_s=YARDSTICK, seconds=time.monotonic() - began
@@ -129,7 +133,9 @@ class BenchMeasurer:
 def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> Instrument:
     """Return a bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
     assert job.bench is not None
-    compiler, profile = OfflineCompiler(job.bench_root or ROOT), predicted(job.bench)
+    root = job.bench_root or ROOT
+    mesa = next((name for name, place in ROOTS.items() if place == root != ROOT), "")
+    compiler, profile = OfflineCompiler(root), predicted(job.bench, mesa)
     return Instrument(
         spec=None,
         answers=False,

@@ -32,6 +32,35 @@ from typing import Literal
 from honed.protocol.dataclass import dataclass
 
 
+class DriverClass(Enum):
+    """Drivers of Malis whose compilers want schedules of their own. In priors each is its number."""
+
+    MESA = 0  # before 26.1: a half takes a register of its own
+    ARM = 1  # and whatever else is not Mesa's: it packs halves, and what spills there is not known here
+    MESA_26 = 2  # 26.1 and later: two halves share a register, in loops, too
+
+
+_PAIRED = 26, 1  # the first Mesa of the last class
+_NAMED = "Mesa "
+
+
+def mesa_version(text: str) -> tuple[int, int] | None:
+    """Return the version that a text begins with, as Mesa's drivers and Debian's packages of it say it."""
+    found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", text)
+    return found and (int(found[1]), int(found[2]))
+
+
+def driver_class(platform: str, driver_version: str) -> DriverClass:
+    """Return the class of a driver by the OpenCL platform and by the version that it reports.
+
+    A bench names the Mesa that it stands for before the version: "Mesa 26.2".
+    """
+    if "rusticl" not in platform.casefold() and not driver_version.startswith(_NAMED):
+        return DriverClass.ARM
+    version = mesa_version(driver_version.removeprefix(_NAMED))
+    return DriverClass.MESA_26 if version is not None and version >= _PAIRED else DriverClass.MESA
+
+
 class Packing(Enum):
     """Whose weights a family's sketches lay out in a launch of their own, before a model is served."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from honed.protocol.dataclass import dataclass
 from honed.protocol.results import DeviceIdentity, DevicePeaks, Figure
 
-from .families import FAMILIES, DeviceFamily
+from .families import FAMILIES, DeviceFamily, DriverClass, driver_class
 
 __all__ = ["DeviceIdentity", "DeviceLimits", "DevicePeaks", "DeviceProfile", "Figure", "ScheduleRules"]
 
@@ -56,3 +56,8 @@ class DeviceProfile:
     def family(self) -> DeviceFamily:
         """What its devices can do, and what pays there."""
         return FAMILIES[self.rules.family]
+
+    @property
+    def driver(self) -> DriverClass:
+        """Of which class its driver is."""
+        return driver_class(self.identity.platform, self.identity.driver_version)

@@ -80,7 +80,7 @@ def test_aligned_vectors_are_read_whole() -> None:
 def test_local_memory_used_twice_is_aligned_for_the_vectors_of_both_uses() -> None:
     """The partial sums of a sliced product lie where an operand was, which was read element by element."""
     profile, func = imagined("gpu"), dense(64, 64, 128)
-    limits = rules.rules_of(profile.rules)
+    limits = rules.rules_of(profile)
     assert limits.groups is not None
     assert limits.groups.tile is not None
     schedule = s_tir.Schedule(func)

@@ -28,6 +28,8 @@ from honed.learn import (
     learn,
     records,
 )
+from honed.learn import learned as learned_from
+from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, NotFound
 from honed.tuner.lower.schedule import by_rule, narrow_indices
@@ -35,7 +37,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import FORMAT, Line, written
 from honed.tuner.records.verdict import Timing
 from honed.tuner.search import traces
-from honed.tuner.search.costmodel import WIDTH
+from honed.tuner.search.costmodel import WIDTH, Prior, for_driver
 from honed.tuner.search.draw import Draw, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.bench import predicted
@@ -148,7 +150,7 @@ def test_a_prior_is_learned_and_judged_by_tasks_held_out(world: World, tmp_path:
     made = priorfile.read(output)
     booster = xgboost.Booster()
     booster.load_model(bytearray(made.model))
-    assert booster.num_features() == WIDTH
+    assert booster.num_features() == WIDTH + 1, "the last is the class of driver"
     assert (made.family, made.knows_rules) == ("mali", False)
 
 
@@ -231,6 +233,25 @@ def test_a_workload_is_held_out_on_all_its_devices() -> None:
     judged = held_out(samples)
     assert len(judged) == 2 * tasks
     assert np.mean([one.correlation for one in judged]) < 0.5  # there is nothing to be learned
+
+
+def test_a_prior_judges_for_the_class_of_driver_that_it_is_asked_for() -> None:
+    """What is fast on one class is slow on another, as tiles are that spill there alone."""
+    features = np.random.default_rng(1).random((200, WIDTH)).astype(np.float32)
+    slow = features[:, 0].astype(np.float64)
+    classes = (DriverClass.MESA, DriverClass.MESA_26)
+    names = np.repeat([one.name for one in classes], len(features))
+    samples = Samples(
+        features=np.concatenate([for_driver(features, one) for one in classes]),
+        seconds=np.concatenate([1 + slow, 2 - slow]),
+        tasks=names,
+        workloads=names,
+        ruled=np.zeros(len(names), np.bool_),
+    )
+    booster = learned_from(samples)
+    before, since = (Prior("p", booster, False, one).predict(features) for one in classes)
+    assert np.corrcoef(before, slow)[0, 1] < -0.9
+    assert np.corrcoef(since, slow)[0, 1] > 0.9
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytes
         def predict(self, features: np.ndarray) -> np.ndarray:
             return np.arange(len(features), dtype=np.float32)
 
-    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda _family: LastFirst())
+    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda *_: LastFirst())
     one = imagined("mali")
     rule, _, passed_over = first_kernels(dense(96, 130, 64), "main", target_for(one), one)
     assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
@@ -76,7 +76,7 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
             return scores
 
     monkeypatch.setattr("honed.tuner.compiler.schedules.Drawing", Tracked)
-    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda _family: LikesTheThird())
+    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda *_: LikesTheThird())
     one = imagined("mali")
     first_kernels(dense(96, 130, 64), "main", target_for(one), one)
     sketches = len(set(asked))
@@ -172,7 +172,7 @@ def test_the_pick_is_the_same_every_time_and_right(device: Device, profile: Devi
 def test_what_is_small_and_what_has_no_prior_go_by_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     one = imagined("cpu")
     assert not first_kernels(dense(8, 8, 8), "main", target_for(one), one)[0].startswith("prior:")
-    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda _family: None)
+    monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda *_: None)
     assert not first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
 
 

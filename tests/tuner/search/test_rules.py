@@ -27,10 +27,9 @@ NONE = Size(registers=1 << 30, statements=1 << 30)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rules_stay_within_the_imagined(family: str) -> None:
-    small = replace(
-        rules_for(FAMILIES[family], imagined(family, 64).limits), max_vector_bytes=8, max_unroll=2
-    )
-    found = rules.rules_of(small)
+    one = imagined(family, 64)
+    small = replace(rules_for(FAMILIES[family], one.limits), max_vector_bytes=8, max_unroll=2)
+    found = rules.rules_of(replace(one, rules=small))
     assert found.sketches.vector_bytes <= 8
     assert found.sketches.unroll <= 2
     assert max(found.sketches.threads) <= 64
@@ -42,7 +41,7 @@ def test_rules_stay_within_the_imagined(family: str) -> None:
 def test_draws_hold_their_budget(family: str) -> None:
     one = imagined(family)
     func = dense(192, 256, 128)
-    family_rules = rules.rules_of(one.rules)
+    family_rules = rules.rules_of(one)
     space = rules.space(func, target_for(one), one)
     drawn = draws(func, one, space, 12)
     assert len(drawn) >= 6
@@ -60,9 +59,9 @@ def test_the_budget_is_needed(family: str) -> None:
     """Without it tiles are drawn whose accumulators no device of the family holds in registers."""
     one = imagined(family)
     func = dense(256, 256, 128)
-    found = sketches(func, rules.rules_of(one.rules).sketches)
+    found = sketches(func, rules.rules_of(one).sketches)
     free = draws(func, one, found, 96, postprocs=[Budget(NONE, Threads(least=1, most=1024), 1)])
-    most = rules.rules_of(one.rules).most.registers
+    most = rules.rules_of(one).most.registers
     assert max(size_of(schedule.mod["main"]).registers for schedule in free) > most
 
 
@@ -88,11 +87,11 @@ def test_groups_are_whole_warps_where_they_can_be(threads: int, groups: int, *, 
 def test_operands_are_copied_into_local_memory_only_where_that_pays(family: str, *, copied: bool) -> None:
     found = imagined(family)
     one = replace(found, rules=replace(found.rules, local_memory=copied))
-    groups = rules.rules_of(one.rules).groups
+    groups = rules.rules_of(one).groups
     assert groups is not None
     assert groups.tile is not None
     func = dense(1024, 512, 64)  # so many outputs that no sums are sliced, which takes local memory, too
-    space = grouped_sketches(func, groups.tile, rules.rules_of(one.rules).sketches)
+    space = grouped_sketches(func, groups.tile, rules.rules_of(one).sketches)
     drawn = draws(func, one, space, 4)
     assert drawn
     for schedule in drawn:
@@ -103,7 +102,7 @@ def test_operands_are_copied_into_local_memory_only_where_that_pays(family: str,
 
 def test_halves_go_in_vectors() -> None:
     """Their arithmetic comes in pairs on a Mali, and loads pay up to 128 bits."""
-    limits = rules.rules_of(imagined("mali").rules).sketches
+    limits = rules.rules_of(imagined("mali")).sketches
     assert lane_choices(dense(8, 8, 8, "float16"), limits) == (8, 4)
     assert lane_choices(dense(8, 8, 8), limits) == (4, 2)
 
@@ -128,7 +127,7 @@ def test_what_no_sketch_fits_is_bound_on_a_cpu() -> None:
     second = te.compute((6,), lambda i: te.max(first[i, j], axis=j), name="second")
     one = imagined("cpu")
     func = te.create_prim_func([x, second])
-    assert sketches(func, rules.rules_of(one.rules).sketches) == []
+    assert sketches(func, rules.rules_of(one).sketches) == []
     space = rules.space(func, target_for(one), one)
     drawn = draws(func, one, space, 1)
     assert drawn

@@ -271,7 +271,7 @@ def _draws_are_right(
 
 def _made(one: Extracted, profile: DeviceProfile, sketch: Sketch) -> list[Schedule]:
     """What a sketch makes of a function, by lanes."""
-    limits, found = rules.rules_of(profile.rules).sketches, []
+    limits, found = rules.rules_of(profile).sketches, []
     for lanes in parts.lane_choices(one.func, limits):
         schedule = Schedule(traces.as_module(one.func), debug_mask="none")
         with contextlib.suppress(ValueError, ScheduleError):
@@ -283,7 +283,7 @@ def _made(one: Extracted, profile: DeviceProfile, sketch: Sketch) -> list[Schedu
 def _right(one: Extracted, schedule: Schedule, profile: DeviceProfile, measurer: Measurer) -> bool:
     """Whether a draw could be run; fails where it is wrong, too large, or not what its trace makes."""
     scheduled, text = schedule.mod["main"], traces.to_text(schedule.trace)
-    assert size_of(scheduled).registers <= rules.rules_of(profile.rules).most.registers
+    assert size_of(scheduled).registers <= rules.rules_of(profile).most.registers
     try:
         lowered = _lowered(schedule, profile)
     except LoweringFailed as failed:

@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 from tvm import te, topi
 
+from honed.machine.families import DriverClass
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import mark_constants
@@ -118,6 +119,25 @@ def test_products_on_malis_begin_with_the_squarest_tile_that_does_not_spill(
     scheduled = traces.apply(first.text(), func).mod["main"]
     assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
     lower_function(scheduled, "main", target_for(one), one)
+
+
+@pytest.mark.parametrize(
+    ("driver", "terms", "trial", "rows"),
+    [
+        (DriverClass.MESA, 256, True, {4}),
+        (DriverClass.ARM, 256, True, {4}),
+        (DriverClass.MESA_26, 256, False, {6}),
+        (DriverClass.MESA_26, 512, False, {4}),  # a tile of 6 x 8 spills where a sum is added up twice
+        (DriverClass.MESA_26, 256, True, {6, 8}),
+        (DriverClass.MESA_26, 512, True, {4, 6, 8}),
+    ],
+)
+def test_drivers_that_pair_halves_have_room_for_taller_tiles(
+    driver: DriverClass, terms: int, trial: bool, rows: set[int]
+) -> None:
+    sketches = [one for one in sketched(dense(192, 256, terms, "float16"), "mali") if one.lanes == 8]
+    found = starts(sketches, driver, trial=trial)
+    assert {one.tiles[0][1].factors[-1] for one in found} == rows
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])
@@ -242,7 +262,7 @@ def test_sums_of_one_turn_take_the_place_of_the_last_ones(tmp_path: Path) -> Non
     ("name", "expected"),
     [
         ("convolution 1x1", [4, 5, 1, 9, 2]),  # rows of channels and vectors of pixels, as of a product
-        ("convolution 1x1 of two odd images", [2, 5, 8]),  # work-items along both, steps of the sum
+        ("convolution 1x1 of two odd images", [1, 11, 8]),  # work-items along both, steps of the sum
     ],
 )
 def test_malis_begin_with_a_table_for_images_that_are_flat(

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Literal
 
-from honed.machine.families import mali_model
+from honed.machine.families import mali_model, mesa_version
 from honed.machine.vendors import CLASHING, Stack
 from honed.protocol.dataclass import dataclass
 
@@ -332,8 +332,8 @@ def _numbers(release: re.Match[str]) -> tuple[int, int]:
 
 def _enabled_by_mesa(version: str) -> bool:
     """Whether rusticl takes Mali GPUs without RUSTICL_ENABLE, by the version of Mesa's Debian package."""
-    found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", version)
-    return found is not None and _numbers(found) >= (26, 2)
+    found = mesa_version(version)
+    return found is not None and found >= (26, 2)
 
 
 def _clash(readings: Readings) -> list[Finding]:

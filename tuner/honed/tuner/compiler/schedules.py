@@ -126,7 +126,7 @@ def _picked(
     small, family = _small(func), profile.rules.family
     several = small and _several(func, profile)  # of which rules make a kernel each
     image = len(func.params[-1].shape) > _PRODUCT_AXES
-    prior = prior_of(family)
+    prior = prior_of(family, profile.driver)
     if small and not several and (prior is None or not image):
         return
     origin = str(Origin(ScheduleSource.TABLES, family))
@@ -207,7 +207,7 @@ def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     blocks: list[s_tir.SBlock] = []
     structural_walk(func.body, [(s_tir.SBlock, blocks.append)], order="pre")
     reduces = any(a.iter_type == tirx.IterVar.CommReduce for block in blocks for a in block.iter_vars)
-    return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile.rules).sketches.groups_of_one
+    return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile).sketches.groups_of_one
 
 
 def _small(func: tirx.PrimFunc) -> bool:

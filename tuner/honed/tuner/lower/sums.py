@@ -59,7 +59,7 @@ def additions(terms: int) -> int:
 # them lose most digits.
 MOST_PARTIAL = 1024
 MOST_PARTIAL_PRODUCTS = 8
-MOST_PARTIAL_HALVES = 48
+MOST_PARTIAL_HALVES = 64
 
 _ONE_BY_ONE = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
 

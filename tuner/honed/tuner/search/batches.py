@@ -24,6 +24,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Way
 from honed.tuner.lower.opencl import LoweringFailed
@@ -65,8 +66,18 @@ class Batch:
 class Batches:
     """The batches of one task, in turn. Not for several threads."""
 
-    def __init__(self, evolution: Evolution, size: int, related: Sequence[str] = ()) -> None:
-        """`size` is how many schedules a batch holds at most; `related` are traces of other tasks' best."""
+    def __init__(
+        self,
+        evolution: Evolution,
+        size: int,
+        related: Sequence[str] = (),
+        driver: DriverClass = DriverClass.ARM,
+    ) -> None:
+        """`size` is how many schedules a batch holds at most; `related` are traces of other tasks' best.
+
+        The tables are those of `driver`.
+        """
+        self._driver = driver
         self._evolution = evolution
         self._size = size
         self._related = list(related)
@@ -92,7 +103,7 @@ class Batches:
                 return self._batch(Way.KIN, found)
         if not self._started:
             self._started = True
-            if found := self._evolution.make(starts(self._sketches())):
+            if found := self._evolution.make(starts(self._sketches(), self._driver, trial=True)):
                 return self._batch(Way.TABLES, found)
         beside = self._beside() if self._evolved >= EVOLVED_FIRST else []
         if beside and (self._last is not Way.DESCENT or won):

@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from honed.jobs import priorfile
 from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
+from honed.machine.families import DriverClass
 from honed.machine.files import replacing
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
@@ -193,40 +194,51 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prior:
-    """The prior of a family; `name` says which, as `hone show` tells it."""
+    """The prior of a family; `name` says which, as `hone show` tells it.
+
+    One that learned from several classes of drivers judges schedules for `driver`.
+    """
 
     name: str
     booster: xgboost.Booster
     knows_rules: bool  # it learned how default rules do beside draws, and scores them rightly
+    driver: DriverClass
 
     def predict(self, features: Array) -> Array:
         """Return scores [n] of features [n, WIDTH]."""
         import xgboost
 
+        if self.booster.num_features() > WIDTH:
+            features = for_driver(features, self.driver)
         found: Array = self.booster.predict(xgboost.DMatrix(features, nthread=1))
         return found
 
 
-def prior_of(family: str) -> Prior | None:
+def for_driver(features: Array, driver: DriverClass) -> Array:
+    """Return features [n, WIDTH + 1], the last of which is the class of driver."""
+    return np.pad(features, ((0, 0), (0, 1)), constant_values=driver.value)
+
+
+def prior_of(family: str, driver: DriverClass = DriverClass.ARM) -> Prior | None:
     """Return the family's current prior, a locally trained one first; None where there is none."""
     own = priorfile.own(family)
-    if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}")):
+    if own is not None and (found := _loaded(own, f"{family}-own-{own.digest}", driver)):
         return found
     file = shipped_prior(family)
-    return None if file is None else _loaded(file, f"{family}-{file.digest}")
+    return None if file is None else _loaded(file, f"{family}-{file.digest}", driver)
 
 
 @lru_cache(maxsize=8)
-def _loaded(file: PriorFile, name: str) -> Prior | None:
+def _loaded(file: PriorFile, name: str, driver: DriverClass) -> Prior | None:
     """Load a prior; log why and return None where it is of another version of XGBoost or of honed."""
     import xgboost
 
     booster = xgboost.Booster(params={"nthread": 1})
     try:
         booster.load_model(bytearray(file.model))
-        if booster.num_features() != WIDTH:
+        if booster.num_features() not in (WIDTH, WIDTH + 1):
             raise ValueError(f"{name} was learned from {booster.num_features()} features, not {WIDTH}")
     except ValueError as error:
         _log.warning("%s; it is not used", error)
         return None
-    return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules)
+    return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules, driver)

@@ -22,6 +22,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 
+from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.target import target_for
@@ -87,7 +88,7 @@ class Drawing:
 
     def __init__(self, func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> None:
         self._module = traces.as_module(func)
-        self._budget = rules.budget(profile)
+        self._budget, self._driver = rules.budget(profile), profile.driver
         self._postprocs = rules.completing(profile)
         self._context = _context(self._module, profile, self._postprocs)
         self._beginnings: dict[tuple[Instruction, ...], Schedule] = {}
@@ -123,7 +124,7 @@ class Drawing:
 
     def _outline(self, sketch: int) -> Outline:
         if sketch not in self._outlines:
-            self._outlines[sketch] = Outline(self._space[sketch], self._budget)
+            self._outlines[sketch] = Outline(self._space[sketch], self._budget, self._driver)
         return self._outlines[sketch]
 
     def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
@@ -216,12 +217,12 @@ class Outline:
     sample is known to become count as one step: nothing is refused that the budget allows.
     """
 
-    def __init__(self, sketch: Schedule, budget: Budget) -> None:
+    def __init__(self, sketch: Schedule, budget: Budget, driver: DriverClass = DriverClass.ARM) -> None:
         self._budget = budget
         insts = list(sketch.trace.insts)
         begun = _beginning(insts)
         self.beginning, self._rest = tuple(insts[:begun]), insts[begun:]
-        tables = starts([read(traces.to_text(sketch.trace))])
+        tables = starts([read(traces.to_text(sketch.trace))], driver)
         made = [{insts[n]: decision for n, decision in json.loads(one.text())[1]} for one in tables]
         self._tabled = {str(list(decisions.values())) for decisions in made}
         self.tabled = [

@@ -25,12 +25,21 @@ from .parts import (
 
 
 def pack(
-    schedule: Schedule, main: SBlockRV, read: int, channel: int, lanes: int, made: SBlockRV | None = None
+    schedule: Schedule,
+    main: SBlockRV,
+    read: int,
+    channel: int,
+    lanes: int,
+    made: SBlockRV | None = None,
+    *,
+    beside: bool = False,
 ) -> SBlockRV:
     """Lay an operand out with `lanes` output channels innermost; returns the block that does.
 
     `channel` is the axis of `main` that runs along them; raises ValueError where it is no dimension of what
-    is read. `made` is the block that makes the operand; where it is given, a copy is made.
+    is read. `made` is the block that makes the operand; where it is given, a copy is made. With `beside`, the
+    vectors for one term of the sum lie side by side, as work-items of a warp read them, else those of one
+    work-item.
     """
     found: s_tir.SBlock = schedule.get(main)
     region = found.reads[read].region
@@ -41,7 +50,8 @@ def pack(
 
     def order(*at: ir.Var) -> list[ir.Expr]:
         others = [index for n, index in enumerate(at) if n != place]
-        return [at[place] // lanes, *others, at[place] % lanes]
+        vectors = [*others, at[place] // lanes] if beside else [at[place] // lanes, *others]
+        return [*vectors, at[place] % lanes]
 
     schedule.transform_layout(block, ("write", 0), order)
     loops = schedule.get_loops(block)

@@ -45,7 +45,7 @@ class SketchLimits:
     threads: tuple[int, ...]  # work-items per work-group to choose from
     row_bytes: int  # of one intermediate row that a work-item keeps to itself
     contractions: bool  # False: groups that share operands are always better at them
-    accumulators: int  # that a work-item holds at most
+    accumulators: int  # that a work-item of a convolution holds at most: its sums are long
 
     @property
     def groups_of_one(self) -> bool:

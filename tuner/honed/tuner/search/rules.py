@@ -20,6 +20,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule.multi_level_tiling import ReuseType
 from tvm.target import Target
 
+from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile, ScheduleRules
 from honed.protocol.dataclass import dataclass
 
@@ -89,9 +90,9 @@ _CPU = FamilyRules(
     most=Size(registers=512, statements=512),
     least_threads=1,
 )
-# facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses; Mesa gives
-# a half a register of its own. Warps of 16. Local memory is ordinary memory, so nothing is copied into it (a
-# reduction's partial results still travel through it). Loads up to 128 bits.
+# facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses; Mesa
+# before 26.1 gives a half a register of its own. Warps of 16. Local memory is ordinary memory, so nothing is
+# copied into it (a reduction's partial results still travel through it). Loads up to 128 bits.
 _MALI = FamilyRules(
     sketches=SketchLimits(
         vector_bytes=16,
@@ -124,6 +125,7 @@ _MALI = FamilyRules(
     warp=16,
     element_bits=32,
 )
+_MALI_MESA_26 = replace(_MALI, element_bits=24)  # two halves share a register: room for tiles of 8 x 8
 # NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses. Groups smaller
 # than a warp of 32 leave lanes idle.
 _GPU = FamilyRules(
@@ -162,9 +164,12 @@ _MANY = 1 << 14  # elements of a function's last output that keep a device busy
 _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
-def rules_of(rules: ScheduleRules) -> FamilyRules:
-    """Return the family's rules, within what the profile allows."""
+def rules_of(profile: DeviceProfile) -> FamilyRules:
+    """Return the rules of the device's family and driver, within what the profile allows."""
+    rules = profile.rules
     family = _FAMILIES[rules.family]
+    if family is _MALI and profile.driver is DriverClass.MESA_26:
+        family = _MALI_MESA_26
     limits = family.sketches
     return replace(
         family,
@@ -187,7 +192,7 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     for of_one_form in (attention_space, separable_space, point_space):
         if made := of_one_form(func, profile):
             return made
-    rules = rules_of(profile.rules)
+    rules = rules_of(profile)
     found, groups = sketches(func, rules.sketches), rules.groups
     if groups is None or groups.tile is None:
         return found or _group_space(func, target, _LAST_RESORT)
@@ -205,7 +210,7 @@ def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
     Groups share rows where local memory pays. The sketches that copy the operands there come first: on an
     H100, LightGlue's attentions take 16 us with copies, and 26 us where operands are read in place.
     """
-    rules = rules_of(profile.rules)
+    rules = rules_of(profile)
     limits, by = rules.sketches, rules.groups.tile if rules.groups is not None else None
     lanes = lane_choices(func, limits)
     tries: list[_Try] = [partial(attention, limits=limits, most=n) for n in lanes]
@@ -219,7 +224,7 @@ def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
 
 def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     """Return `space` of two convolutions in one function; empty for all other functions."""
-    limits = rules_of(profile.rules).sketches
+    limits = rules_of(profile).sketches
     tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
     return _different(unscheduled(as_module(func)), tries)
 
@@ -229,7 +234,7 @@ def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
 
     Other sketches, and default rules, unroll all of its sums for each element.
     """
-    return _fitting(func, [partial(points, limits=rules_of(profile.rules).sketches)])
+    return _fitting(func, [partial(points, limits=rules_of(profile).sketches)])
 
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
@@ -340,14 +345,14 @@ def _rules(rules: GroupRules) -> list[ms.ScheduleRule]:
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
     """Return what every draw from the profile's spaces passes through, in order; new objects each time."""
     found = completing(profile)
-    if rules_of(profile.rules).groups is not None:
+    if rules_of(profile).groups is not None:
         found.append(ms.postproc.VerifyGPUCode())
     return found
 
 
 def completing(profile: DeviceProfile) -> list[ms.Postproc]:
     """Return `postprocs` without the last, which lowers the draw for a check that lowering repeats."""
-    groups, p = rules_of(profile.rules).groups, ms.postproc
+    groups, p = rules_of(profile).groups, ms.postproc
     if groups is None:
         return [budget(profile)]
     return [
@@ -362,6 +367,6 @@ def completing(profile: DeviceProfile) -> list[ms.Postproc]:
 
 def budget(profile: DeviceProfile) -> Budget:
     """Return the budget that refuses draws that the profile's devices would run badly."""
-    rules = rules_of(profile.rules)
+    rules = rules_of(profile)
     threads = Threads(least=rules.least_threads, most=profile.rules.max_threads, warp=rules.warp)
     return Budget(rules.most, threads, rules.element_bits)

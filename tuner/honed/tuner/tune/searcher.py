@@ -109,7 +109,7 @@ class Searcher(Server):
         )
         self.forked = Forked(min(call.threads, MOST_PROCESSES), self.making)
         self.model_file = call.cost_model
-        self.model = _cost_model(self.model_file, prior_of(call.profile.rules.family))
+        self.model = _cost_model(self.model_file, prior_of(call.profile.rules.family, call.profile.driver))
         self.seed, self.threads, self.batch = call.seed, call.threads, call.batch
 
     def extract(self, call: Extract) -> Found:
@@ -268,7 +268,7 @@ class Hunt:
             threads=searcher.threads,
             postprocs=postprocs(profile),
         )
-        return Batches(evolution, searcher.batch, related)
+        return Batches(evolution, searcher.batch, related, profile.driver)
 
     def replay(self, recorded: Sequence[str]) -> tuple[ProposedCandidate, ...]:
         """Return recorded schedules as candidates, where they fit.

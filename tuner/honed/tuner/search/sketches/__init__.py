@@ -21,13 +21,14 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 
+from honed.machine.families import DriverClass
 from honed.tuner.search.decisions import Drawn
 
 from .attention import attention_tile
 from .blocked import blocked_rectangle, moved_lines
 from .convolutions import point_groups, window_tile
 from .grouped import group_tiles, slices_of
-from .held import held_tile
+from .held import held_tiles
 from .processors import rectangle
 
 for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
@@ -38,15 +39,19 @@ _SINGLES = (
     rectangle,
     blocked_rectangle,
     moved_lines,
-    held_tile,
     window_tile,
     point_groups,
     attention_tile,
 )
 
 
-def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
+def starts(
+    sketches: Sequence[Drawn], driver: DriverClass = DriverClass.ARM, *, trial: bool = False
+) -> list[Drawn]:
     """Return the sketches that have tables, with the numbers of each row of their tables; none twice.
+
+    On Malis they are those of the class of driver. In a `trial` there are rows, too, that are not served
+    before they are measured.
 
     Of the grouped sketches, only the first without shared sums gets its table's rows, and every one with
     shared sums.
@@ -55,6 +60,7 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     tiled = False
     for sketch in sketches:
         rows = [one for single in _SINGLES if (one := single(sketch)) is not None]
+        rows += held_tiles(sketch, driver, trial=trial)
         slices = slices_of(sketch)
         if slices is not None and (slices or not tiled):
             rows += group_tiles(sketch, slices)

@@ -84,7 +84,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         return False
     image = _laid_out_image(schedule, what, before)
     main = what.main.block
-    weights = pack(schedule, main, 1 - what.image, what.channel, what.lanes)
+    weights = pack(schedule, main, 1 - what.image, what.channel, what.lanes, beside=True)
     loops = _split_packed(schedule, what, limits)
     schedule.reorder(*loops.in_order)
     bind_plane(schedule, loops)
@@ -246,9 +246,9 @@ def _launch_image(
 # and does not write them.
 
 _CHANNELS = 1  # the axis of output channels
-_ACCUMULATORS = 40  # more spill, those of a sum that is added up twice not counted
-_LINE = 64  # bytes
+_VECTOR, _LINE = 16, 64  # bytes
 _WARP = 16
+_ACCUMULATORS = 16  # of a work-item: no sum spills that is added up twice, and there are warps for all cores
 
 
 @sketch(30)
@@ -263,12 +263,11 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if lanes == 1:
         return False
     (image,) = reads_along(schedule, main, PIXELS)
-    size = int(schedule.get(main).reads[image].source.dtype.bits) // 8
-    pixels = _pixels(extents[PIXELS], lanes, size)
+    pixels = max(1, _ACCUMULATORS // lanes)
     tail = accumulate(schedule, rest)
     held = _pad(schedule, main, image, pixels)
     (image,) = reads_along(schedule, main, PIXELS)
-    weights = pack(schedule, main, 1 - image, _CHANNELS, lanes)
+    weights = pack(schedule, main, 1 - image, _CHANNELS, lanes, beside=True)
     channels_last(schedule, rest[0], _CHANNELS, lanes)
     loops = _split_flat(schedule, main, limits, lanes, pixels)
     under, (steps,) = loops.threads[-1], loops.inside
@@ -285,15 +284,6 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.decompose_reduction(main, loops.outside[0])
     launch_packing(schedule, weights, lanes, limits)
     return True
-
-
-def _pixels(image: int, lanes: int, size: int) -> int:
-    """Return the pixels of a work-item: as many as make its warp touch the fewest lines for the whole image.
-
-    Elements have `size` bytes; each pixel is a line, as are so many lanes of a vector as fill it.
-    """
-    lines = _WARP * lanes * size // _LINE
-    return min(range(1, _ACCUMULATORS // lanes + 1), key=lambda n: -(-image // n) * (lines + n))
 
 
 def _pad(schedule: Schedule, main: SBlockRV, image: int, pixels: int) -> SBlockRV:
@@ -338,7 +328,7 @@ def point_groups(sketch: Drawn) -> Drawn | None:
     """Return the sketch `pointwise` with its best groups on Malis; None where it is of another kind.
 
     The sketch determines a work-item's tile. Left open are its groups, which should give all cores an equal
-    share, and the steps of the sum that are unrolled, as many as may be.
+    share of few lines of memory, and the steps of the sum that are unrolled, as many as may be.
     """
     if "PadEinsum" not in sketch.names or len(sketch.tiles) != 3:
         return None
@@ -349,12 +339,30 @@ def point_groups(sketch: Drawn) -> Drawn | None:
         return None
 
     def rank(plane: tuple[int, int]) -> tuple[float, ...]:
-        """Rank by what the busiest core runs, then by the distance from the usual group; wide ones first."""
+        """Rank by the lines that the busiest core touches, then by the distance from the usual group."""
         group = math.prod(plane)
-        return busiest(group, items), off_usual(group), -plane[1]
+        lines = _lines(*plane, sketch.lanes, steps.extent)
+        return busiest(group, items) * lines, off_usual(group), -plane[1]
 
     high, wide = min(groups, key=rank)
     return sketch.with_most(sketch.cut([high, wide, divisors(steps.extent, steps.most)[-1]]))
+
+
+def _lines(high: int, wide: int, lanes: int, terms: int) -> float:
+    """Return the lines of memory that a warp of such a group touches, on average.
+
+    In each term of the sum it loads the pixels one by one, and a vector of weights. In the end it stores the
+    pixels of each channel.
+    """
+    pixels, size = max(1, _ACCUMULATORS // lanes), _VECTOR // lanes
+    per_line = max(1, _LINE // (pixels * size)), _LINE // _VECTOR  # places, and vectors of channels
+    warps = [range(n, min(n + _WARP, high * wide)) for n in range(0, high * wide, _WARP)]
+    touched = 0
+    for warp in warps:
+        places = {(n // wide, n % wide // per_line[0]) for n in warp}
+        loaded = pixels * len({place for _, place in places}) + len({n // wide // per_line[1] for n in warp})
+        touched += terms * loaded + pixels * lanes * len(places)
+    return touched / len(warps)
 
 
 # The windowed sketch: a work-item holds the piece of an image that a window moves over. For convolutions of
@@ -365,6 +373,7 @@ def point_groups(sketch: Drawn) -> Drawn | None:
 _MOST_WINDOW = 25  # steps: 5 x 5
 _WINDOWED_PIXELS = 16  # of a work-item; fewer where the window moves by several, over a larger piece
 _ROWS = 4  # of them at most
+_SHORT = 4  # lanes of the shortest vectors that a table has a rectangle of
 
 
 @sketch(40)
@@ -424,6 +433,8 @@ _BORDER = 2  # of a window of 3 x 3
 def window_tile(sketch: Drawn) -> Drawn | None:
     """Return the sketch `windowed` with its best rectangle on Malis; None where it is of another kind.
 
+    None, too, where one vector is a rectangle: that of shorter vectors is squarer, and does not spill.
+
     A work-item loads the piece of the image under its pixels and a border: the larger and squarer the
     rectangle, the less border. docs/measurements.md compares these rectangles with drawn ones.
     """
@@ -434,6 +445,8 @@ def window_tile(sketch: Drawn) -> Drawn | None:
         return None
     (_, pixels), (_, rows), (at_threads, threads) = tiles
     lanes = sketch.lanes
+    if pixels.most == 1 and lanes > _SHORT:
+        return None
     fitting = (
         (long, tall)
         for long, tall in product(divisors(pixels.extent), divisors(rows.extent, _ROWS))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
+from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
 from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import flatten
@@ -190,6 +191,10 @@ _ROOMS = (
     _Room(4, 4, math.inf, 40, 1),
     _Room(4, 4, math.inf, 32, 2),
 )
+# Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
+# products, those of 6 x 8 where a sum is added up twice.
+_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4))}
+_TRIALS = {DriverClass.MESA_26: (_Room(2, 8, math.inf, 48, 4), _Room(2, 8, math.inf, 64, 2))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +214,11 @@ class _Product:
         """Products that are computed at once."""
         return math.prod(tile.extent for _, tile in self.others)
 
-    @property
-    def rooms(self) -> list[_Room]:
-        """Those of its type and vectors."""
+    def rooms(self, among: Sequence[_Room]) -> list[_Room]:
+        """Return those of its type and vectors."""
         element_bytes, terms = _VECTOR_BYTES // self.steps[1].most, self.steps[1].extent
         kind = element_bytes, self.lanes
-        return [one for one in _ROOMS if (one.element_bytes, one.lanes) == kind and terms <= one.terms]
+        return [one for one in among if (one.element_bytes, one.lanes) == kind and terms <= one.terms]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,20 +232,23 @@ class _Cut:
     steps: int
 
 
-def held_tile(sketch: Drawn) -> Drawn | None:
-    """Return the sketch with its best tile.
+def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn]:
+    """Return the sketch with its best tile, in a `trial` also with those of the driver that may spill.
 
-    Return None where it is of another kind, has no rows or has short vectors.
+    Return none where it is of another kind, has no rows or has short vectors.
     """
     found = _product(sketch)
     if found is None:
-        return None
-    cut = min(_cuts(found), key=lambda cut: _rank(found, cut), default=None)
-    return None if cut is None else sketch.with_most(_decisions(found, cut))
+        return []
+    rooms: list[tuple[_Room, ...]] = [_ROOMS_OF.get(driver, _ROOMS)]
+    if trial:
+        rooms += [(room,) for room in _TRIALS.get(driver, ())]
+    best = [min(_cuts(found, each), key=lambda cut: _rank(found, cut), default=None) for each in rooms]
+    return [sketch.with_most(_decisions(found, cut)) for cut in best if cut is not None]
 
 
 def loads_of(start: Drawn) -> int:
-    """Return what the busiest core loads for a step of the sum with a tile of `held_tile`, else 0."""
+    """Return what the busiest core loads for a step of the sum with a tile of `held_tiles`, else 0."""
     found = _product(start)
     if found is None:
         return 0
@@ -260,10 +267,10 @@ def _product(sketch: Drawn) -> _Product | None:
     return _Product(tiles[:-5], rows, high, vectors, wide, steps, sketch.lanes)
 
 
-def _cuts(product: _Product) -> Iterator[_Cut]:
+def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
     """Yield all tiles that there is room for, in groups of whole warps."""
     rows, vectors = product.rows[1], product.vectors[1]
-    for room in product.rooms:
+    for room in product.rooms(rooms):
         steps = math.gcd(product.steps[1].extent, room.steps)
         for tall in divisors(rows.extent, rows.most):
             most = min(vectors.most, room.accumulators // (tall * product.lanes))
