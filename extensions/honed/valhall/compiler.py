@@ -15,8 +15,12 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError
 from honed.tuner.lower import DOT, DOT_ADD
 
-# By version of Mesa. What runs in the second is arm64, and emulated.
-ROOTS = {"25.0": Path("/var/cache/honed-valhall"), "26.2": Path("/var/cache/honed-valhall-26.2")}
+# By version of Mesa. What runs in all but the first is arm64, and emulated.
+ROOTS = {
+    "25.0": Path("/var/cache/honed-valhall"),
+    "26.1": Path("/var/cache/honed-valhall-26.1"),
+    "26.2": Path("/var/cache/honed-valhall-26.2"),
+}
 ROOT = ROOTS["25.0"]
 SECONDS = 60  # of CPU time for one program
 _DEADLINE = 5.0 * SECONDS  # of a program, where it waits for something, or others have the machine
@@ -75,7 +79,8 @@ class OfflineCompiler:
     def __init__(self, root: Path = ROOT, jobs: int | None = None) -> None:
         """Set up the compiler; raise DeviceError where it has not been made."""
         if not (root / _SERVER.lstrip("/")).exists():
-            options = "--mesa 26.2 " if root == ROOTS["26.2"] else ""
+            version = next((name for name, known in ROOTS.items() if known == root), "25.0")
+            options = "" if version == "25.0" else f"--mesa {version} "
             command = f"benchmarks/valhall/build {options}{root}"
             raise DeviceError(f"the offline compiler is not in {root}; make it with `{command}`")
         if os.geteuid() != 0:
