@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from tests.tuner.backend import cases
 
 from honed.protocol.errors import HonedError
@@ -59,15 +57,18 @@ def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
     for together in _programs(counts, only):
         for name, judge in judges.items():
             begun[name].append((together, judge.begin(joined(together))))
-    table = Table("judge", "tests", "not compiled", "functions", "kernels", "refused")
-    notes = []
+    print(
+        f"{counts.tests} tests are compiled and {counts.refused} are not: {len(counts.functions)} functions, "
+        f"{counts.kernels} kernels",
+        flush=True,
+    )
     for name, judge in judges.items():
-        refused = [each for together, dump in begun[name] for each in _refused(judge, together, dump)]
-        row = (counts.tests, counts.refused, len(counts.functions), counts.kernels, len(refused))
-        table.add_row(name, *map(str, row))
-        notes += [f"{name} refuses {one.test}: {why}\n{one.source}" for one, why in refused]
-    Console(width=100).print(table)
-    print(*notes, sep="\n")
+        refused = 0
+        for together, dump in begun[name]:
+            for one, why in _refused(judge, together, dump):
+                refused += 1
+                print(f"{name} refuses {one.test}: {why}\n{one.source}", flush=True)
+        print(f"{name} refuses {refused} functions", flush=True)
 
 
 def joined(functions: Sequence[Function]) -> str:
