@@ -1,15 +1,19 @@
 """What honed is on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
 
-Doctor's findings, the device and its peaks, a hundred kernels predicted for a Mali-G610 and measured here,
-five models served and tuned for a short time beside what others publish of this chip, and the faults in the
-kernel log meanwhile. It needs no root,
+Doctor's findings, the device and its peaks, small kernels that settle what honed assumes of the machine, a
+hundred kernels predicted for a Mali-G610 and measured here, five models served and tuned for a short time
+beside what others publish of this chip, and the faults in the kernel log meanwhile. It needs no root,
 installs nothing, and leaves nothing but the report, which has no names of hosts or users in it.
+
+`python -m benchmarks.board machine` prints only what the small kernels say, in a minute, and which of honed's
+choices flip with each answer: a table, or with --json its figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import os
 import platform
 import signal
@@ -22,32 +26,44 @@ from pathlib import Path
 
 from benchmarks import supervising
 from honed.jobs.surveying import survey
-from honed.machine import kernellog, profilefile
+from honed.machine import devices, kernellog, profilefile
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
+from honed.protocol import strict
 from honed.protocol.errors import HonedError
 
-from . import anchors, kernels, measuring, models, report
+from . import anchors, kernels, machine, measuring, models, report
 from .anonymous import anonymous, secrets
 from .hone import Failed, Service, hone
 
 _PEAKS_SHARE, _KERNELS_SHARE = 0.2, 0.3  # of the time; the models get the rest
 _DOCTOR_SECONDS = 120.0
+_MACHINE_SECONDS, _MACHINE_SHARE = 60.0, 0.1
 _KERNEL_SHARE = 0.05  # of the time, for one of them
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.board", description=__doc__)
+    parser.add_argument(
+        "what", nargs="?", choices=("all", "machine"), default="all", help="all, or a minute for the machine"
+    )
     parser.add_argument("--device", metavar="SPEC", help="OpenCL device: a number or part of its name")
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="what it may take (10), a little more or less"
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("board.txt"), help="the report (board.txt)")
+    parser.add_argument(
+        "--json", action="store_true", help="of `machine`: print JSON in the place of a table"
+    )
     options = parser.parse_args()
+    if options.json and options.what != "machine":
+        parser.error("--json is for `machine`; the whole report is text")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service ends, too
     with tempfile.TemporaryDirectory(prefix="honed-board-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # what drivers keep is to be gone afterwards, too
+        if options.what == "machine":
+            return _machine(options.device, as_json=options.json)
         hidden = secrets(
             getpass.getuser(),
             (platform.node(),),
@@ -61,6 +77,18 @@ def main() -> int:
                 file.write(text)
                 file.flush()
     print(f"\n{options.output} is written. Read it, and send it to those who asked for it.", file=sys.stderr)
+    return 0
+
+
+def _machine(device: str | None, *, as_json: bool) -> int:
+    """Print what the small kernels say; 1 where there is no device to run them."""
+    try:
+        found = devices.select(device)
+    except HonedError as error:
+        print(f"benchmarks.board: {error}", file=sys.stderr)
+        return 1
+    settled = machine.settle(found.profile.identity, found.spec, _MACHINE_SECONDS)
+    print(json.dumps(strict.to_plain(settled), indent=1) if as_json else machine.table(settled).strip())
     return 0
 
 
@@ -83,6 +111,8 @@ def _device(device: str | None, cache: Path, began: float, seconds: float) -> It
         yield f"{report.heading('Device')}There is none to measure: {error}\n"
         return
     yield _described(found.profile, found.no_peaks)
+    most = min(_MACHINE_SECONDS, _MACHINE_SHARE * seconds)
+    yield machine.table(machine.settle(found.profile.identity, found.spec, most))
     programs = kernels.in_turns(kernels.load())
     yield report.heading("Kernels, predicted and measured") + _comparable(found.profile.identity.name)
     measured = supervising.work_off(

@@ -7,7 +7,8 @@ inference: weights are packed before. They are given by the busiest pipe, by Mes
 the issue of instructions, and by the busiest pipe where halves are multiplied in pairs. `--judges 25.0,26.2`
 gives those of both compilers side by side. With `models`: whole models, and which kernels are refused or
 spill. With `check`: the bench beside what others measured on the chip. With `winograd`: what Winograd's
-convolutions could take at least. With `dots`: products and convolutions of bytes.
+convolutions could take at least. With `dots`: products and convolutions of bytes. With `nodes`: which kernels
+of ONNX's node tests are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.valhall.compiler import ROOTS, Dump, NotBuilt, OfflineCompiler
 from honed.valhall.judge import FP16_FLOPS, JudgedLaunch, MachineCodeJudge, seconds
 
-from . import check, dots, models, winograd
+from . import check, dots, models, nodes, winograd
 from .draws import default, draws
 from .hand import product
 from .tasks import BenchTask, alone, profile, tasks
@@ -41,7 +42,7 @@ _Judges = Mapping[str, MachineCodeJudge]
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.valhall", description=__doc__)
-    what = ("tasks", "models", "check", "winograd", "dots")
+    what = ("tasks", "models", "nodes", "check", "winograd", "dots")
     parser.add_argument("what", nargs="?", choices=what, default="tasks")
     parser.add_argument(
         "--judges", default="25.0", help=f"offline compilers: {', '.join(ROOTS)}, or their roots (25.0)"
@@ -58,6 +59,8 @@ def main() -> int:
             judges[name] = MachineCodeJudge(stack.enter_context(compiler))
         if options.what == "models":
             models.report(judges, options.only)
+        elif options.what == "nodes":
+            nodes.report(judges, options.only)
         elif options.what == "tasks":
             for task in tasks():
                 if options.only in task.name:

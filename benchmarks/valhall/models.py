@@ -36,6 +36,7 @@ class Totals:
     """The kernels of a model's inference by one judge. Times are without the refused."""
 
     kernels: int = 0
+    launches: int = 0  # of an inference
     refused: list[str] = field(default_factory=list)
     spilling: list[str] = field(default_factory=list)
     pipes: float = 0.0
@@ -45,6 +46,7 @@ class Totals:
         """Add a task's kernels."""
         launched = launches(one, lowered)
         self.kernels += len(launched)
+        self.launches += one.task.weight * len(launched)
         try:
             judged = judge.judge(lowered.source, launched, dump)
         except NotBuilt as failed:
@@ -62,7 +64,7 @@ def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
     heads = [
         f"{name}: {what}" for name in judges for what in ("refused", "spilling", "ms by pipes", "by alu")
     ]
-    table = Table("model", "kernels", *heads)
+    table = Table("model", "kernels", "launches", *heads)
     notes = []
     for model, found in _found(only):
         firsts = {name: [(one, _first(one, name)) for one in found] for name in judges}
@@ -86,7 +88,8 @@ def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
                 f"{1e3 * one.alu:.2f}",
             )
         ]
-        table.add_row(model, *map(str, (max(one.kernels for one in by_judge.values()), *cells)))
+        first = next(iter(by_judge.values()))
+        table.add_row(model, *map(str, (first.kernels, first.launches, *cells)))
     Console(width=60 + 60 * len(judges)).print(table)
     print(*notes, sep="\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import select
 import signal
 import subprocess
@@ -15,8 +16,12 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError
 from honed.tuner.lower import DOT, DOT_ADD
 
-# By version of Mesa. What runs in the second is arm64, and emulated.
-ROOTS = {"25.0": Path("/var/cache/honed-valhall"), "26.2": Path("/var/cache/honed-valhall-26.2")}
+# By version of Mesa. What runs in all but the first is arm64, and emulated.
+ROOTS = {
+    "25.0": Path("/var/cache/honed-valhall"),
+    "26.1": Path("/var/cache/honed-valhall-26.1"),
+    "26.2": Path("/var/cache/honed-valhall-26.2"),
+}
 ROOT = ROOTS["25.0"]
 SECONDS = 60  # of CPU time for one program
 _DEADLINE = 5.0 * SECONDS  # of a program, where it waits for something, or others have the machine
@@ -34,16 +39,13 @@ _ENVIRONMENT = {
     "SECONDS": str(SECONDS),
 }
 
-# Mesa takes a logarithm from a table in constant memory, and dies where the shim should upload one. The
-# device's own instruction stands for it: some ten instructions fewer.
-_LOGARITHMS = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" + "\n".join(
-    f"static {type_} __attribute__((overloadable)) honed_{name}({type_} x) "
-    f"{{ return convert_{type_}(native_{name}(convert_float{lanes}(x))); }}"
-    for name in ("log", "log2", "log10")
-    for lanes in ("", "2", "3", "4", "8", "16")
-    for type_ in (f"float{lanes}", f"half{lanes}")
-)
-_LOGARITHMS += "".join(f"\n#define {name} honed_{name}" for name in ("log", "log2", "log10"))
+# Mesa takes logarithms, and what rests on them, from tables in constant memory, and dies where the shim
+# should upload one. An instruction of the device stands for each: some ten fewer, or thirty for a power.
+_OF_TABLES = {
+    **{"log": "log", "log2": "log2", "log10": "log10", "pow": "powr"},
+    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), "exp"),
+}
+_FLOATS = [(f"{of}{n}", f"float{n}") for of in ("float", "half") for n in ("", "2", "3", "4", "8", "16")]
 # Mesa writes dot products of bytes out, where Arm's compiler has an instruction (IDP) with three operands
 # and one result. A multiply-add of floats stands for it, of the same pipe and rate: clpeak has 1,882 GOP/s
 # on this chip, 92 % of eight operations a lane and clock, as 470 GFLOP/s are of two. What it computes is
@@ -75,7 +77,8 @@ class OfflineCompiler:
     def __init__(self, root: Path = ROOT, jobs: int | None = None) -> None:
         """Set up the compiler; raise DeviceError where it has not been made."""
         if not (root / _SERVER.lstrip("/")).exists():
-            options = "--mesa 26.2 " if root == ROOTS["26.2"] else ""
+            version = next((name for name, known in ROOTS.items() if known == root), "25.0")
+            options = "" if version == "25.0" else f"--mesa {version} "
             command = f"benchmarks/valhall/build {options}{root}"
             raise DeviceError(f"the offline compiler is not in {root}; make it with `{command}`")
         if os.geteuid() != 0:
@@ -115,7 +118,7 @@ class OfflineCompiler:
             if server is None:
                 server = _Server(self._root)
                 self._servers.append(server)
-            path.write_text(f"{_LOGARITHMS}\n{_DOTS}\n{source}")
+            path.write_text(f"{_stand_ins(source)}\n{_DOTS}\n{source}")
             status = server.build(f"/{path.relative_to(self._root)}")
         except (OSError, DeviceError, NotBuilt):
             server = None
@@ -184,6 +187,24 @@ class _Server:
             self._process.wait()
             raise _gone()
         return line.decode(errors="replace").strip()
+
+
+def _stand_ins(source: str) -> str:
+    """Return definitions for those of `_OF_TABLES` that a source calls."""
+    text = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
+    for name, own in _OF_TABLES.items():
+        if re.search(rf"\b{name}\(", source) is None:
+            continue
+        names = ("x", "y") if name == "pow" else ("x",)
+        for of, wide in _FLOATS:
+            given = ", ".join(f"{of} {one}" for one in names)
+            values = ", ".join(f"convert_{wide}({one})" for one in names)
+            text += (
+                f"static {of} __attribute__((overloadable)) honed_{name}({given}) "
+                f"{{ return convert_{of}(native_{own}({values})); }}\n"
+            )
+        text += f"#define {name} honed_{name}\n"
+    return text
 
 
 def _command(root: Path) -> list[str]:

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 from benchmarks import supervising
 from benchmarks.board import __main__ as board
-from benchmarks.board import anchors, kernels, measuring, models, report
+from benchmarks.board import anchors, kernels, machine, measuring, models, report
 from benchmarks.board.anonymous import anonymous, secrets
 from benchmarks.board.hone import Failed, Service, hone
 from benchmarks.board.kernels import FAMILIES, Program
+from benchmarks.board.machine import Timed
 from benchmarks.board.measuring import Measured
 from benchmarks.board.models import Served
 from benchmarks.supervising import work_off
 
+from honed.machine import microbench
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
 from honed.runtime.errors import DeviceError
@@ -88,6 +90,63 @@ def test_schedules_are_measured_and_their_answers_compared(device: Device, progr
     assert found[1].differs <= second.tolerance
     idle = replace(second, launches=())
     assert measuring._measured(device, queue, idle, answers).differs == float("inf"), "nothing is written"
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("name", machine.KERNELS)
+def test_what_settles_the_machine_runs(device: Device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_LONG_SECONDS", 0.0)
+    monkeypatch.setattr(microbench, "PATIENCE", 1)
+    found = machine._timed(microbench.Bench(device), name, machine.KERNELS[name])
+    if "half" in name and not device.profile.limits.fp16:
+        assert found == Timed(failed="the device computes no halves (cl_khr_fp16)")
+    else:
+        assert found.us is not None, found.failed
+        assert found.us > 0
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, device: str, **us: float) -> machine.Settled:
+    """What a device says whose kernels take 16 us, but for those given."""
+    times = [Timed(us=us.get(name, 16.0)) for name in machine.KERNELS]
+    monkeypatch.setattr(supervising, "work_off", lambda *_, each_seconds: times)
+    return machine.settle(replace(predicted("mali-g610").identity, name=device), "0:0", 60.0)
+
+
+def test_each_question_has_one_answer_that_honed_assumes() -> None:
+    for question in machine.QUESTIONS:
+        assert {question.of, question.per} <= {*machine.KERNELS, ""}
+        bounds = [bound for answer in question.answers for bound in (answer.least, answer.most)]
+        assert bounds == sorted(bounds)
+        assert sum(not answer.flips for answer in question.answers) == 1
+
+
+def test_the_machine_that_is_assumed_flips_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are what the judges' counts give, and half64 what it spills on Mesa 25.0."""
+    assumed = {"half32": 8.0, "half64": 50.0, "row": 11.5, "four_rows": 32.0, "column": 128.0, "wide": 32.0}
+    found = settled(monkeypatch, "Mali-G610 r0p0", **assumed, queued=4.0, waited=14.0)
+    assert found.applies
+    assert [one.answer for one in found.said] == [
+        *("no, the busiest pipe bounds", "no", "yes", "no, they spill", "yes", "yes", "yes"),
+        *("at most about", "at most about"),
+    ]
+    assert not any(one.flips for one in found.said)
+    assert "as this device is" in machine.table(found)
+
+
+def test_another_machine_flips_what_hangs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settled(monkeypatch, "Mali-LODX r0p0", fma_add=24.0, fma_mul=20.0, waited=85.0)
+    assert all(one.flips for one in found.said)
+    assert "yes, `alu` bounds" in machine.table(found)
+
+
+def test_what_is_not_clear_and_what_another_device_says_flips_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = settled(monkeypatch, "pthread-x", fma_add=20.5, half32=0.0)
+    assert found.said[0].answer == "not clear"
+    assert found.said[2].figure is None
+    assert not found.said[0].flips
+    assert "This is pthread-x, whose answers say nothing about a Mali-G610" in machine.table(found)
 
 
 CHILD = """

@@ -122,3 +122,11 @@ def test_doubles_are_left_to_the_driver() -> None:
     source = lowered(scheduled(over(lambda i, a: tirx.sin(a[i]), *placeholders("float64")))).source
     assert "= sin(" in source
     assert not definitions(source)
+
+
+def test_an_arcsine_of_halves_is_one_of_singles() -> None:
+    """Mesa 25.0 has none for halves, and its compiler dies of one."""
+    source = lowered(scheduled(over(lambda i, a: te.asin(a[i]), *placeholders("float16")))).source
+    assert "(half)asin((float)" in source
+    source = lowered(scheduled(over(lambda i, a: te.asin(a[i]), *placeholders("float32")))).source
+    assert "= asin(" in source

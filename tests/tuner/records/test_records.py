@@ -145,6 +145,20 @@ def test_quarantine_is_for_good(records: Records) -> None:
     assert (kept.reason, kept.story) == ("page fault", "mali ...: Page fault")
 
 
+def test_what_was_not_built_waits_for_another_driver_or_other_source(records: Records) -> None:
+    number = records.begin(new(1, source="kernel"))
+    records.finish(number, Verdict(outcome=Outcome.BUILD, reason="not fully linked"))
+    for again in (new(1), new(2, source="kernel"), new(2, source="kernel", setup=NEWER_COMPILER)):
+        assert not records.may_run(again.setup, "dense", sha256(again.trace), again.source_sha256)
+        with pytest.raises(InQuarantine, match=r"was not built \(not fully linked\)"):
+            records.begin(again)
+    for setup, source in ((NEWER_DRIVER, "kernel"), (OTHER_DEVICE, "kernel"), (NEWER_COMPILER, "other")):
+        assert records.may_run(setup, "dense", sha256(trace(1)), source)
+    assert records.quarantined(SETUP) == []
+    (kept,) = records.history("dense", SETUP)
+    assert (kept.state, kept.outcome) == (RecordState.DONE, Stored.NOT_BUILT)
+
+
 def test_a_candidate_runs_once_at_a_time(records: Records, path: Path) -> None:
     records.begin(new(1))
     with Records.open(path) as other:

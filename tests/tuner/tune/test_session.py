@@ -334,6 +334,28 @@ def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: Devi
 
 
 @pytest.mark.slow
+def test_what_the_driver_does_not_build_is_not_tried_again_until_it_changes(
+    tuned: Any, kept: Any, profile: DeviceProfile
+) -> None:
+    """By a later run, nor where another schedule, or another compiler, makes the kernel."""
+    refused = f"{honest.SCALE}#error not by this driver\n"
+    session, _, events = tuned([[refused], []])
+    assert [e["outcome"] for e in events if e["event"] == "trial"] == ["build"]
+    again, planted, events = tuned([[refused], []])
+    assert again.trials == 0
+    assert set(planted.known) == {(trace(refused), None)}
+    assert not any(event["event"] == "trial" for event in events)
+    source = hashlib.sha256(refused.encode()).hexdigest()
+    with kept() as records:
+        (one,) = records.history("scale", session.setup)
+        assert "not by this driver" in one.reason
+        other = replace(session.setup, compiler="another")
+        assert not records.may_run(other, "scale", "another schedule", source)
+        newer = replace(profile.identity, driver_version="a newer one")
+        assert records.may_run(setup_for(newer), "scale", one.trace_sha256, source)
+
+
+@pytest.mark.slow
 def test_how_a_candidate_was_found_is_recorded(tuned: Any, kept: Any) -> None:
     session, _, _ = tuned([[marked(1)], []])
     with kept() as records:

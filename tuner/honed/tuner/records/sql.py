@@ -122,9 +122,15 @@ SETUPS: Final = """SELECT d.identity, c.driver, c.compiler
 
 # -- candidates
 
-BANNED: Final = """SELECT c.reason FROM candidates c JOIN devices d ON d.id = c.device
+# Those in quarantine, for good; then those that this driver did not build, by an equal compiler or source.
+BANNED: Final = """SELECT c.state, c.reason FROM candidates c JOIN devices d ON d.id = c.device
     WHERE d.key = :device AND c.state = 'quarantined'
         AND ((c.workload = :workload AND c.trace_sha256 = :trace_sha256) OR c.source_sha256 = :source_sha256)
+    UNION ALL
+    SELECT c.state, c.reason FROM candidates c JOIN devices d ON d.id = c.device
+    WHERE d.key = :device AND c.workload = :workload AND c.driver = :driver
+        AND c.state = 'done' AND c.outcome = 'not-built'
+        AND ((c.compiler = :compiler AND c.trace_sha256 = :trace_sha256) OR c.source_sha256 = :source_sha256)
     LIMIT 1"""
 RUNNING: Final = """SELECT 1 FROM candidates c JOIN devices d ON d.id = c.device
     WHERE d.key = :device AND c.state = 'in-flight'

@@ -166,7 +166,8 @@ class Records:
         """Return False for a candidate that is in quarantine on this device, or already in flight.
 
         The quarantine holds for every driver and compiler version, and for all candidates whose kernels have
-        equal source.
+        equal source. Also return False for one that was not built, until driver, or compiler and source,
+        change.
         """
         hashes = {"trace_sha256": trace_sha256, "source_sha256": source_sha256}
         key = self._here(setup, workload=workload, owner=self._owner, **hashes)
@@ -185,7 +186,9 @@ class Records:
         with self._writing():
             banned = self._rows(sql.BANNED, key)
             if banned:
-                raise InQuarantine(f"this candidate is in quarantine ({banned[0][0]}); try another")
+                state, reason = banned[0]
+                is_ = "is in quarantine" if state == RecordState.QUARANTINED else "was not built"
+                raise InQuarantine(f"this candidate {is_} ({reason}); try another")
             if self._rows(sql.RUNNING, key):
                 raise AlreadyExists("this candidate is being measured already; try another")
             self._add_device(new.setup)

@@ -67,6 +67,7 @@ _COMPARISONS: dict[type, tuple[str, int]] = {
     tirx.EQ: ("==", EQUAL), tirx.NE: ("!=", EQUAL),
 }  # fmt: skip
 _RENAMED = {"nearbyint": "rint"}
+_OF_SINGLES = frozenset({"asin"})  # also of halves, for which Mesa 25.0 has none and its compiler dies
 TRUE, FALSE = Term("true", terms.BOOL), Term("false", terms.BOOL)
 
 
@@ -415,10 +416,14 @@ class Expressions:
         if name.startswith("atomic"):
             raise Unprintable("a kernel uses atomic operations")
         given = [self.full(a) for a in arguments]
+        to = of = terms.type_of(call)
         if name in CIRCULAR and given[0].type.bits < 64:
             name = circular_name(name, given[0].type)
+        elif name in _OF_SINGLES and to.bits < 32:
+            of = Type(to.kind, 32, to.lanes)
+            given = [self.convert(term, of) for term in given]
         text = f"{_RENAMED.get(name, name)}({', '.join(term.text for term in given)})"
-        return self.joined(text, terms.type_of(call), PRIMARY, *given)
+        return self.convert(self.joined(text, of, PRIMARY, *given), to)
 
     def _choice(self, call: ir.Call) -> Term:
         """Return one of two values, of which only the selected one may be computed."""

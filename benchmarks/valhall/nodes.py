@@ -1,0 +1,138 @@
+"""The kernels of ONNX's node tests by each judge: `python -m benchmarks.valhall nodes --judges 25.0,26.2`.
+
+Only whether they build. What is first served of each test that can be compiled, in the model's own types;
+functions of equal text count once. Some are built as one program, which takes an emulated compiler little
+longer than one of them; where it refuses that, both halves are built again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.tuner.backend import cases
+
+from honed.protocol.errors import HonedError
+from honed.tuner import frontend
+from honed.tuner.compiler.compile import prepare
+from honed.tuner.compiler.fusion import joins
+from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.lower.module import legal_model
+from honed.tuner.lower.target import target_for
+from honed.valhall.compiler import Dump, NotBuilt
+from honed.valhall.judge import MachineCodeJudge
+
+from .tasks import profile
+
+_TOGETHER = 16  # functions of a program
+_NAME = "node"
+_KERNEL = "__kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """The kernels of a function as OpenCL C, and the first test that has them."""
+
+    test: str
+    source: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was met: tests with kernels, tests without, and kernels."""
+
+    tests: int = 0
+    refused: int = 0
+    kernels: int = 0
+    functions: list[Function] = field(default_factory=list)
+
+
+def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
+    """Print how many kernels each judge builds, and which it refuses, with its words."""
+    counts = Counts()
+    begun: dict[str, list[tuple[list[Function], Future[Dump]]]] = {name: [] for name in judges}
+    for together in _programs(counts, only):
+        for name, judge in judges.items():
+            begun[name].append((together, judge.begin(joined(together))))
+    print(
+        f"{counts.tests} tests are compiled and {counts.refused} are not: {len(counts.functions)} functions, "
+        f"{counts.kernels} kernels",
+        flush=True,
+    )
+    for name, judge in judges.items():
+        refused = 0
+        for together, dump in begun[name]:
+            for one, why in _refused(judge, together, dump):
+                refused += 1
+                print(f"{name} refuses {one.test}: {why}\n{one.source}", flush=True)
+        print(f"{name} refuses {refused} functions", flush=True)
+
+
+def joined(functions: Sequence[Function]) -> str:
+    """Return one program of functions that have the same text before their kernels."""
+    before, _, _ = functions[0].source.partition(_KERNEL)
+    kernels = [
+        one.source.removeprefix(before).replace(f"{_NAME}_kernel", f"{_NAME}{n}_kernel")
+        for n, one in enumerate(functions)
+    ]
+    return before + "\n".join(kernels)
+
+
+def _programs(counts: Counts, only: str) -> Iterator[list[Function]]:
+    """Yield functions that make one program, as the tests are compiled."""
+    waiting = dict[str, list[Function]]()  # by what is before their kernels
+    met = set[str]()
+    names = [name for name in sorted(cases.all_cases()) if only in name]
+    for n, name in enumerate(names):
+        if n % 100 == 0:
+            print(f"{n} of {len(names)} tests, {len(met)} functions", file=sys.stderr, flush=True)
+        try:
+            sources = list(_sources(cases.all_cases()[name]))
+        except HonedError:
+            counts.refused += 1
+            continue
+        counts.tests += 1
+        for source in sources:
+            if source in met:
+                continue
+            met.add(source)
+            one = Function(name, source)
+            counts.functions.append(one)
+            counts.kernels += source.count(_KERNEL)
+            mine = waiting.setdefault(source.partition(_KERNEL)[0], [])
+            mine.append(one)
+            if len(mine) == _TOGETHER:
+                yield list(mine)
+                mine.clear()
+    yield from (mine for mine in waiting.values() if mine)
+
+
+def _sources(case: cases.Case) -> Iterator[str]:
+    """Yield the OpenCL C of a test's functions; raises HonedError where it cannot be compiled."""
+    model, device = case.model(), profile()
+    folder = (case.sets() or [case.folder])[0]
+    given = case.data("input", folder, list(model.graph.input))
+    arrays = {i.name: v for i, v in zip(model.graph.input, given, strict=True) if isinstance(v, np.ndarray)}
+    frozen, _ = cases.freeze(model, arrays)
+    normalised = prepare(frozen, {}, "auto", device).normalised
+    legal = legal_model(frontend.import_relax(normalised), device, joins(device))
+    for func in legal.functions.values():
+        yield first_kernels(func, _NAME, target_for(device), device)[1].source
+
+
+def _refused(
+    judge: MachineCodeJudge, functions: list[Function], dump: Future[Dump]
+) -> list[tuple[Function, str]]:
+    """Return those that the judge's compiler does not build, each with its words."""
+    try:
+        dump.result()
+    except NotBuilt as failed:
+        if len(functions) == 1:
+            return [(functions[0], str(failed))]
+        half = len(functions) // 2
+        halves = [(part, judge.begin(joined(part))) for part in (functions[:half], functions[half:])]
+        return [each for part, again in halves for each in _refused(judge, part, again)]
+    return []
