@@ -281,13 +281,13 @@ def table(found: Settled) -> str:
 
 def main(spec: str, first: str) -> int:
     """Measure from kernel FIRST on, and tell each result."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as told:
+    with os.fdopen(os.dup(1), "w", buffering=1) as printed:
         os.dup2(2, 1)  # drivers print
         bench = Bench(devices.select(spec))
         for number, (name, source) in enumerate(KERNELS.items()):
             if number >= int(first):
-                told.write(f"{number}\n")
-                told.write(json.dumps(strict.to_plain(_timed(bench, name, source))) + "\n")
+                printed.write(f"{number}\n")
+                printed.write(json.dumps(strict.to_plain(_timed(bench, name, source))) + "\n")
     return 0
 
 
