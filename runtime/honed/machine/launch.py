@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> None:
         with open(score, "w") as file:
             file.write(str(wanted))
     os.nice(niceness)
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # ONNX Runtime's wheels report to Microsoft otherwise
     os.execvp(program[0], program)
 
 

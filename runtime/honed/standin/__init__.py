@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -90,6 +91,7 @@ def genuine() -> ModuleType | None:
 
 
 def _imported() -> ModuleType:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # as in all children (honed.machine.launch)
     if _finder not in sys.meta_path:
         return importlib.import_module(_NAME)
     with apart():
