@@ -42,7 +42,7 @@ class Function:
 
 @dataclass(slots=True)
 class Counts:
-    """What was met: tests with kernels, tests without, and kernels."""
+    """What was found: tests with kernels, tests without, and kernels."""
 
     tests: int = 0
     refused: int = 0
@@ -84,11 +84,11 @@ def joined(functions: Sequence[Function]) -> str:
 def _programs(counts: Counts, only: str) -> Iterator[list[Function]]:
     """Yield functions that make one program, as the tests are compiled."""
     waiting = dict[str, list[Function]]()  # by what is before their kernels
-    met = set[str]()
+    seen = set[str]()
     names = [name for name in sorted(cases.all_cases()) if only in name]
     for n, name in enumerate(names):
         if n % 100 == 0:
-            print(f"{n} of {len(names)} tests, {len(met)} functions", file=sys.stderr, flush=True)
+            print(f"{n} of {len(names)} tests, {len(seen)} functions", file=sys.stderr, flush=True)
         try:
             sources = list(_sources(cases.all_cases()[name]))
         except HonedError:
@@ -96,9 +96,9 @@ def _programs(counts: Counts, only: str) -> Iterator[list[Function]]:
             continue
         counts.tests += 1
         for source in sources:
-            if source in met:
+            if source in seen:
                 continue
-            met.add(source)
+            seen.add(source)
             one = Function(name, source)
             counts.functions.append(one)
             counts.kernels += source.count(_KERNEL)

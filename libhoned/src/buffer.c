@@ -58,7 +58,7 @@ static void take_told(struct call *call, const struct message *message, const st
     (void)message;
 }
 
-static void told(struct call *call)
+static void on_registered(struct call *call)
 {
     honed_buffer *buffer = (honed_buffer *)call;
     requests_told(buffer);
@@ -82,7 +82,7 @@ honed_code honed_buffer_new(honed_service *service, size_t bytes, honed_buffer *
     buffer->bytes = bytes;
     buffer->descriptor = -1;
     buffer->telling.take = take_told;
-    buffer->telling.ended = told;
+    buffer->telling.ended = on_registered;
     snprintf(buffer->name, sizeof buffer->name, "honed%lu", ++service->buffers);
     error = make_memory(buffer);
     if (error) {
@@ -150,7 +150,7 @@ void buffer_tell(honed_buffer *buffer)
     }
     frame_free(frame);
     fail_memory(&buffer->telling.failure);
-    told(&buffer->telling);
+    on_registered(&buffer->telling);
 }
 
 void *honed_buffer_data(const honed_buffer *buffer)

@@ -187,15 +187,15 @@ size_t message_reserve(struct message *message)
 
 enum progress message_parse(struct message *message)
 {
-    int told;
+    int status;
     if (message->parsed == message->size)
         return MESSAGE_PARTIAL;
-    told = honed_unpack_execute(&message->parser->context, (const char *)message->bytes, message->size, &message->parsed);
-    if (told == OUT_OF_MEMORY)
+    status = honed_unpack_execute(&message->parser->context, (const char *)message->bytes, message->size, &message->parsed);
+    if (status == OUT_OF_MEMORY)
         return MESSAGE_NO_MEMORY;
-    if (told < 0)
+    if (status < 0)
         return MESSAGE_WRONG;
-    if (told == 0)
+    if (status == 0)
         return MESSAGE_PARTIAL;
     message->root = honed_unpack_data(&message->parser->context);
     return MESSAGE_WHOLE;

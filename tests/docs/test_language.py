@@ -27,6 +27,9 @@ PRIVATE = (
     "hurried",
     "spoilt",
 )
+# Names of values that say how something came to be known, and not what it is.
+NAMES = re.compile(r"^[^#\"\n]*\b_?(told|kin|brought|met)\b(?: = |: [a-zA-Z]+\[|\()", re.MULTILINE)
+STORED = {"brought", "met"}  # fields of manifests, of the protocol and of the ledger
 # Of those who change the code. All others say what the program does, and name no file of it.
 FOR_DEVELOPERS = {"architecture.md", "serving.md"}
 
@@ -55,6 +58,9 @@ def test_programs_use_the_words_of_the_field(root: str) -> None:
     files = sorted(programs)
     assert files
     assert [(str(file), found) for file in files for found in terms.findall(file.read_text())] == []
+    named = {(file.name, found) for file in files for found in NAMES.findall(file.read_text())}
+    assert {one for one in named if one[1] not in STORED} == set()
+    assert {file for file, _ in named} <= {"usage.py", "store.py", "results.py"}
 
 
 @pytest.mark.parametrize(

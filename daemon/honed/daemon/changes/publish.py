@@ -157,7 +157,7 @@ class Publisher:
             why=successor.why,
             now=time.time(),
             settled=False,
-            brought=_brought(successor.model, entry.compiled),
+            brought=_new_schedules(successor.model, entry.compiled),
         )
         change.keep(server, key)
         try:
@@ -414,7 +414,7 @@ def _kept(
     return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)
 
 
-def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
+def _new_schedules(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
     """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
     known = set(_measured(before)) if before is not None else set()
     return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
