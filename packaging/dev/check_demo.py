@@ -60,8 +60,8 @@ def _both_engines(model: Path, inputs: dict[str, NDArray[Any]]) -> None:
             cpu.run(inputs)
             given.append((time.perf_counter() - begun) * 1e3)
     print(
-        f"in turns, medians of {ROUNDS}: compiled {statistics.median(compiled):.1f} ms (engine gpu), "
-        f"ONNX Runtime {statistics.median(given):.1f} ms (engine cpu)"
+        f"in turns, medians of {ROUNDS}: compiled {statistics.median(compiled):.1f} ms (engine opencl), "
+        f"ONNX Runtime {statistics.median(given):.1f} ms (engine onnxruntime)"
     )
 
 

@@ -96,3 +96,13 @@ def test_onnxruntime_takes_over_with_the_options_that_the_app_has_set(
     logged = RunOptions()
     logged.logid = "of the app"
     np.testing.assert_array_equal(taken.run(None, {"x": given}, logged)[0], -np.ones(3, np.float32))
+
+
+def test_onnx_runtime_in_an_app_sends_nothing_to_its_makers(tmp_path: Path) -> None:
+    """Since 1.31 its wheels would keep a number of the machine under the home folder, and report by it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
+    environment |= {"PYTHONPATH": str(_ROOT / "runtime"), "HOME": str(tmp_path)}
+    script = "from honed import standin; assert standin.genuine() is not None"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.rglob("*")) == []

@@ -98,15 +98,15 @@ def _flat(data: object, shape: tuple[int, ...], name: str) -> Sequence[object]:
 def _check_elements(flat: Sequence[object], kind: DType, name: str) -> None:
     types = set(map(type, flat))
     if kind.name == "bool":
-        right, wanted_text = types <= {bool}, "true or false"
+        right, allowed = types <= {bool}, "true or false"
     elif kind.floating:
-        right, wanted_text = types <= {int, float}, "numbers"
+        right, allowed = types <= {int, float}, "numbers"
     else:
         bounds = np.iinfo(kind.name)
-        wanted_text = f"whole numbers from {bounds.min} to {bounds.max}"
+        allowed = f"whole numbers from {bounds.min} to {bounds.max}"
         right = types <= {int} and (not flat or (min(flat) >= bounds.min and max(flat) <= bounds.max))  # type: ignore[type-var,operator]
     if not right:
-        raise InvalidArgument(f"data of {name!r} is {kind.datatype}; give {wanted_text}")
+        raise InvalidArgument(f"data of {name!r} is {kind.datatype}; give {allowed}")
     if kind.floating and int in types and not all(abs(each) < _MOST_WHOLE for each in flat):  # type: ignore[arg-type]
         raise InvalidArgument(f"data of {name!r} has a whole number beyond 2^64; write it as 1e30")
 

@@ -162,11 +162,11 @@ def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
     first = next(lines, None)
     if first is None:
         return 0
-    standing, done = take_in(device, chain([first], lines)), hints.done
-    done.added += standing.count
-    done.merged += standing.merged
+    counted, done = take_in(device, chain([first], lines)), hints.done
+    done.added += counted.count
+    done.merged += counted.merged
     room = MAX_REFUSED - len(done.refused)
-    done.refused += [f"{hints.source}: {reason}"[:MAX_PROBLEM] for reason in standing.refused[: max(0, room)]]
+    done.refused += [f"{hints.source}: {reason}"[:MAX_PROBLEM] for reason in counted.refused[: max(0, room)]]
     return hints.count
 
 

@@ -353,12 +353,12 @@ def _story(each: Quarantined) -> Element | None:
 
 
 def _log(report: Report) -> list[Element]:
-    text = report.faults
-    if text.log_reason:
-        return [_nothing(f"{capital(text.log_reason)}.")]
-    if not text.log:
+    faults = report.faults
+    if faults.log_reason:
+        return [_nothing(f"{capital(faults.log_reason)}.")]
+    if not faults.log:
         return [_nothing("It holds no fault of a GPU since the machine started.")]
-    latest = [_fault(fault) for fault in reversed(text.log)]
+    latest = [_fault(fault) for fault in reversed(faults.log)]
     rest = latest[_SHOWN:]
     return [*latest[:_SHOWN], *([more(f"{len(rest)} earlier ones", *rest)] if rest else [])]
 

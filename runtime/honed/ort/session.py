@@ -456,16 +456,16 @@ def _waited(ask: Callable[[], T], end: float) -> T:
     others; then raises the error.
     """
     patient = time.monotonic() + _BUSY_SECONDS
-    text = False
+    logged = False
     while True:
         try:
             return ask()
         except (Unavailable, Busy) as error:
             if time.monotonic() > (end if isinstance(error, Unavailable) else patient):
                 raise
-            if not text:
+            if not logged:
                 _log.info("waiting for honed: %s", error)
-                text = True
+                logged = True
             time.sleep(_PAUSE)
 
 

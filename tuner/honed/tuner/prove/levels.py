@@ -67,8 +67,8 @@ def highest(
     except _Unknown as unknown:
         level, error, why, checked = HIGHEST, None, str(unknown), False
     seconds = round(time.monotonic() - begun, 2)
-    text = error if error is not None and math.isfinite(error) else None
-    return OptimisationCheck(level=level, checked=checked, error=text, why=why, seconds=seconds)
+    finite = error if error is not None and math.isfinite(error) else None
+    return OptimisationCheck(level=level, checked=checked, error=finite, why=why, seconds=seconds)
 
 
 def _compared(
