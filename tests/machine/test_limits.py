@@ -48,6 +48,23 @@ def test_threads_of_libraries_get_small_stacks_and_those_of_python_do_not() -> N
     assert own > STACK
 
 
+SHORT = """
+from honed.machine.limits import data_bytes, data_is_short, limit_data
+
+print(data_is_short())
+limit_data(10 * data_bytes())
+print(data_is_short())
+held = bytes(int(8.2 * data_bytes()))
+print(data_is_short())
+"""
+
+
+def test_a_process_sees_that_its_memory_is_short() -> None:
+    said, death = run((sys.executable, "-c", SHORT), seconds=60)
+    assert death.status == 0, said
+    assert said.split() == [b"False", b"False", b"True"]
+
+
 def test_a_stack_of_no_size_is_refused() -> None:
     with pytest.raises(OSError, match="stacks of 1 bytes"):
         thread_stacks(1)

@@ -17,8 +17,8 @@ from honed.runtime import load
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.plan import allocations
 from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
+from honed.runtime.execution import programs
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.programs import check
 
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 
@@ -250,6 +250,17 @@ def test_a_kernel_that_does_not_compile(device: Device, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_kernel_is_not_called_wrong_where_memory_ran_out(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "data_is_short", lambda: True)
+    b = add_constant()
+    b.sources[0] = b.sources[0].replace("a[i] + b[i]", "a[i] + nonsense[i]")
+    with pytest.raises(DeviceError, match="had no memory left to build a kernel") as caught:
+        loaded(b, device, tmp_path)
+    assert not isinstance(caught.value, programs.NotBuilt)
+
+
 def test_a_kernel_with_other_arguments(device: Device, tmp_path: Path) -> None:
     b = add_constant()
     b.sources[0] = b.sources[0].replace("__global float* out", "__global float* out, int n")
@@ -305,7 +316,7 @@ def test_dot_products_that_a_driver_writes_out_are_computed_all_the_same(device:
     b.launch(same, b.output("y", "float32", (8,)))
     limits = replace(device.profile.limits, int8_dots=False)
     extended = SimpleNamespace(extensions="cl_khr_integer_dot_product")
-    check(b.build(), replace(device, profile=replace(device.profile, limits=limits), cl=extended))
+    programs.check(b.build(), replace(device, profile=replace(device.profile, limits=limits), cl=extended))
 
 
 def test_a_refused_launch_is_told_with_its_kernel_and_ends_the_executor(

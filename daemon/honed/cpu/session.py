@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import resource
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ _FEW = 1 << 26  # elements of a made-up input at most
 # Types that NumPy does not have go into ONNX Runtime and out of it as bits.
 _NARROW = frozenset(narrow.name for narrow in NARROW)
 _BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
+_ARENA_FROM = 512 << 20  # bytes that the process may have: less, and its models do without arenas
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
@@ -181,7 +183,11 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
 
 
 def _options(threads: int, level: str, spinning: bool) -> onnxruntime.SessionOptions:
-    return session_options(onnxruntime, threads, level, spinning=spinning)
+    options = session_options(onnxruntime, threads, level, spinning=spinning)
+    # An arena keeps what a model took at its largest, for good, and grows by doubling.
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    options.enable_cpu_mem_arena = most == resource.RLIM_INFINITY or most >= _ARENA_FROM
+    return options
 
 
 def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) -> Interface:

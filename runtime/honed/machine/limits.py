@@ -65,6 +65,12 @@ def data_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
 
 
+def data_is_short() -> bool:
+    """Return whether this process has taken nine tenths of what `limit_data` allows it."""
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return most != resource.RLIM_INFINITY and data_bytes() > 0.9 * most
+
+
 def memory_mib(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
     """Return the memory of this machine, or of the cgroup where that has less, in MiB.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -106,6 +107,18 @@ def test_the_process_that_builds_is_killed_and_the_addition_goes_on(
     wait_for(
         lambda: not any(child.is_running() for child in adopted(service)), "what it started to end", service
     )
+
+
+def test_a_crash_of_the_process_that_builds_names_its_memory(start_service: Starter, tmp_path: Path) -> None:
+    service = start_service(config="[limits]\nworker_memory_mib = 1024\ncompile_memory_mib = 2048\n")
+    adding = Adding(service, never_built(tmp_path), "m")
+    while adding.is_alive():
+        for process in others(service):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGSEGV)
+        adding.join(0.01)
+    assert isinstance(adding.error, ModelRefused)
+    assert "SIGSEGV; it may have needed more than 2048 MiB of limits.compile_memory_mib" in adding.error.reasons[0]
 
 
 def adopted(service: Service) -> list[psutil.Process]:

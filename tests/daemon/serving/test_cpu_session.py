@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,8 +18,10 @@ pytest.importorskip("onnxruntime")
 from honed.cpu import session as sessions
 from honed.cpu.session import Session, packed, prepare, unpacked
 from honed.daemon.store.compiled import TensorSpec
+from honed.machine.children import run
 from honed.machine.processors import Processor, ThreadPlacement
 from honed.runtime.dtypes import NARROW, DType, dtype
+from tests.daemon.running import DEADLINE
 
 
 def tensor(name: str, shape: list[int | str | None]) -> onnx.ValueInfoProto:
@@ -143,3 +146,20 @@ def test_the_process_keeps_to_the_big_cores(monkeypatch: pytest.MonkeyPatch) -> 
     assert kept == [[3]]
     assert prepare(2) == ThreadPlacement(threads=2)
     assert kept == [[3]]
+
+
+ARENA = """
+import sys
+from honed.cpu.session import _options
+from honed.machine.limits import limit_data
+
+limit_data(int(sys.argv[1]) << 20)
+print(_options(1, "all", False).enable_cpu_mem_arena)
+"""
+
+
+@pytest.mark.parametrize(("mib", "arena"), [(400, b"False"), (600, b"True")])
+def test_a_process_of_little_memory_has_no_arenas(mib: int, arena: bytes) -> None:
+    said, death = run((sys.executable, "-c", ARENA, str(mib)), seconds=DEADLINE)
+    assert death.status == 0, said
+    assert said.strip() == arena

@@ -139,6 +139,8 @@ class BuildProcess:
             bound = self._supervisor.program.building.bound
             if death.out_of_memory and bound:
                 reason = no_memory(reason, "", bound)
+            elif bound and death.signal is not None:  # drivers that get no memory crash, too
+                reason = f"{reason}; it may have needed more than {bound}"
             raise BuilderLost(reason) from error
 
     def _lost(self) -> BuilderLost:

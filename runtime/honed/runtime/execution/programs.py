@@ -15,6 +15,7 @@ from typing import Any
 
 from honed.machine.devices import Device
 from honed.machine.files import replacing
+from honed.machine.limits import data_is_short
 from honed.machine.opencl import DOTS_EXTENSION, cl, context, driver_call, most_work_items
 from honed.protocol.errors import DeviceError, HonedError
 from honed.protocol.strict import to_plain
@@ -38,7 +39,10 @@ class NotBuilt(DeviceError):
 
 
 def build(device: Device, source: str, cache_dir: Path | None) -> Any:
-    """Return the built pyopencl Program of `source`; raise NotBuilt with the compiler's first error."""
+    """Return the built pyopencl Program of `source`; raise NotBuilt with the compiler's first error.
+
+    Raises DeviceError where memory ran out.
+    """
     kept = _kept_at(device, source, cache_dir) if cache_dir else None
     if kept is not None:
         program = _from_binary(device, kept)
@@ -47,6 +51,11 @@ def build(device: Device, source: str, cache_dir: Path | None) -> Any:
     try:
         program = cl.Program(context(device.cl), source).build(options=list(OPTIONS), cache_dir=False)
     except cl.Error as error:
+        if data_is_short():  # a driver that gets no memory calls the program wrong
+            raise DeviceError(
+                f"{device.spec} had no memory left to build a kernel of this model; raise compile_memory_mib "
+                "of [limits] in the configuration, or use a smaller model"
+            ) from error
         raise NotBuilt(device, _complaint(error)) from error
     if kept is not None:
         _keep(program, kept)
