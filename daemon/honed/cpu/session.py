@@ -115,6 +115,25 @@ class Session:
                 raise InvalidArgument(f"output {name!r} is no tensor for these inputs; take the others")
         return tensors
 
+    def step(
+        self, inputs: Mapping[str, Array], state: Mapping[str, onnxruntime.OrtValue], outputs: Sequence[str]
+    ) -> dict[str, onnxruntime.OrtValue]:
+        """Run on inputs and on values that ONNX Runtime holds, and return outputs as such values.
+
+        Raises as `run`.
+        """
+        given = {name: given_value(array) for name, array in inputs.items()}
+        try:
+            found = self._session.run_with_ort_values(list(outputs), {**given, **state})
+        except Exception as error:
+            if _out_of_memory(error):
+                raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
+            if MISLED in str(error) and self._by_names:
+                self._forget_names()
+                return self.step(inputs, state, outputs)
+            raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
+        return dict(zip(outputs, found, strict=True))
+
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
         _, given = _given(self._path, alone=self._alone, by_names=False)
@@ -270,11 +289,12 @@ def _run_narrow(
     session: onnxruntime.InferenceSession, outputs: Sequence[str], inputs: Mapping[str, Array]
 ) -> list[Array]:
     """Return the outputs of a model with inputs or outputs of such types. Raises what ONNX Runtime raises."""
-    given = {name: _narrow_given(array) for name, array in inputs.items()}
-    return [_narrow_taken(value) for value in session.run_with_ort_values(outputs, given)]
+    given = {name: given_value(array) for name, array in inputs.items()}
+    return [taken_value(value) for value in session.run_with_ort_values(outputs, given)]
 
 
-def _narrow_given(array: Array) -> onnxruntime.OrtValue:
+def given_value(array: Array) -> onnxruntime.OrtValue:
+    """Return a copy of an array as ONNX Runtime holds it."""
     name = array.dtype.name
     if name not in _NARROW:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
@@ -284,7 +304,8 @@ def _narrow_given(array: Array) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype(name).number)
 
 
-def _narrow_taken(value: Any) -> Array:
+def taken_value(value: Any) -> Array:
+    """Return a copy of what ONNX Runtime holds."""
     kept = from_onnx(value.data_type())
     if kept is None or kept.name not in _NARROW:
         found: Array = value.numpy()

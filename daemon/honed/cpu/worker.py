@@ -24,11 +24,14 @@ from honed.daemon.worker.calls import (
     CheckedProbe,
     CheckProbe,
     ComparedTurn,
+    DropSequences,
     FindDevice,
     FoundDevice,
     OpenDevice,
     ProfileModel,
+    RunStep,
     RunTurn,
+    StepRan,
     UnloadModel,
 )
 from honed.daemon.worker.host import Array, Host, connect
@@ -42,6 +45,7 @@ from honed.runtime.compiled import modelfile
 
 from . import profiling
 from .session import Session, prepare
+from .steps import HeldSequences
 
 _DEVICE = "ONNX Runtime/CPU"
 
@@ -77,6 +81,7 @@ class CpuEngine(Host):
         self._fixed = fixed
         self._here = threads.processors  # of the thread that runs models
         self._models: dict[str, _Loaded] = {}
+        self._sequences = HeldSequences()
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
 
     def loaded(self, key: str) -> Session:
@@ -133,6 +138,19 @@ class CpuEngine(Host):
         session.run(inputs)
         return ComparedTurn(ns=time.monotonic_ns() - begun, sets=len(sets))
 
+    def _step(self, call: RunStep) -> StepRan:
+        start = time.monotonic_ns()
+        session, inputs = self.loaded(call.run.key), self.given(call.run)
+        begun = time.monotonic_ns()
+        computed, rows, nbytes = self._sequences.step(session, call, inputs)
+        ended = time.monotonic_ns()
+        result = self.answer_of(call.run, computed, start, begun, ended, ())
+        return StepRan(result=result, rows=rows, nbytes=nbytes)
+
+    def _drop_sequences(self, call: DropSequences) -> Empty:
+        self._sequences.drop(call.sequences)
+        return Empty()
+
     def _unload(self, call: UnloadModel) -> Empty:
         self._models.pop(call.key, None)
         self._sets = "", []
@@ -154,7 +172,14 @@ class CpuEngine(Host):
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
     METHODS: ClassVar = Host.METHODS | by_name(
-        {CheckProbe: _check, RunTurn: _turn, UnloadModel: _unload, ProfileModel: _profile}
+        {
+            CheckProbe: _check,
+            RunTurn: _turn,
+            RunStep: _step,
+            DropSequences: _drop_sequences,
+            UnloadModel: _unload,
+            ProfileModel: _profile,
+        }
     )
 
 

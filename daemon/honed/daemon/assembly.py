@@ -25,6 +25,7 @@ from .config import Config, Reloader
 from .core.state import Registry
 from .feature import Feature
 from .features.batching import Batcher
+from .features.decoders import Decoders
 from .features.in_app import InApp
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
@@ -198,6 +199,7 @@ async def _features(
         shares_file=shares,
         policy=policy,
     )
+    sequencer = Sequencer(lambda: reloader.config.sequences, base.registry)
     return (
         user_models,
         InApp(
@@ -210,7 +212,14 @@ async def _features(
             used=user_models.used,
             placed=placed,
         ),
-        Sequencer(lambda: reloader.config.sequences, base.registry),
+        Decoders(
+            sequencer=sequencer,
+            pool=base.pool,
+            leasing=base.leasing,
+            ledger=base.ledger,
+            limits=base.config.limits,
+        ),
+        sequencer,
         ShapeVariants(
             maker=VariantCompiler(
                 changes=base.changes, registry=base.registry, pool=base.pool, policy=policy

@@ -52,11 +52,13 @@ class SequenceSettings:
     idle_seconds: a sequence without a request for so long is forgotten.
     max_per_model: sequences of one user and model at the same time.
     max_mib: state of all sequences of one user.
+    max_tokens: of one sequence of a decoder, whose state grows with each.
     """
 
     idle_seconds: float = setting(300.0, unit="s", minimum=0.1)
     max_per_model: int = setting(64)
     max_mib: int = setting(64, unit="MiB")
+    max_tokens: int = setting(4096)
 
 
 class SequenceKey(NamedTuple):
@@ -85,7 +87,8 @@ class StateTensor:
 class HeldSequence:
     """One sequence. `source` is the model it was begun with, which may be replaced under its name.
 
-    `tensors` are by input; `busy` while a request is under way.
+    `tensors` are by input; `busy` while a request is under way. Of a decoder (`decoders.py`) a worker has the
+    state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`.
     """
 
     key: SequenceKey
@@ -94,11 +97,14 @@ class HeldSequence:
     used: float
     tensors: dict[str, StateTensor] = field(default_factory=dict)
     busy: bool = True
+    number: int = 0
+    rows: int = 0
+    held_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
         """Of its state."""
-        return sum(len(tensor.data) for tensor in self.tensors.values())
+        return self.held_bytes + sum(len(tensor.data) for tensor in self.tensors.values())
 
 
 class Sequences:
@@ -111,6 +117,7 @@ class Sequences:
         self.settings = settings
         self._all: dict[SequenceKey, HeldSequence] = {}
         self._gone: dict[SequenceKey, str] = {}  # why
+        self.ended: list[int] = []  # numbers of those that are gone: a worker has their state still
 
     def __len__(self) -> int:
         return len(self._all)
@@ -126,7 +133,7 @@ class Sequences:
         Raises ResourceExhausted where its user has as many of the model as allowed.
         """
         self.expire(now)
-        self._all.pop(key, None)
+        self._remove(key)
         mine = sum((other.user, other.model) == (key.user, key.model) for other in self._all)
         if mine >= self.settings.max_per_model:
             raise ResourceExhausted(
@@ -136,6 +143,13 @@ class Sequences:
         self._gone.pop(key, None)
         sequence = self._all[key] = HeldSequence(key=key, source=source, pairs=pairs, used=now)
         return sequence
+
+    def _remove(self, key: SequenceKey) -> bool:
+        """Take a sequence away; return whether there was one."""
+        sequence = self._all.pop(key, None)
+        if sequence is not None and sequence.number:
+            self.ended.append(sequence.number)
+        return sequence is not None
 
     def resume(self, key: SequenceKey, source: str, now: float) -> HeldSequence:
         """Return a sequence for its next request; raise SequenceLost where there is none."""
@@ -157,13 +171,25 @@ class Sequences:
         if self._all.get(sequence.key) is not sequence:
             return  # it was ended meanwhile
         user, more = sequence.key.user, sum(len(tensor.data) for tensor in tensors.values())
-        others = (s for k, s in self._all.items() if k.user == user and s is not sequence)
-        if sum(s.nbytes for s in others) + more > self.settings.max_mib << 20:
+        if more > self.allowance(sequence):
             raise ResourceExhausted(
                 f"the state of {sequence.key.shown} is {more} bytes, with which the sequences of user {user} "
                 f"hold more than {self.settings.max_mib} MiB; end some, or raise max_mib of [sequences]"
             )
         sequence.tensors, sequence.used, sequence.busy = dict(tensors), now, False
+
+    def allowance(self, sequence: HeldSequence) -> int:
+        """Return the bytes of state that a sequence may have beside the others of its user."""
+        user = sequence.key.user
+        others = (s for k, s in self._all.items() if k.user == user and s is not sequence)
+        return (self.settings.max_mib << 20) - sum(s.nbytes for s in others)
+
+    def stepped(self, sequence: HeldSequence, rows: int, nbytes: int, now: float) -> None:
+        """Record that a worker holds the state after a request: what the next one starts from."""
+        if self._all.get(sequence.key) is sequence:
+            sequence.rows, sequence.held_bytes, sequence.used, sequence.busy = rows, nbytes, now, False
+        else:
+            self.ended.append(sequence.number)  # it was ended meanwhile
 
     def failed(self, sequence: HeldSequence, *, first: bool) -> None:
         """Record that a request failed: the next one starts from the state that this one started from.
@@ -176,7 +202,7 @@ class Sequences:
 
     def drop(self, key: SequenceKey, why: str = "it has ended") -> None:
         """Forget a sequence, if there is one, and remember why."""
-        if self._all.pop(key, None) is not None:
+        if self._remove(key):
             self._gone[key] = why
             while len(self._gone) > _REMEMBERED:
                 del self._gone[next(iter(self._gone))]
@@ -259,9 +285,9 @@ class Sequencer(Feature):
     async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Inferred:
         entry, options = call.entry, call.params.parameters
         if options is not None and options.sequence_end and not call.params.inputs:
-            self.sequences.resume(key, _source(entry), time.monotonic())
+            self.sequences.resume(key, source_of(entry), time.monotonic())
             self.sequences.drop(key)
-            return _nothing(call.params, entry)
+            return nothing(call.params, entry)
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
@@ -331,7 +357,7 @@ class Sequencer(Feature):
         InvalidArgument where the model keeps no state, or the request is malformed. The caller must end each
         request returned with `taken`, or with `failed` of its sequences.
         """
-        options, source = params.parameters or InferOptions(), _source(entry)
+        options, source = params.parameters or InferOptions(), source_of(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
         if first:
             pairs = state_of(entry)
@@ -372,7 +398,7 @@ class Sequencer(Feature):
         return dataclasses.replace(result, outputs=tuple(outputs), raw_output_contents=tuple(raw))
 
 
-def _nothing(params: InferParams, entry: ServedModel) -> Inferred:
+def nothing(params: InferParams, entry: ServedModel) -> Inferred:
     """Return the result of a request that only ends its sequence."""
     engine = kind_of(entry.engine)
     return Inferred(
@@ -396,7 +422,7 @@ def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
     return state_pairs.pairs(interface, entry.manifest.state) if interface is not None else ()
 
 
-def _source(entry: ServedModel) -> str:
+def source_of(entry: ServedModel) -> str:
     """Return the key that tells a model from another of its name; tuned versions share it."""
     return entry.manifest.source_key if entry.manifest.sources else entry.key
 

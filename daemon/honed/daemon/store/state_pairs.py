@@ -2,7 +2,8 @@
 
 A model's user says so (`hone add --state OUT=IN`), or its file (metadata `honed.state`), or names and shapes
 do: an output whose name is an input's but for words like "out", "new" or "present", where one of the words
-says that it is state, and the type and shape fit.
+says that it is state, and the type and shape fit. The keys and values of a decoder grow by a row for each
+token.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _STATE = re.compile(
 _BEFORE = frozenset(["in", "input", "inputs", "prev", "previous", "past", "old", "last", "init", "initial"])
 _AFTER = frozenset(["out", "output", "outputs", "new", "next", "present", "updated", "n"])
 _SHORT: Final[Mapping[str, str]] = {"hn": "h", "cn": "c"}  # outputs of recurrent layers
+_ATTENTION = re.compile(r"keys?|values?|kv")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
@@ -32,6 +34,27 @@ class StatePair:
 
     output: TensorSpec
     input: TensorSpec
+
+    @property
+    def grows_on(self) -> int:
+        """The axis on which keys or values of attention grow with each request; -1 for other state.
+
+        The batch, which is the first axis, does not grow.
+        """
+        taken, given = self.input, self.output
+        named = map(str.lower, _WORDS.findall(taken.name))
+        if taken.shape is None or given.shape is None or not any(map(_ATTENTION.fullmatch, named)):
+            return -1
+        axes = [
+            axis
+            for axis, sizes in enumerate(zip(taken.shape, given.shape, strict=True))
+            if axis and sizes == (-1, -1)
+        ]
+        if taken.symbols and given.symbols:
+            differ = [axis for axis in axes if taken.symbols[axis] != given.symbols[axis]]
+            same = [axis for axis in axes if axis not in differ and taken.symbols[axis]]
+            axes = differ or [axis for axis in axes if axis not in same]
+        return axes[-1] if axes else -1
 
 
 def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:

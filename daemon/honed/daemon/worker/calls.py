@@ -248,6 +248,58 @@ class RunBatch(WorkerCall[BatchRan]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTensor:
+    """State that stays in the worker: an output, and the input that it is given to next.
+
+    It has the shape `begins` and is all zeros before the first step. It grows on `axis`; -1: it is what the
+    latest step gave, or with `once` the first.
+    """
+
+    output: str
+    input: str
+    dtype: str
+    begins: tuple[int, ...]
+    axis: int
+    once: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRan:
+    """The result of a step, the rows that growing state has now, and the bytes of the sequence's state."""
+
+    result: InferenceResult
+    rows: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep(WorkerCall[StepRan]):
+    """Run the next step of a sequence, whose state the worker holds and gives to the model.
+
+    It starts from the first `rows` rows of what grows, and anew where that is 0. Inputs among `constants` are
+    kept from the step that brings them. Where the state would have more than `max_state_bytes`, it stays as
+    it was.
+    """
+
+    method = "Step"
+    work = True
+    run: RunModel
+    sequence: int
+    rows: int
+    tensors: tuple[HeldTensor, ...]
+    constants: tuple[str, ...]
+    max_state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropSequences(WorkerCall[Empty]):
+    """Let go of the state of sequences, as far as it is here."""
+
+    method = "DropSequences"
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsCompared:
     """Why a model must not be run on several requests at once; "" where it may."""
 

@@ -233,23 +233,23 @@ class Host(Server, ABC):
     def _infer(self, call: RunModel) -> InferenceResult:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = self._given(call)
+        given = self.given(call)
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
         observed = self.ran(call.key, given, call.keep)
-        return self._answer_of(call, computed, start, begun, ended, observed)
+        return self.answer_of(call, computed, start, begun, ended, observed)
 
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = [self._given(member) for member in call.members]
+        given = [self.given(member) for member in call.members]
         begun = time.monotonic_ns()
         computed = run(model.run, given)
         ended = time.monotonic_ns()
         return BatchRan(
             members=tuple(
-                self._answer_of(member, rows, start, begun, ended, ())
+                self.answer_of(member, rows, start, begun, ended, ())
                 for member, rows in zip(call.members, computed, strict=True)
             )
         )
@@ -264,7 +264,7 @@ class Host(Server, ABC):
         self.loaded(call.key).run(zeros)
         return ComparedTurn(ns=time.monotonic_ns() - begun)
 
-    def _given(self, call: RunModel) -> dict[str, Array]:
+    def given(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
         contents = iter(call.raw)
         given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
@@ -272,7 +272,7 @@ class Host(Server, ABC):
             _check_finite(given)
         return given
 
-    def _answer_of(
+    def answer_of(
         self,
         call: RunModel,
         computed: dict[str, Array],

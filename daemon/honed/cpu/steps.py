@@ -1,0 +1,100 @@
+"""The state of decoders' sequences, which stays in this process from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from honed.daemon.worker.calls import HeldTensor, RunStep
+from honed.protocol.dataclass import dataclass
+from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
+from honed.runtime.dtypes import dtype
+
+from .session import Session, given_value, taken_value
+
+Array = NDArray[Any]
+Values = Mapping[str, onnxruntime.OrtValue]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the next step of a sequence starts from, by input: state, and inputs that stay as they were."""
+
+    state: Values = field(default_factory=dict)
+    constants: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.tensor_size_in_bytes() for value in self.state.values()) + sum(
+            array.nbytes for array in self.constants.values()
+        )
+
+
+class HeldSequences:
+    """The sequences by number. A step that fails leaves its sequence as it was."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, _Held] = {}
+
+    def step(
+        self, session: Session, call: RunStep, inputs: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], int, int]:
+        """Run a step on the client's inputs; return the outputs wanted, rows and bytes of the state now.
+
+        Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
+        step would be too large, and what `Session.run` raises.
+        """
+        held = self._held.get(call.sequence, _Held()) if call.rows else _Held()
+        missing = any(t.input not in inputs and t.input not in held.state for t in call.tensors)
+        if call.rows and missing:
+            raise SequenceLost("the process that held its state has ended")
+        replaced = [tensor for tensor in call.tensors if tensor.axis < 0 and not tensor.once]
+        if held.state and replaced and _rows(held, call.tensors) != call.rows:
+            raise SequenceLost("a request of it failed after it had run")
+        taken = [tensor for tensor in call.tensors if not (call.rows and tensor.once)]
+        wanted = [output.name for output in call.run.outputs]
+        names = dict.fromkeys((*wanted, *(tensor.output for tensor in taken)))
+        constants = {
+            **held.constants,
+            **{name: array for name, array in inputs.items() if name in call.constants},
+        }
+        before = {t.input: _before(t, held, call.rows) for t in call.tensors if t.input not in inputs}
+        found = session.step({**constants, **inputs}, before, list(names))
+        # What came in this message goes with it.
+        kept = {name: np.array(array) if name in inputs else array for name, array in constants.items()}
+        brought = {t.input: given_value(inputs[t.input]) for t in call.tensors if t.input in inputs}
+        after = _Held({**held.state, **brought, **{t.input: found[t.output] for t in taken}}, kept)
+        if after.nbytes > call.max_state_bytes:
+            raise ResourceExhausted(
+                f"the sequence's state would have {after.nbytes} bytes, and its user may have "
+                f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
+            )
+        self._held[call.sequence] = after
+        return {name: taken_value(found[name]) for name in wanted}, _rows(after, call.tensors), after.nbytes
+
+    def drop(self, sequences: Sequence[int]) -> None:
+        """Let go of sequences, as far as they are here."""
+        for number in sequences:
+            self._held.pop(number, None)
+
+
+def _before(tensor: HeldTensor, held: _Held, rows: int) -> onnxruntime.OrtValue:
+    """Return what a state input is given: zeros at first; of what grew in a step that failed, its start."""
+    value = held.state.get(tensor.input)
+    if value is None:
+        return given_value(np.zeros(tensor.begins, dtype(tensor.dtype).numpy))
+    if tensor.axis < 0 or value.shape()[tensor.axis] == rows:
+        return value
+    if value.shape()[tensor.axis] < rows:
+        raise Internal(f"the state {tensor.input!r} has fewer rows than its sequence")
+    cut = (slice(None),) * tensor.axis + (slice(rows),)
+    return given_value(np.ascontiguousarray(taken_value(value)[cut]))
+
+
+def _rows(held: _Held, tensors: Sequence[HeldTensor]) -> int:
+    return max((held.state[t.input].shape()[t.axis] for t in tensors if t.axis >= 0), default=0)

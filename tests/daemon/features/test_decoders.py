@@ -1,0 +1,261 @@
+"""Decoders: keys and values stay in the worker, a request has tokens and gets logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from honed.daemon.features.decoders import Step, decoder_of
+from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.runtime.calling.calls import InSequence
+from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from tests.daemon.running import NO_TUNER, Service, serving
+from tests.daemon.serving.test_sequence_service import kill_workers
+from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder
+
+CPU = '[serve]\nengine = "cpu"\n' + NO_TUNER
+
+
+def spec(name: str, dtype: str, *sizes: int | str) -> TensorSpec:
+    """A tensor whose open sizes have names."""
+    shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
+    return TensorSpec(
+        name=name, dtype=dtype, shape=shape, symbols=tuple("" if isinstance(s, int) else s for s in sizes)
+    )
+
+
+def interface(inputs: list[TensorSpec], outputs: list[TensorSpec]) -> Interface:
+    return Interface(inputs=tuple(inputs), outputs=tuple(outputs), opset=17, producer="")
+
+
+OPTIMUM = interface(
+    [
+        spec("input_ids", "int64", "batch_size", "sequence_length"),
+        spec("attention_mask", "int64", "batch_size", "past_sequence_length + sequence_length"),
+        spec("position_ids", "int64", "batch_size", "sequence_length"),
+        spec("past_key_values.0.key", "float16", "batch_size", 3, "past_sequence_length", 64),
+    ],
+    [
+        spec("logits", "float16", "batch_size", "sequence_length", 90),
+        spec("present.0.key", "float16", "batch_size", 3, "past_sequence_length + sequence_length", 64),
+    ],
+)
+WHISPER = interface(
+    [
+        spec("input_ids", "int64", "batch", "decoder_sequence_length"),
+        spec("encoder_hidden_states", "float32", "batch", "encoder_sequence_length", 8),
+        spec("past_key_values.0.decoder.key", "float32", "batch", 2, "past_decoder_sequence_length", 4),
+        spec("past_key_values.0.encoder.key", "float32", "batch", 2, "encoder_sequence_length_out", 4),
+        spec("use_cache_branch", "bool", 1),
+        spec("cache_position", "int64", "decoder_sequence_length"),
+    ],
+    [
+        spec("logits", "float32", "batch", "decoder_sequence_length", 50),
+        spec("present.0.decoder.key", "float32", "batch", 2, "past_decoder_sequence_length + 1", 4),
+        spec("present.0.encoder.key", "float32", "batch", 2, "encoder_sequence_length_out", 4),
+    ],
+)
+
+
+def test_what_a_decoder_takes_is_known_by_its_names() -> None:
+    known = decoder_of(OPTIMUM, {})
+    assert known is not None
+    assert [tensor.name for tensor in known.made] == ["attention_mask", "position_ids"]
+    (held,) = known.held(Step(2, 5, 0))
+    assert (held.begins, held.axis, held.once) == ((2, 3, 0, 64), 2, False)
+    known = decoder_of(WHISPER, {})
+    assert known is not None
+    assert [tensor.name for tensor in known.made] == ["use_cache_branch", "cache_position"]
+    assert known.constants == ("encoder_hidden_states",)
+    own, cross = known.held(Step(1, 3, 0))
+    assert (own.axis, own.once, cross.axis, cross.once) == (2, False, -1, True)
+
+
+def test_state_that_does_not_grow_makes_no_decoder() -> None:
+    lstm = interface(
+        [spec("x", "float32", 1, 4), spec("h", "float32", 1, "batch", 8)],
+        [spec("y", "float32", 1, 4), spec("hn", "float32", 1, "batch", 8)],
+    )
+    assert decoder_of(lstm, {}) is None
+    fixed = interface(
+        [spec("x", "float32", 1, 4), spec("past.key", "float32", "batch", 8)],
+        [spec("y", "float32", 1, 4), spec("present.key", "float32", "batch", 8)],
+    )
+    assert decoder_of(fixed, {}) is None
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    with serving(tmp_path_factory, cache_dir, config=CPU) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, service: Service) -> Path:
+    made = decoder(tmp_path_factory.mktemp("m") / "dec.onnx")
+    with service.client() as client:
+        client.add(made, name="dec", engine="onnxruntime")
+    return made
+
+
+def prompt(length: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, (1, length))
+
+
+def best(logits: Array) -> Array:
+    """The token that is likeliest next, [1, 1]."""
+    return logits[:, -1:].argmax(-1)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_steps_are_those_of_a_cache_in_the_app(service: Service, path: Path, length: int) -> None:
+    own = InApp(path)
+    with service.client() as client, client.sequence("dec") as sequence:
+        ids = prompt(length)
+        for _ in range(20):
+            answered = sequence.infer({"input_ids": ids})
+            assert answered.keys() == {"logits"}
+            expected = own.step(ids)
+            np.testing.assert_array_equal(answered["logits"], expected)
+            ids = best(expected)
+        status = client.status()["sequences"]
+        assert status["count"] == 1
+        assert status["bytes"] == sum(array.nbytes for array in own.state.values())
+    with service.client() as client:
+        assert client.status()["sequences"] == {"count": 0, "bytes": 0}
+
+
+@pytest.mark.service
+def test_sequences_do_not_meet(service: Service, path: Path) -> None:
+    with service.client() as client, client.sequence("dec") as one, client.sequence("dec") as other:
+        owns, ids = (InApp(path), InApp(path)), [prompt(7, 1), prompt(3, 2)]
+        for _ in range(8):
+            for at, sequence in enumerate((one, other)):
+                expected = owns[at].step(ids[at])
+                np.testing.assert_array_equal(sequence.infer({"input_ids": ids[at]})["logits"], expected)
+                ids[at] = best(expected)
+
+
+@pytest.mark.service
+def test_a_request_that_fails_leaves_its_sequence_as_it_was(service: Service, path: Path) -> None:
+    own = InApp(path)
+    with service.client() as client, client.sequence("dec") as sequence:
+        sequence.infer({"input_ids": prompt(4)})
+        own.step(prompt(4))
+        with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
+            sequence.infer({"input_ids": np.array([[VOCABULARY + 9]])})
+        with pytest.raises(InvalidArgument, match="input 'input_ids' is missing, or has no tokens"):
+            sequence.infer({"attention_mask": np.ones((1, 5), np.int64)})
+        with pytest.raises(InvalidArgument, match="no input 'x'"):
+            sequence.infer({"input_ids": prompt(1), "x": prompt(1)})
+        np.testing.assert_array_equal(sequence.infer({"input_ids": prompt(2)})["logits"], own.step(prompt(2)))
+
+
+@pytest.mark.service
+def test_masks_and_positions_may_be_given(service: Service, path: Path) -> None:
+    masked = np.array([[0, 0, 1, 1]])
+    given = {"input_ids": prompt(4), "attention_mask": masked, "position_ids": np.array([[0, 0, 0, 1]])}
+    with service.client() as client:
+        plain = {f"past_key_values.{at}.{what}": 0 for at in (0, 1) for what in ("key", "value")}
+        empty = {name: np.zeros((1, 2, 0, 4), np.float32) for name in plain}
+        expected = client.infer("dec", {**given, **empty})
+        with client.sequence("dec") as sequence:
+            np.testing.assert_array_equal(sequence.infer(given)["logits"], expected["logits"])
+        # The state of an earlier request may begin a sequence, too.
+        state = {name: expected[name.replace("past_key_values", "present")] for name in plain}
+        own = InApp(path)
+        own.step(prompt(4))
+        own.state = state
+        with client.sequence("dec") as sequence:
+            for ids in (prompt(1), prompt(2)):
+                found = sequence.infer({"input_ids": ids, **(state if not sequence.begun else {})})
+                np.testing.assert_array_equal(found["logits"], own.step(ids))
+
+
+@pytest.mark.service
+def test_state_is_given_to_who_names_it(service: Service, path: Path) -> None:
+    own = InApp(path)
+    own.step(prompt(3))
+    with service.client() as client, client.sequence("dec") as sequence:
+        found = sequence.infer({"input_ids": prompt(3)}, outputs=["present.1.value"])
+        np.testing.assert_array_equal(found["present.1.value"], own.state["past_key_values.1.value"])
+
+
+@pytest.mark.service
+def test_an_encoder_s_output_is_given_once(service: Service, tmp_path: Path) -> None:
+    made = decoder(tmp_path / "e.onnx", encoder=True)
+    encoded = np.random.default_rng(3).standard_normal((1, 6, WIDTH)).astype(np.float32)
+    own, ids = InApp(made, encoder_hidden_states=encoded), prompt(2)
+    with service.client() as client:
+        client.add(made, name="both", engine="onnxruntime")
+        with client.sequence("both") as sequence:
+            for step in range(6):
+                more = {} if step else {"encoder_hidden_states": encoded}
+                found = sequence.infer({"input_ids": ids, **more})["logits"]
+                expected = own.step(ids)
+                np.testing.assert_array_equal(found, expected)
+                ids = best(expected)
+        with pytest.raises(InvalidArgument, match="input 'encoder_hidden_states' is missing"):
+            client.sequence("both").infer({"input_ids": ids})
+
+
+@pytest.mark.service
+def test_a_worker_that_ends_loses_sequences(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    service = start_service(config=CPU)
+    made = decoder(tmp_path / "dec.onnx")
+    with service.client() as client:
+        client.add(made, name="dec", engine="onnxruntime")
+        sequence = client.sequence("dec")
+        sequence.infer({"input_ids": prompt(4)})
+        kill_workers(service)
+        with pytest.raises(SequenceLost, match="the process that held its state has ended; begin it with"):
+            sequence.infer({"input_ids": prompt(1)})
+        with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+            sequence.infer({"input_ids": prompt(1)})
+        sequence.restart()
+        expected = InApp(made).step(prompt(4))
+        np.testing.assert_array_equal(sequence.infer({"input_ids": prompt(4)})["logits"], expected)
+
+
+@pytest.mark.service
+def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    service = start_service(config=f"{CPU}[sequences]\nmax_tokens = 60\nmax_mib = 1\n")
+    small = decoder(tmp_path / "small.onnx")
+    with service.client() as client:
+        client.add(small, name="small", engine="onnxruntime")
+        client.add(decoder(tmp_path / "large.onnx", layers=40), name="large", engine="onnxruntime")
+        own = InApp(small)
+        with client.sequence("small") as sequence:
+            sequence.infer({"input_ids": prompt(50)})
+            own.step(prompt(50))
+            with pytest.raises(ResourceExhausted, match="would have 61 tokens and may have 60"):
+                sequence.infer({"input_ids": prompt(11)})
+            np.testing.assert_array_equal(
+                sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3))
+            )
+            # 40 layers have 2560 bytes a token: 60 have 150 kB.
+            held = [client.sequence("large") for _ in range(7)]
+            for each in held[:-1]:
+                each.infer({"input_ids": prompt(60)})
+            with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+                held[-1].infer({"input_ids": prompt(60)})
+            assert client.status()["sequences"]["bytes"] <= 1 << 20
+            for each in held:
+                each.close()
+            np.testing.assert_array_equal(
+                sequence.infer({"input_ids": prompt(1)})["logits"], own.step(prompt(1))
+            )
+
+
+@pytest.mark.service
+def test_a_sequence_that_goes_on_must_have_begun(service: Service, path: Path) -> None:
+    with service.client() as client:
+        with pytest.raises(SequenceLost, match="it was never begun"):
+            client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("unknown"))
+        client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("short", start=True, end=True))
+        with pytest.raises(SequenceLost, match="it has ended"):
+            client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("short"))
