@@ -57,10 +57,12 @@ def _info(name: str, kind: Any, shape: list[Any]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, KINDS[np.dtype(kind)], shape)
 
 
-def decoder(path: Path, *, layers: int = 2, encoder: bool = False, named: bool = True) -> Path:
+def decoder(path: Path, *, layers: int = 2, encoder: bool = False, named: bool = True, slow: int = 0) -> Path:
     """Write a decoder in Optimum's convention, which attends to an encoder's output with `encoder`.
 
     It keeps what it makes of that only if it is told that there is no cache. Sizes have names if `named`.
+    Twice `slow` operators are one kernel, and take ONNX Runtime a run each: the compiled form is the faster
+    engine.
     """
     g = _Graph()
     batch, tokens, past, total = ("batch", "tokens", "past", "past + tokens") if named else (None,) * 4
@@ -74,14 +76,19 @@ def decoder(path: Path, *, layers: int = 2, encoder: bool = False, named: bool =
         inputs.append(_info("encoder_hidden_states", np.float32, [batch, "encoded", WIDTH]))
         inputs.append(helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1]))
     x = g.op("Gather", g.weight(VOCABULARY, WIDTH), "input_ids")
-    x = g.op("Add", x, g.op("Gather", g.weight(64, WIDTH), "position_ids"))
-    # A token sees those before it and itself: column j of row i is hidden where j > past + i.
-    columns = g.op("Shape", "attention_mask", start=1, end=2)
+    x = g.op("Add", x, g.op("Gather", g.weight(512, WIDTH), "position_ids"))
+    # A token sees those before it and itself, but those that the mask hides: column j of row i is hidden
+    # where j > past + i.
+    first = "past_key_values.0.decoder.key" if encoder else "past_key_values.0.key"
     zero, one = g.constant(0), g.constant(1)
-    column = g.op("Range", zero, g.op("Squeeze", columns), one)
-    row = g.op("Unsqueeze", "position_ids", g.constant([1, 3]))
-    hidden = g.op("Cast", g.op("Greater", column, row), to=onnx.TensorProto.FLOAT)
-    mask = g.op("Mul", hidden, g.constant(-1e4, np.float32))
+    before = g.op("Squeeze", g.op("Shape", first, start=2, end=3))
+    columns = g.op("Squeeze", g.op("Shape", "attention_mask", start=1, end=2))
+    column = g.op("Range", zero, columns, one)
+    row = g.op("Unsqueeze", g.op("Range", before, columns, one), g.constant([1]))
+    later = g.op("Cast", g.op("Greater", column, row), to=onnx.TensorProto.FLOAT)
+    seen = g.op("Cast", "attention_mask", to=onnx.TensorProto.FLOAT)
+    padding = g.op("Unsqueeze", g.op("Sub", g.constant(1, np.float32), seen), g.constant([1, 2]))
+    mask = g.op("Mul", g.op("Add", later, padding), g.constant(-1e4, np.float32))
     for layer in range(layers):
         query, key, value = (g.heads(g.op("MatMul", x, g.weight(WIDTH, WIDTH))) for _ in range(3))
         for what, new in (("key", key), ("value", value)):
@@ -94,6 +101,9 @@ def decoder(path: Path, *, layers: int = 2, encoder: bool = False, named: bool =
         x = g.op("Add", x, g.attend(query, keys, values, mask))
         if encoder:
             x = g.op("Add", x, _cross(g, x, layer, inputs, outputs))
+    begun, half = x, g.constant(0.5, np.float32)
+    for _ in range(slow):
+        x = g.op("Add", g.op("Mul", x, half), begun)
     g.op("MatMul", x, g.weight(WIDTH, VOCABULARY), name="logits")
     graph = helper.make_graph(g.nodes, "decoder", inputs, outputs, initializer=g.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

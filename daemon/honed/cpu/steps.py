@@ -30,9 +30,8 @@ class _Held:
 
     @property
     def nbytes(self) -> int:
-        return sum(value.tensor_size_in_bytes() for value in self.state.values()) + sum(
-            array.nbytes for array in self.constants.values()
-        )
+        state: int = sum(value.tensor_size_in_bytes() for value in self.state.values())
+        return state + sum(array.nbytes for array in self.constants.values())
 
 
 class HeldSequences:
@@ -67,8 +66,8 @@ class HeldSequences:
         found = session.step({**constants, **inputs}, before, list(names))
         # What came in this message goes with it.
         kept = {name: np.array(array) if name in inputs else array for name, array in constants.items()}
-        brought = {t.input: given_value(inputs[t.input]) for t in call.tensors if t.input in inputs}
-        after = _Held({**held.state, **brought, **{t.input: found[t.output] for t in taken}}, kept)
+        given = {t.input: given_value(inputs[t.input]) for t in call.tensors if t.input in inputs}
+        after = _Held({**held.state, **given, **{t.input: found[t.output] for t in taken}}, kept)
         if after.nbytes > call.max_state_bytes:
             raise ResourceExhausted(
                 f"the sequence's state would have {after.nbytes} bytes, and its user may have "

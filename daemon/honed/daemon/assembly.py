@@ -212,13 +212,6 @@ async def _features(
             used=user_models.used,
             placed=placed,
         ),
-        Decoders(
-            sequencer=sequencer,
-            pool=base.pool,
-            leasing=base.leasing,
-            ledger=base.ledger,
-            limits=base.config.limits,
-        ),
         sequencer,
         ShapeVariants(
             maker=VariantCompiler(
@@ -229,6 +222,14 @@ async def _features(
             leasing=base.leasing,
             settings=lambda: reloader.config.variants,
             rewrap=pipeline.rewrap,
+        ),
+        Decoders(
+            sequencer=sequencer,
+            registry=base.registry,
+            pool=base.pool,
+            leasing=base.leasing,
+            ledger=base.ledger,
+            limits=base.config.limits,
         ),
         SizeSpecialiser(
             changes=base.changes,

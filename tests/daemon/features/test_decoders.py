@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoders import Step, decoder_of
+from honed.daemon.features.decoding import Step, decoder_of
 from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
-from tests.daemon.running import NO_TUNER, Service, serving
+from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
 from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder
 
@@ -259,3 +260,65 @@ def test_a_sequence_that_goes_on_must_have_begun(service: Service, path: Path) -
         client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("short", start=True, end=True))
         with pytest.raises(SequenceLost, match="it has ended"):
             client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("short"))
+
+
+IDLE = """
+[variants]
+requests = 2
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 100
+max_load_per_core = 1000
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.service
+@pytest.mark.opencl
+@pytest.mark.tvm
+def test_forms_that_are_asked_for_often_run_sequences(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{IDLE}')
+    made = decoder(tmp_path / "dec.onnx", layers=1, slow=2500)
+
+    def run(client: Client, length: int, steps: int) -> list[str]:
+        """The engines of the steps, whose answers are right."""
+        own, ids, engines = InApp(made), prompt(length), []
+        name = f"{length}-{steps}"
+        for step in range(steps):
+            answer = client.answer(
+                "dec", {"input_ids": ids}, sequence=InSequence(name, start=not step, end=step == steps - 1)
+            )
+            expected = own.step(ids)
+            found = answer.outputs["logits"]
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+            engines.append(answer.engine)
+            ids = best(expected)
+        return engines
+
+    with service.client(timeout=None) as client:
+        client.add(made, name="dec")
+        for _ in range(3):
+            run(client, 70, 2)
+        for form in ("dec@1x1x257x256", "dec@1x64x320x256"):
+            wait_for(lambda form=form: f"{form} runs sequences of up to 256" in service.log, form, service)
+        assert set(run(client, 1, 8)) == {"gpu"}
+        assert set(run(client, 150, 8)) == {"gpu"}
+        with client.sequence("dec") as one, client.sequence("dec") as other:
+            owns, ids = (InApp(made), InApp(made)), [prompt(70, 1), prompt(3, 2)]
+            for _ in range(4):
+                for at, sequence in enumerate((one, other)):
+                    expected = owns[at].step(ids[at])
+                    found = sequence.infer({"input_ids": ids[at]})["logits"]
+                    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+                    ids[at] = best(expected)
+        # There is no form yet for more tokens: the CPU engine goes on with the state of the device.
+        assert run(client, 250, 12) == ["gpu"] * 7 + ["cpu"] * 5
+        sequence = client.sequence("dec")
+        sequence.infer({"input_ids": prompt(4)})
+        kill_workers(service)
+        with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+            sequence.infer({"input_ids": prompt(1)})

@@ -3,6 +3,10 @@
 A request of a sequence has tokens and gets logits. The worker holds keys and values, and what only the first
 request brings, such as an encoder's output. Masks, positions and lengths, which follow from how many tokens
 there were, are made up here unless the request has them.
+
+ONNX Runtime takes any number of tokens. Compiled are forms for one token and for many, with room for so many
+before: shape variants (`variants.py`), which are made where they are asked for. A mask hides the room that is
+not used, which a model may not mind; so a form serves only once it was compared with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -10,167 +14,99 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Final
+from functools import partial
 
-import numpy as np
-
-from honed.daemon.core.model import ServedModel, is_cpu
+from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced
-from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.core.state import Registry
+from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
+from honed.daemon.serving.in_flight import PendingRequest
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
-from honed.daemon.store import state_pairs
-from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import DropSequences, HeldTensor, RunStep
+from honed.daemon.store.compiled import Interface
+from honed.daemon.store.names import variant_name
+from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan
+from honed.daemon.worker.shared_memory import RegionLookup, RegionTable
+from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
-from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.errors import DeviceError, InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
+from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
+from .decoding import FORMS, Decoder, Form, Piece, Step, decoder_of, difference, names, pieces, rows_of
 from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
 
-# What a decoder's tokens are called, and what is kept from the request that brings it.
-_TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
-_CONSTANT: Final = "encoder_"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A request's size: its batch, its tokens, and how many came before."""
-
-    batch: int
-    tokens: int
-    before: int
-
-    @property
-    def after(self) -> int:
-        """How many tokens there are with this request."""
-        return self.before + self.tokens
-
-
-def _positions(step: Step, shape: tuple[int, ...]) -> np.ndarray:
-    row = np.arange(step.before, step.after)
-    sizes = [size for size in shape[:-2] if size > 0]  # some models have one for each of three directions
-    return row if len(shape) == 1 else np.broadcast_to(row, (*sizes, step.batch, step.tokens))
-
-
-# Inputs that follow from a step, by their names in files of Optimum and onnxruntime-genai: the value for the
-# shape that the model says.
-_MADE: Final[Mapping[str, Callable[[Step, tuple[int, ...]], Any]]] = {
-    "attention_mask": lambda step, _: np.ones((step.batch, step.after)),
-    "decoder_attention_mask": lambda step, _: np.ones((step.batch, step.after)),
-    "position_ids": _positions,
-    "cache_position": _positions,
-    "past_sequence_length": lambda step, shape: np.full([1] * len(shape), step.before),
-    "past_seq_len": lambda step, shape: np.full([1] * len(shape), step.before),
-    "total_sequence_length": lambda step, shape: np.full([1] * len(shape), step.after),
-    "total_seq_len": lambda step, shape: np.full([1] * len(shape), step.after),
-    "seqlens_k": lambda step, _: np.full(step.batch, step.after - 1),
-    "use_cache_branch": lambda step, shape: np.full([1] * len(shape), step.before > 0),
-}
+_log = logging.getLogger(__name__)
+_ALLOWED, _ALLOWED_HALF = 2e-3, 3e-2  # difference of a form and ONNX Runtime, of the largest value
+# Has what runs a step asked for it, by a plan, and returns its answer.
+Ask = Callable[[ServedModel, InferencePlan, Callable[[str], RunStep]], Awaitable[StepRan]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """What is known of a model whose state grows: its pairs, and its other inputs by what they are."""
+class _Steps:
+    """The steps of one sequence, as its requests, or a comparison, have them run."""
 
-    interface: Interface
-    pairs: tuple[state_pairs.StatePair, ...]
-    made: tuple[TensorSpec, ...]
-    constants: tuple[str, ...]
-    tokens: tuple[str, ...]
+    decoder: Decoder
+    number: int
+    regions: RegionLookup
+    max_answer_bytes: int
+    max_state_bytes: int
+    ask: Ask
 
-    def step(self, params: InferParams, rows: int) -> Step:
-        """Return the size of a request after `rows` tokens, or after those of the state that it brings.
+    async def by_file(self, entry: ServedModel, params: InferParams, step: Step) -> StepRan:
+        """Have the CPU engine run a step."""
+        return await self._run(entry, self._checked(params, step), step, step.before, step.tokens)
 
-        Raises InvalidArgument where it has no tokens.
-        """
-        shapes = {tensor.name: tensor.shape for tensor in params.inputs}
-        for pair in self.pairs:
-            if pair.grows_on >= 0 and len(shape := shapes.get(pair.input.name, ())) > pair.grows_on:
-                rows = shape[pair.grows_on]
-        for name in self.tokens:
-            if len(shape := shapes.get(name, ())) > 1:
-                return Step(shape[0], shape[1], rows)
-        raise InvalidArgument(
-            f"input {self.tokens[0]!r} is missing, or has no tokens; give it with shape [batch, tokens]"
+    async def by_forms(
+        self, forms: Mapping[Form, ServedModel], params: InferParams, step: Step
+    ) -> list[tuple[Piece, StepRan]]:
+        """Have the device run a step, piece by piece, and return what each gave."""
+        ((_, place),) = (
+            (t, p) for t, p in self._checked(params, step).inputs if t.name in self.decoder.tokens
         )
+        if place is not None:
+            params = _in_line(params, place.region.read(place.offset, place.nbytes))
+        found = []
+        for piece in pieces(step):
+            plan = self._plan(self.decoder.piece(params, piece), self.decoder.without_state)
+            ran = await self._run(forms[piece.form], plan, step, piece.before, piece.count)
+            found.append((piece, ran))
+        return found
 
-    def given(self, params: InferParams, step: Step) -> tuple[InferParams, Interface]:
-        """Return the request with what follows from its step, and the interface that it is checked by.
+    def _checked(self, params: InferParams, step: Step) -> InferencePlan:
+        return self._plan(*self.decoder.given(params, step))
 
-        That is the model's without what the worker holds.
-        """
-        given = {tensor.name for tensor in params.inputs}
-        inputs: list[InputTensor] = []
-        contents: list[bytes] = []
-        for spec in self.made:
-            if spec.name in given:
-                continue
-            value = np.asarray(_MADE[spec.name](step, spec.shape or ()), dtype(spec.dtype).numpy, order="C")
-            inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=value.shape))
-            contents.append(value.tobytes())
-        held = {pair.input.name for pair in self.pairs}
-        if step.before:
-            held.update(self.constants)
-        state = {pair.output.name for pair in self.pairs}
-        outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in state)
-        more = dataclasses.replace(
-            params,
-            inputs=(*inputs, *params.inputs),
-            raw_input_contents=(*contents, *(params.raw_input_contents or ())),
-            outputs=params.outputs or tuple(OutputTensor(name=tensor.name) for tensor in outputs),
-        )
-        taken = tuple(t for t in self.interface.inputs if t.name not in held or t.name in given)
-        return more, dataclasses.replace(self.interface, inputs=taken)
+    def _plan(self, params: InferParams, interface: Interface) -> InferencePlan:
+        most = self.max_answer_bytes
+        return plans.check(params, None, interface, self.regions, max_bytes=most, keep=False)
 
-    def held(self, step: Step) -> tuple[HeldTensor, ...]:
-        """Return what the worker holds of a sequence that has batches of that size."""
-        return tuple(
-            HeldTensor(
-                output=pair.output.name,
-                input=pair.input.name,
-                dtype=pair.input.dtype,
-                begins=tuple(
-                    size if size >= 0 else 0 if axis else step.batch
-                    for axis, size in enumerate(pair.input.shape or ())
-                ),
-                axis=pair.grows_on if pair.output.name not in self._once else -1,
-                once=pair.output.name in self._once,
+    async def _run(
+        self, runner: ServedModel, plan: InferencePlan, step: Step, rows: int, count: int
+    ) -> StepRan:
+        def call(key: str) -> RunStep:
+            return RunStep(
+                run=plan.for_worker(key),
+                sequence=self.number,
+                rows=rows,
+                count=count,
+                tensors=self.decoder.held(step),
+                constants=self.decoder.constants,
+                max_state_bytes=self.max_state_bytes,
             )
-            for pair in self.pairs
-        )
 
-    @property
-    def _once(self) -> frozenset[str]:
-        """Return the state that the first request makes for good: keys and values of what was encoded."""
-        return frozenset(pair.output.name for pair in self.pairs if ".encoder." in pair.input.name)
+        return await self.ask(runner, plan, call)
 
 
-def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None:
-    """Return what is known of a model, `named` being its state by output; None where none of it grows."""
-    pairs = state_pairs.pairs(interface, named)
-    if not any(pair.grows_on >= 0 for pair in pairs):
-        return None
-    state = {pair.input.name for pair in pairs}
-    others = [tensor for tensor in interface.inputs if tensor.name not in state]
-    made = tuple(tensor for tensor in others if tensor.name in _MADE and tensor.shape is not None)
-    constants = tuple(tensor.name for tensor in others if tensor.name.startswith(_CONSTANT))
-    rest = [t.name for t in others if t not in made and t.name not in constants]
-    tokens = tuple(name for name in rest if name in _TOKENS) or tuple(rest)
-    if not tokens:
-        return None
-    return Decoder(interface=interface, pairs=pairs, made=made, constants=constants, tokens=tokens)
-
-
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Decoders(Feature):
     """The steps of decoders' sequences: the feature of models whose state grows.
 
@@ -178,17 +114,19 @@ class Decoders(Feature):
     """
 
     sequencer: Sequencer
+    registry: Registry
     pool: Pool
     leasing: Leasing
     ledger: UsageLog
     limits: Limits
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    # Why forms do not answer as ONNX Runtime does, "" where they do, by the keys of forms and model.
+    _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
-        interface = entry.manifest.interface
-        decoder = decoder_of(interface, entry.manifest.state) if interface is not None else None
+        decoder = _decoder(entry)
         if decoder is None:
             return None
 
@@ -218,8 +156,11 @@ class Decoders(Feature):
         if options.sequence_end and not params.inputs:
             sequences.drop(key)
             return nothing(params, entry)
+        plain = dataclasses.replace(options, sequence_id=None, sequence_start=None, sequence_end=None)
+        call = dataclasses.replace(call, params=dataclasses.replace(params, parameters=plain))
         try:
-            result = await self._step(sequence, call, decoder)
+            with self.leasing.serving(entry.name, call.connection.peer.pid):
+                result = await self._step(sequence, call, decoder)
         except SequenceLost as lost:
             sequences.drop(key, str(lost))
             raise SequenceLost(f"{key.shown} is not known: {lost}; begin it with sequence_start") from None
@@ -231,51 +172,177 @@ class Decoders(Feature):
         return result
 
     async def _step(self, sequence: HeldSequence, call: InferCall, decoder: Decoder) -> Inferred:
-        arrived, entry, most = time.monotonic(), call.entry, self.sequencer.sequences.settings.max_tokens
-        step = decoder.step(call.params, sequence.rows)
+        arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
+        step, most = decoder.step(call.params, sequence.rows), sequences.settings.max_tokens
         if step.after > most:
             raise ResourceExhausted(
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        params, interface = decoder.given(call.params, step)
-        plain = dataclasses.replace(
-            params.parameters or InferOptions(), sequence_id=None, sequence_start=None, sequence_end=None
-        )
-        plan = plans.check(
-            dataclasses.replace(params, parameters=plain),
-            None,
-            interface,
-            call.connection.regions,
-            max_bytes=self.limits.max_answer_bytes,
-            keep=False,
-        )
+        took: list[tuple[PendingRequest[StepRan], StepRan, InferencePlan]] = []
 
-        def ask(key: str) -> RunStep:
-            return RunStep(
-                run=plan.for_worker(key),
-                sequence=sequence.number,
-                rows=step.before,
-                tensors=decoder.held(step),
-                constants=decoder.constants,
-                max_state_bytes=self.sequencer.sequences.allowance(sequence),
-            )
-
-        with self.leasing.serving(entry.name, call.connection.peer.pid):
+        async def ask(runner: ServedModel, plan: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
+            file = runner is entry
             ran, work = await self.pool.asking.ask_for(
                 call.connection.client,
-                entry,
-                ask,
+                runner,
+                asked,
                 regions=plan.regions,
                 priority=plan.priority,
-                timeout=plan.timeout,
-                open_shape=True,
-                empty=plan.empty,
+                timeout=plan.timeout - (time.monotonic() - arrived),
+                open_shape=file,
+                empty=plan.empty if file else None,
             )
-        self.sequencer.sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
-        if entry.compiled is None and not entry.away:
-            self.ledger.ran(entry.name, ran.result.infer_ns / 1e9)
-        return self.pool.asking.noted(entry, plan, work, ran.result, arrived)
+            took.append((work, ran, plan))
+            if not runner.away and (not file or runner.compiled is None):
+                self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
+            return ran
+
+        steps = _Steps(
+            decoder=decoder,
+            number=sequence.number,
+            regions=call.connection.regions,
+            max_answer_bytes=self.limits.max_answer_bytes,
+            max_state_bytes=sequences.allowance(sequence),
+            ask=ask,
+        )
+        forms = self._forms(call, decoder, step)
+        found: list[tuple[Piece, StepRan]] = []
+        if forms and (sequence.on_device or not step.before):
+            found = await steps.by_forms(forms, call.params, step)
+            ran = found[-1][1]
+        else:
+            params = call.params
+            if sequence.on_device and step.before:
+                params = await self._taken_back(sequence, entry, params, decoder)
+            ran = await steps.by_file(entry, params, step)
+        sequence.on_device = bool(found)
+        sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
+        work, _, plan = took[-1]
+        whole = dataclasses.replace(ran.result, infer_ns=sum(each.result.infer_ns for _, each, _ in took))
+        result = self.pool.asking.noted(entry, plan, work, whole, arrived)
+        return (
+            _joined(result, found)
+            if len(found) > 1 or any(p.count < p.form.tokens for p, _ in found)
+            else result
+        )
+
+    def _forms(self, call: InferCall, decoder: Decoder, step: Step) -> Mapping[Form, ServedModel]:
+        """Return the forms that are to run a request; none where one is missing. Counts what is asked for."""
+        params = call.params
+        plain = names(params) == decoder.tokens
+        state = {pair.output.name for pair in decoder.pairs}
+        plain = plain and not any(
+            output.parameters or output.name in state for output in params.outputs or ()
+        )
+        if not (plain and step.batch == 1 and decoder.has_forms):
+            return {}
+        found: dict[Form, ServedModel] = {}
+        for form in {piece.form for piece in pieces(step)}:
+            shapes = decoder.shapes(form)
+            name = variant_name(call.entry.name, shapes, decoder.interface)
+            self.ledger.asked(call.entry.name, name, shapes)
+            runner = call.runner(shapes)
+            if runner is call.entry or self._compared.get(_key(call.entry, runner), "?"):
+                return {}
+            found[form] = runner
+        return found
+
+    async def _taken_back(
+        self, sequence: HeldSequence, entry: ServedModel, params: InferParams, decoder: Decoder
+    ) -> InferParams:
+        """Return a request with the state that the device has, for the CPU engine to go on."""
+        server = self.pool.device_of(entry)
+        try:
+            read = ReadSequence(sequence=sequence.number)
+            state = await server.supervisor.call(read, seconds=self.limits.run_seconds)
+        except WorkerDied:
+            raise SequenceLost("the process that held its state has ended") from None
+        inputs = tuple(
+            InputTensor(name=each.name, datatype=dtype(each.dtype).datatype, shape=each.shape)
+            for each in state.tensors
+        )
+        return dataclasses.replace(
+            params,
+            inputs=(*inputs, *params.inputs),
+            raw_input_contents=(*state.raw, *(params.raw_input_contents or ())),
+        )
+
+    # In the background
+
+    def background(self, *, idle: bool) -> Work | None:
+        """Compare the forms that were made with ONNX Runtime, before they serve."""
+        if not idle:
+            return None
+        for entry in self.registry.models():
+            decoder = _decoder(entry)
+            cpu = self.pool.servers.get(entry.cpu_engine)
+            if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
+                continue
+            loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
+            for form in FORMS:
+                name = variant_name(entry.name, decoder.shapes(form), decoder.interface)
+                runner = loaded.get(name)
+                if runner is not None and _key(entry, runner) not in self._compared:
+                    return Work(f"comparing {name}", partial(self._compare, entry, decoder, form, runner))
+        return None
+
+    async def _compare(self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel) -> None:
+        """Run a made-up sequence by a form and by ONNX Runtime, and note how they differ."""
+
+        async def ask(model: ServedModel, _: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
+            server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
+            call = asked(model.key_on(server.name))
+            return await server.supervisor.call(call, seconds=self.limits.run_seconds)
+
+        steps = _Steps(
+            decoder=decoder,
+            number=next(self._numbers),
+            regions=RegionTable(0),
+            max_answer_bytes=self.limits.max_answer_bytes,
+            max_state_bytes=1 << 62,
+            ask=ask,
+        )
+        try:
+            worst = await self._difference(entry, decoder, form, runner, steps)
+        except (InvalidArgument, DeviceError) as error:
+            self._compared[_key(entry, runner)] = str(error)
+            _log.warning("%s is not used in sequences: %s", runner.name, error)
+            return
+        finally:
+            self.sequencer.sequences.ended.append(steps.number)
+        compiled = runner.compiled
+        halves = compiled is not None and compiled.source.precision != "fp32"
+        allowed = _ALLOWED_HALF if halves else _ALLOWED
+        wrong = not worst <= allowed
+        self._compared[_key(entry, runner)] = f"{worst:.2g}" if wrong else ""
+        if wrong:
+            _log.warning(
+                "%s is not used in sequences: it differs by %.2g of the largest value from ONNX Runtime, and "
+                "%.2g is allowed",
+                runner.name,
+                worst,
+                allowed,
+            )
+        else:
+            _log.info("%s runs sequences of up to %d tokens from now on", runner.name, form.capacity)
+
+    async def _difference(
+        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, steps: _Steps
+    ) -> float:
+        """Return how far the answers of a form are from ONNX Runtime's, of the largest value."""
+        before, worst = 0, 0.0
+        # More than fits one run, and less.
+        for tokens in (form.tokens + 1, form.tokens) if form.tokens > 1 else (1, 1, 1):
+            step = Step(1, tokens, before)
+            params = decoder.made_up(entry.name, step)
+            expected = await steps.by_file(entry, params, step)
+            found = await steps.by_forms({form: runner}, params, step)
+            for at, output in enumerate(decoder.without_state.outputs):
+                rows = b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in found)
+                worst = max(worst, difference(output.dtype, rows, expected.result.raw[at]))
+            before = step.after
+        return worst
 
     async def tidy(self) -> None:
         """Have workers let go of what nobody asked for."""
@@ -287,12 +354,38 @@ class Decoders(Feature):
         ended, self.sequencer.sequences.ended = self.sequencer.sequences.ended, []
         if not ended:
             return
-        for name, server in self.pool.servers.items():
-            if is_cpu(name) and server.ready:
-                told = asyncio.ensure_future(server.loader.tell(DropSequences(sequences=tuple(ended))))
-                self._telling.add(told)
-                told.add_done_callback(self._telling.discard)
+        for server in self.pool.servers.values():
+            if server.ready:
+                sent = asyncio.ensure_future(server.loader.tell(DropSequences(sequences=tuple(ended))))
+                self._telling.add(sent)
+                sent.add_done_callback(self._telling.discard)
 
     async def close(self) -> None:
         """End what is under way."""
         await asyncio.gather(*self._telling, return_exceptions=True)
+
+
+def _decoder(entry: ServedModel) -> Decoder | None:
+    interface = entry.manifest.interface
+    return decoder_of(interface, entry.manifest.state) if interface is not None else None
+
+
+def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
+    return entry.manifest.source_key, form.key
+
+
+def _in_line(params: InferParams, data: bytes) -> InferParams:
+    """Return a request of one input with its data in line."""
+    inputs = tuple(dataclasses.replace(tensor, parameters=None) for tensor in params.inputs)
+    return dataclasses.replace(params, inputs=inputs, raw_input_contents=(data,))
+
+
+def _joined(result: Inferred, found: Sequence[tuple[Piece, StepRan]]) -> Inferred:
+    """Return the result of the last piece with the outputs of all."""
+    count = sum(piece.count for piece, _ in found)
+    order = [each.name for each in result.outputs]
+    raw = [b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in found) for at in range(len(order))]
+    outputs = tuple(
+        dataclasses.replace(each, shape=(each.shape[0], count, *each.shape[2:])) for each in result.outputs
+    )
+    return dataclasses.replace(result, outputs=outputs, raw_output_contents=tuple(raw))

@@ -100,6 +100,7 @@ class HeldSequence:
     number: int = 0
     rows: int = 0
     held_bytes: int = 0
+    on_device: bool = False  # else the CPU engine has it
 
     @property
     def nbytes(self) -> int:
@@ -263,8 +264,9 @@ class Sequencer(Feature):
         self._turns: WeakValueDictionary[SequenceKey, asyncio.Lock] = WeakValueDictionary()
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Keep the state of a model that has some."""
-        if not state_of(entry):
+        """Keep the state of a model that has some; what grows is for `decoders.py`."""
+        pairs = state_of(entry)
+        if not pairs or any(pair.grows_on >= 0 for pair in pairs):
             return None
 
         async def infer_in_sequence(call: InferCall) -> Inferred:

@@ -276,9 +276,9 @@ class StepRan:
 class RunStep(WorkerCall[StepRan]):
     """Run the next step of a sequence, whose state the worker holds and gives to the model.
 
-    It starts from the first `rows` rows of what grows, and anew where that is 0. Inputs among `constants` are
-    kept from the step that brings them. Where the state would have more than `max_state_bytes`, it stays as
-    it was.
+    It starts from the first `rows` rows of what grows, and anew where that is 0. Of its tokens the first
+    `count` are the client's. The CPU engine keeps inputs among `constants` from the step that brings them.
+    Where the state would have more than `max_state_bytes`, it stays as it was.
     """
 
     method = "Step"
@@ -286,9 +286,26 @@ class RunStep(WorkerCall[StepRan]):
     run: RunModel
     sequence: int
     rows: int
+    count: int
     tensors: tuple[HeldTensor, ...]
     constants: tuple[str, ...]
     max_state_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceState:
+    """The rows of what grows in a sequence, by input, row-major."""
+
+    tensors: tuple[GivenInput, ...]
+    raw: tuple[Data, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSequence(WorkerCall[SequenceState]):
+    """Return the state of a sequence that another engine is to go on with."""
+
+    method = "ReadSequence"
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,11 @@ class HeldRegion:
         os.close(self.descriptor)
         return True
 
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return a copy of bytes within it; raise InvalidArgument where they are not."""
+        self.check_range(offset, nbytes)
+        return os.pread(self.descriptor, nbytes, self.offset + offset)
+
     def check_range(self, offset: int, nbytes: int) -> None:
         """Raise InvalidArgument where the bytes are not all inside the region."""
         if offset < 0 or offset + nbytes > self.byte_size:

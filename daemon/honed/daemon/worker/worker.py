@@ -37,13 +37,20 @@ from .calls import (
     CheckProbe,
     ComparedTurn,
     CompareTurn,
+    DropSequences,
     FindDevice,
     FoundDevice,
+    GivenInput,
     OpenDevice,
     ProfileModel,
+    ReadSequence,
+    RunStep,
+    SequenceState,
+    StepRan,
     UnloadModel,
 )
 from .host import Array, Host, check_timeline, connect
+from .steps import DeviceSequences
 
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
 
@@ -164,12 +171,19 @@ class Worker(Host):
         self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
         self._recorder = Recorder()
         self._comparison: Comparison | None = None
+        self._sequences = DeviceSequences()
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
 
     def loaded(self, key: str) -> Executor:
-        """Return a loaded model; raise NotFound if it is not loaded."""
+        """Return a loaded model, to be run on inputs of any kind; raise NotFound if it is not loaded."""
+        executor = self._form(key)
+        self._sequences.leave(executor)
+        return executor
+
+    def _form(self, key: str) -> Executor:
+        """Return a loaded model that may have a sequence in its inputs; raise NotFound as `loaded`."""
         executor = self._models.get(key)
         if executor is None:
             raise NotFound("the model is not loaded in the worker; this is a fault of the service")
@@ -256,6 +270,8 @@ class Worker(Host):
             self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
         if self._comparison is None:
             raise NotFound("one of the two versions was unloaded while they were compared")
+        for executor in self._comparison.pair:
+            self._sequences.leave(executor)
         try:
             ns, wrong = self._comparison.turn(call.pair, call.which)
         except DeviceError as error:
@@ -273,7 +289,32 @@ class Worker(Host):
         if executor is not None:
             if self._comparison is not None and executor in self._comparison.pair:
                 self._comparison = None
+            self._sequences.leave(executor)
             executor.close()
+        return Empty()
+
+    def _step(self, call: RunStep) -> StepRan:
+        start = time.monotonic_ns()
+        form, inputs = self._form(call.run.key), self.given(call.run)
+        begun = time.monotonic_ns()
+        computed, rows, nbytes = self._sequences.step(form, call, inputs)
+        ended = time.monotonic_ns()
+        result = self.answer_of(call.run, computed, start, begun, ended, ())
+        return StepRan(result=result, rows=rows, nbytes=nbytes)
+
+    def _read_sequence(self, call: ReadSequence) -> SequenceState:
+        state = self._sequences.state(call.sequence)
+        rows = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in state.values()]
+        return SequenceState(
+            tensors=tuple(
+                GivenInput(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
+                for name, array in state.items()
+            ),
+            raw=tuple(rows),
+        )
+
+    def _drop_sequences(self, call: DropSequences) -> Empty:
+        self._sequences.drop(call.sequences)
         return Empty()
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
@@ -284,6 +325,9 @@ class Worker(Host):
         {
             CheckProbe: _check,
             CompareTurn: _compare,
+            RunStep: _step,
+            ReadSequence: _read_sequence,
+            DropSequences: _drop_sequences,
             UnloadModel: _unload,
             ProfileModel: _profile,
         }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,14 @@ def load(
         progress=progress,
         parts=parts,
     )
+
+
+class Growth(NamedTuple):
+    """Values that grow along an axis: the input that has those so far, and the output with new ones last."""
+
+    input: str
+    output: str
+    axis: int
 
 
 class Executor:
@@ -144,6 +152,43 @@ class Executor:
         given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
             return self._completed(inputs, self._infer(given, None))
+
+    def step(
+        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: int, count: int
+    ) -> dict[str, Array]:
+        """Run on `inputs`, and on the first `rows` rows of what grows, which stays on the device.
+
+        Of the new rows the first `count` are appended. Returns the other outputs; raises as `run` does.
+        """
+        held = {each.input for each in growing}
+        ports = tuple(port for port in self._inputs.ports if port.name not in held)
+        given = dict(zip((port.name for port in ports), memory.checked(ports, inputs), strict=True))
+        values = [given.get(port.name) for port in self._inputs.ports]
+        with self._lock:
+            return self._infer(values, None, growing, rows, count)
+
+    def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
+        """Return the first `rows` rows of what grows, by input."""
+        ports = {port.name: port for port in self._inputs.ports}
+        with self._lock, driver_call("read what the model keeps"):
+            wanted = tuple(ports[each.input].buffer for each in growing)
+            with self._memory.read(self._queue, wanted) as held:
+                return {
+                    each.input: array[(slice(None),) * each.axis + (slice(rows),)].copy()
+                    for each, array in zip(growing, held, strict=True)
+                }
+
+    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array]) -> None:
+        """Set the first rows of what grows, and zeros behind them: kernels read those, too."""
+        ports = {port.name: port for port in self._inputs.ports}
+        with self._lock, driver_call("write what the model keeps"):
+            for each in growing:
+                with self._memory.written(self._queue, ports[each.input].buffer) as target:
+                    target[...] = 0
+                    if (value := values.get(each.input)) is not None:
+                        cut = (slice(None),) * each.axis + (slice(value.shape[each.axis]),)
+                        target[cut] = value
+            self._queue.finish()
 
     def run_compiled(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the steps' outputs, on which a partition behind the steps would run; raise as `run` does."""
@@ -220,6 +265,25 @@ class Executor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _append(self, growing: Sequence[Growth], rows: int, count: int) -> None:
+        """Copy the first `count` new rows of what grows behind its first `rows`, on the device."""
+        inputs, outputs = ({p.name: p for p in ports} for ports in (self._inputs.ports, self._outputs.ports))
+        for each in growing:
+            taken, made = inputs[each.input], outputs[each.output]
+            outer = math.prod(taken.shape[: each.axis])
+            row = math.prod(taken.shape[each.axis + 1 :]) * taken.held.itemsize
+            capacity = taken.shape[each.axis]  # as many rows are in front of the new ones
+            cl.enqueue_copy(
+                self._queue,
+                self._memory.buffers[taken.buffer],
+                self._memory.buffers[made.buffer],
+                src_origin=(capacity * row, 0, 0),
+                dst_origin=(rows * row, 0, 0),
+                region=(count * row, outer, 1),
+                src_pitches=(made.shape[each.axis] * row,),
+                dst_pitches=(capacity * row,),
+            )
+
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
@@ -228,7 +292,14 @@ class Executor:
             self._queue.finish()
             _check_complete([event])
 
-    def _infer(self, given: list[Array], timeline: Timeline | None) -> dict[str, Array]:
+    def _infer(
+        self,
+        given: Sequence[Array | None],
+        timeline: Timeline | None,
+        growing: Sequence[Growth] = (),
+        rows: int = 0,
+        count: int = 0,
+    ) -> dict[str, Array]:
         if self._unusable == "closed":
             raise InvalidArgument("this model was closed; load it again")
         if self._unusable:
@@ -237,6 +308,8 @@ class Executor:
         try:
             with driver_call("run the model"):
                 for port, value in zip(self._inputs.ports, given, strict=True):
+                    if value is None:  # it is there
+                        continue
                     with self._memory.written(queue, port.buffer) as target:
                         memory.store(port, value, target)
                 self._inputs.enqueue(queue)
@@ -246,12 +319,13 @@ class Executor:
                     for event in (segment.run() if timeline is None else segment.run_timed(timeline))
                 ]
                 self._outputs.enqueue(queue)
-                wanted = tuple(port.buffer for port in self._outputs.ports)
-                with self._memory.read(queue, wanted) as held:
+                self._append(growing, rows, count)
+                kept = {each.output for each in growing}
+                ports = [port for port in self._outputs.ports if port.name not in kept]
+                with self._memory.read(queue, tuple(port.buffer for port in ports)) as held:
                     _check_complete(events)
                     return {
-                        port.name: memory.result(port, array)
-                        for port, array in zip(self._outputs.ports, held, strict=True)
+                        port.name: memory.result(port, array) for port, array in zip(ports, held, strict=True)
                     }
         except DeviceError as failed:
             self._unusable = str(failed)

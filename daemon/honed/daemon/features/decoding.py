@@ -1,0 +1,306 @@
+"""What a decoder takes and gives: its state, what follows from the number of its tokens, and its forms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from honed.daemon.store import state_pairs
+from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.daemon.worker.calls import HeldTensor
+from honed.protocol.dataclass import dataclass
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import Data, InferParams, InputTensor, OutputTensor
+from honed.runtime.dtypes import dtype
+
+# What a decoder's tokens are called, and what is kept from the request that brings it.
+_TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+_CONSTANT: Final = "encoder_"
+_CHUNK: Final = 64  # tokens of a form for many
+_CAPACITIES: Final = (256, 512, 1024, 2048)
+_MASKS: Final = ("attention_mask", "decoder_attention_mask")
+_POSITIONS: Final = "position_ids"
+_MADE_UP = 7  # tokens of made-up prompts are below
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A request's size: its batch, its tokens, and how many came before."""
+
+    batch: int
+    tokens: int
+    before: int
+
+    @property
+    def after(self) -> int:
+        """How many tokens there are with this request."""
+        return self.before + self.tokens
+
+
+class Form(NamedTuple):
+    """A compiled form: the tokens of a run, and how many may be before."""
+
+    tokens: int
+    capacity: int
+
+
+FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of a form: the tokens `start` to `start + count` of a request, after `before` others."""
+
+    form: Form
+    before: int
+    start: int
+    count: int
+
+
+def pieces(step: Step) -> tuple[Piece, ...]:
+    """Return the runs of a form that a request takes; none where it has more tokens than any has room for."""
+    capacity = next((size for size in _CAPACITIES if size >= step.after), 0)
+    if not capacity:
+        return ()
+    form = Form(1 if step.tokens == 1 else _CHUNK, capacity)
+    starts = range(0, step.tokens, form.tokens)
+    return tuple(
+        Piece(form, step.before + start, start, min(form.tokens, step.tokens - start)) for start in starts
+    )
+
+
+Values = tuple[tuple[int, ...], Sequence[int]]  # a shape, and its elements row-major
+
+
+def _ones(step: Step, _: tuple[int, ...]) -> Values:
+    return (step.batch, step.after), [1] * (step.batch * step.after)
+
+
+def _positions(step: Step, shape: tuple[int, ...]) -> Values:
+    if len(shape) == 1:
+        return (step.tokens,), range(step.before, step.after)
+    sizes = *(max(1, size) for size in shape[:-2]), step.batch  # some models have one for each direction
+    return (*sizes, step.tokens), [*range(step.before, step.after)] * math.prod(sizes)
+
+
+def _length(before: bool) -> Callable[[Step, tuple[int, ...]], Values]:
+    return lambda step, shape: ((1,) * len(shape), [step.before if before else step.after])
+
+
+# Inputs that follow from a step, by their names in files of Optimum and onnxruntime-genai: their values for
+# the shape that the model says.
+_MADE: Final[Mapping[str, Callable[[Step, tuple[int, ...]], Values]]] = {
+    "attention_mask": _ones,
+    "decoder_attention_mask": _ones,
+    "position_ids": _positions,
+    "cache_position": _positions,
+    "past_sequence_length": _length(before=True),
+    "past_seq_len": _length(before=True),
+    "total_sequence_length": _length(before=False),
+    "total_seq_len": _length(before=False),
+    "seqlens_k": lambda step, _: ((step.batch,), [step.after - 1] * step.batch),
+    "use_cache_branch": lambda step, shape: ((1,) * len(shape), [int(step.before > 0)]),
+}
+# As `struct` writes the types that such inputs, and logits, have.
+_FORMATS: Final[Mapping[str, str]] = {
+    "int64": "q", "int32": "i", "bool": "?", "float64": "d", "float32": "f", "float16": "e"
+}  # fmt: skip
+
+
+def packed(kind: str, values: Sequence[int]) -> bytes:
+    """Return numbers as a tensor of a type that `is_packed` has them."""
+    return struct.pack(f"<{len(values)}{_FORMATS[kind]}", *values)
+
+
+def difference(kind: str, found: Data, right: Data) -> float:
+    """Return how far tensors are from each other, of the largest value: infinitely far where one is NaN."""
+    form = f"<{len(right) // dtype(kind).itemsize}{_FORMATS[kind]}"
+    pairs = [*zip(struct.unpack(form, found), struct.unpack(form, right), strict=True)]
+    if any(math.isnan(one) for one, _ in pairs):
+        return math.inf
+    largest = max((abs(other) for _, other in pairs), default=0.0) or 1.0
+    return max((abs(one - other) for one, other in pairs), default=0.0) / largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """What is known of a model whose state grows: its pairs, and its other inputs by what they are."""
+
+    interface: Interface
+    pairs: tuple[state_pairs.StatePair, ...]
+    made: tuple[TensorSpec, ...]
+    constants: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+    def step(self, params: InferParams, rows: int) -> Step:
+        """Return the size of a request after `rows` tokens, or after those of the state that it brings.
+
+        Raises InvalidArgument where it has no tokens.
+        """
+        shapes = {tensor.name: tensor.shape for tensor in params.inputs}
+        for pair in self.pairs:
+            if pair.grows_on >= 0 and len(shape := shapes.get(pair.input.name, ())) > pair.grows_on:
+                rows = shape[pair.grows_on]
+        for name in self.tokens:
+            if len(shape := shapes.get(name, ())) > 1:
+                return Step(shape[0], shape[1], rows)
+        raise InvalidArgument(
+            f"input {self.tokens[0]!r} is missing, or has no tokens; give it with shape [batch, tokens]"
+        )
+
+    def given(self, params: InferParams, step: Step) -> tuple[InferParams, Interface]:
+        """Return the request with what follows from its step, and the interface that it is checked by.
+
+        That is the model's without what the worker holds.
+        """
+        given = {tensor.name for tensor in params.inputs}
+        inputs: list[InputTensor] = []
+        contents: list[bytes] = []
+        for spec in self.made:
+            if spec.name in given:
+                continue
+            shape, values = _MADE[spec.name](step, spec.shape or ())
+            inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shape))
+            contents.append(packed(spec.dtype, values))
+        held = {pair.input.name for pair in self.pairs}
+        if step.before:
+            held.update(self.constants)
+        state = {pair.output.name for pair in self.pairs}
+        outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in state)
+        more = dataclasses.replace(
+            params,
+            inputs=(*inputs, *params.inputs),
+            raw_input_contents=(*contents, *(params.raw_input_contents or ())),
+            outputs=params.outputs or tuple(OutputTensor(name=tensor.name) for tensor in outputs),
+        )
+        taken = tuple(t for t in self.interface.inputs if t.name not in held or t.name in given)
+        return more, dataclasses.replace(self.interface, inputs=taken)
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether forms with room for more tokens than there were can answer.
+
+        That is hidden by a mask, positions are given, and each token has its own row of each output.
+        """
+        made, outputs = {tensor.name for tensor in self.made}, self.without_state.outputs
+        return (
+            not made.isdisjoint(_MASKS)
+            and _POSITIONS in made
+            and made <= {*_MASKS, _POSITIONS}
+            and all(held.axis >= 0 for held in self.held(Step(1, 1, 0)))
+            and len(self.tokens) == len(self.interface.inputs) - len(self.pairs) - len(made) == 1
+            and all(t.shape is not None and t.shape[:2] == (-1, -1) and t.dtype in _FORMATS for t in outputs)
+        )
+
+    def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs of a form."""
+        held = {each.input: each for each in self.held(Step(1, form.tokens, 0))}
+        found: dict[str, tuple[int, ...]] = {}
+        for tensor in self.interface.inputs:
+            if (each := held.get(tensor.name)) is not None:
+                shape = list(each.begins)
+                shape[each.axis] = form.capacity
+            else:
+                total = form.capacity + form.tokens if tensor.name in _MASKS else form.tokens
+                shape = [1, total, *(tensor.shape or ())[2:]]
+            found[tensor.name] = tuple(shape)
+        return found
+
+    @property
+    def without_state(self) -> Interface:
+        """Return the interface of a form without what the worker holds."""
+        taken = {pair.input.name for pair in self.pairs}
+        given = {pair.output.name for pair in self.pairs}
+        return dataclasses.replace(
+            self.interface,
+            inputs=tuple(tensor for tensor in self.interface.inputs if tensor.name not in taken),
+            outputs=tuple(tensor for tensor in self.interface.outputs if tensor.name not in given),
+        )
+
+    def made_up(self, model: str, step: Step) -> InferParams:
+        """Return a request for a step of tokens 1, 2, ..., or of small values where those are embedded."""
+        (name,) = self.tokens
+        spec = next(tensor for tensor in self.interface.inputs if tensor.name == name)
+        shape = (1, step.tokens, *(tensor_size for tensor_size in (spec.shape or ())[2:]))
+        numbers = [number % _MADE_UP for number in range(step.before, step.before + math.prod(shape))]
+        return InferParams(
+            model_name=model,
+            inputs=(InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=shape),),
+            raw_input_contents=(packed(spec.dtype, numbers),),
+        )
+
+    def piece(self, params: InferParams, piece: Piece) -> InferParams:
+        """Return a piece of a request as its form takes it, padded with the first tokens that there are."""
+        form, data = piece.form, dict(zip(names(params), params.raw_input_contents or (), strict=True))
+        inputs: list[InputTensor] = []
+        contents: list[bytes] = []
+        shapes = self.shapes(form)
+        for spec in self.interface.inputs:
+            shape = shapes[spec.name]
+            if spec.name in self.tokens:
+                row = dtype(spec.dtype).itemsize * math.prod(shape[2:])
+                rows = bytes(data[spec.name][piece.start * row : (piece.start + piece.count) * row])
+                content = (rows * -(-form.tokens // piece.count))[: form.tokens * row]
+            elif spec.name in _MASKS:
+                seen, new = [1] * piece.before, [1] * piece.count
+                hidden = [0] * (form.capacity - piece.before)
+                content = packed(spec.dtype, [*seen, *hidden, *new, *[0] * (form.tokens - piece.count)])
+            elif spec.name == _POSITIONS:
+                last = piece.before + piece.count - 1
+                content = packed(spec.dtype, [min(piece.before + at, last) for at in range(form.tokens)])
+            else:
+                continue
+            inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shape))
+            contents.append(content)
+        return dataclasses.replace(params, inputs=tuple(inputs), raw_input_contents=tuple(contents))
+
+    def held(self, step: Step) -> tuple[HeldTensor, ...]:
+        """Return what the worker holds of a sequence that has batches of that size."""
+        return tuple(
+            HeldTensor(
+                output=pair.output.name,
+                input=pair.input.name,
+                dtype=pair.input.dtype,
+                begins=tuple(
+                    size if size >= 0 else 0 if axis else step.batch
+                    for axis, size in enumerate(pair.input.shape or ())
+                ),
+                axis=pair.grows_on if pair.output.name not in self._once else -1,
+                once=pair.output.name in self._once,
+            )
+            for pair in self.pairs
+        )
+
+    @property
+    def _once(self) -> frozenset[str]:
+        """Return the state that the first request makes for good: keys and values of what was encoded."""
+        return frozenset(pair.output.name for pair in self.pairs if ".encoder." in pair.input.name)
+
+
+def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None:
+    """Return what is known of a model, `named` being its state by output; None where none of it grows."""
+    pairs = state_pairs.pairs(interface, named)
+    if not any(pair.grows_on >= 0 for pair in pairs):
+        return None
+    state = {pair.input.name for pair in pairs}
+    others = [tensor for tensor in interface.inputs if tensor.name not in state]
+    made = tuple(t for t in others if t.name in _MADE and t.shape is not None and t.dtype in _FORMATS)
+    constants = tuple(tensor.name for tensor in others if tensor.name.startswith(_CONSTANT))
+    rest = [t.name for t in others if t not in made and t.name not in constants]
+    tokens = tuple(name for name in rest if name in _TOKENS) or tuple(rest)
+    if not tokens:
+        return None
+    return Decoder(interface=interface, pairs=pairs, made=made, constants=constants, tokens=tokens)
+
+
+def names(params: InferParams) -> tuple[str, ...]:
+    """Return the names of a request's inputs."""
+    return tuple(tensor.name for tensor in params.inputs)
+
+
+def rows_of(data: Data, piece: Piece) -> bytes:
+    """Return the part of an output, row-major, that is of the client's tokens."""
+    return bytes(data[: len(data) // piece.form.tokens * piece.count])

@@ -1,0 +1,168 @@
+"""Sequences in compiled forms of a decoder: their rows stay on the device, and move where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of
+from honed.daemon.worker.calls import HeldTensor, RunModel, RunStep
+from honed.daemon.worker.steps import DeviceSequences
+from honed.machine.devices import Device
+from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from honed.runtime.execution.executor import Executor, load
+from honed.tuner.compiler.compile import CompileRequest, compile_file
+from tests.decoders import HEADS, SIZE, VOCABULARY, Array, InApp, decoder
+
+pytestmark = [pytest.mark.opencl, pytest.mark.tvm]
+ROOM, CHUNK, LAYERS = 16, 4, 1
+HELD_ONCE = (HeldTensor(output="h1", input="h0", dtype="float32", begins=(1, 2), axis=-1, once=False),)
+ROW_BYTES = 2 * LAYERS * HEADS * SIZE * 4
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return decoder(tmp_path_factory.mktemp("m") / "dec.onnx", layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def known(path: Path) -> Decoder:
+    from honed.cpu.session import Session
+
+    found = decoder_of(Session(path, 1).interface, {})
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def forms(
+    path: Path, known: Decoder, device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, Executor]]:
+    """The forms by their tokens."""
+    folder, made = tmp_path_factory.mktemp("forms"), {}
+    for tokens in (1, CHUNK):
+        request = CompileRequest(
+            path=path,
+            output=folder / f"{tokens}.honed",
+            profile=device.profile,
+            device=device,
+            shapes=known.shapes(Form(tokens, ROOM)),
+            precision="auto",
+            filename=path.name,
+        )
+        compile_file(request, lambda *_: None)
+        made[tokens] = load(request.output, device)
+    yield made
+    for form in made.values():
+        form.close()
+
+
+class Sequence:
+    """One that is run by forms, beside the same with its cache in the app."""
+
+    def __init__(self, number: int, path: Path, known: Decoder, sequences: DeviceSequences) -> None:
+        self.number, self.rows, self.most = number, 0, 1 << 30
+        self._known, self._sequences, self._app = known, sequences, InApp(path)
+
+    def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
+        """Run tokens [1, n] by a form for as many or more."""
+        tokens, count = form.model.inputs[0].shape[1], ids.shape[1]
+        mask = np.zeros((1, ROOM + tokens), np.int64)
+        mask[0, : self.rows] = mask[0, ROOM : ROOM + count] = 1
+        inputs = {
+            "input_ids": np.resize(ids, (1, tokens)),
+            "attention_mask": mask,
+            "position_ids": np.arange(self.rows, self.rows + tokens)[None],
+        }
+        run = RunModel(
+            key="", inputs=(), outputs=(), room=None, raw=(), finite=False, keep=False, max_bytes=0
+        )
+        call = RunStep(
+            run=run,
+            sequence=self.number,
+            rows=self.rows,
+            count=count,
+            tensors=self._known.held(Step(1, tokens, 0)),
+            constants=(),
+            max_state_bytes=self.most,
+        )
+        return self._sequences.step(form, call, inputs)
+
+    def step(self, form: Executor, ids: Array) -> None:
+        """Run tokens by both, and compare."""
+        outputs, self.rows, nbytes = self.asked(form, ids)
+        assert nbytes == self.rows * ROW_BYTES
+        assert outputs.keys() == {"logits"}
+        found = outputs["logits"][:, : ids.shape[1]]
+        np.testing.assert_allclose(found, self._app.step(ids), rtol=0, atol=1e-3)
+
+
+def prompt(length: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, (1, length))
+
+
+def test_a_sequence_moves_between_forms(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
+    one = Sequence(1, path, known, DeviceSequences())
+    for length in (4, 3, 1, 1, 2, 1, 4):
+        one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
+    assert one.rows == ROOM
+
+
+def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
+    sequences = DeviceSequences()
+    both = [Sequence(number, path, known, sequences) for number in (1, 2)]
+    for at, length in enumerate((4, 1, 1, 3)):
+        for each in both:
+            each.step(forms[CHUNK if length > 1 else 1], prompt(length, 7 * at + each.number))
+
+
+def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
+    path: Path, known: Decoder, forms: dict[int, Executor]
+) -> None:
+    sequences, form = DeviceSequences(), forms[CHUNK]
+    one = Sequence(1, path, known, sequences)
+    one.step(form, prompt(3))
+    sequences.leave(form)
+    form.run({tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in form.model.inputs})
+    one.step(form, prompt(2))
+    state = sequences.state(1)
+    assert all(array.shape == (1, HEADS, 5, SIZE) for array in state.values())
+
+
+def test_a_step_is_repeated_where_its_answer_did_not_come(
+    path: Path, known: Decoder, forms: dict[int, Executor]
+) -> None:
+    one = Sequence(1, path, known, DeviceSequences())
+    one.step(forms[CHUNK], prompt(4))
+    one.asked(forms[CHUNK], prompt(3, 5))
+    one.step(forms[CHUNK], prompt(2))
+    one.step(forms[1], prompt(1))
+
+
+def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
+    path: Path, known: Decoder, forms: dict[int, Executor]
+) -> None:
+    sequences = DeviceSequences()
+    one = Sequence(1, path, known, sequences)
+    one.step(forms[CHUNK], prompt(4))
+    one.most = 5 * ROW_BYTES
+    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+        one.asked(forms[CHUNK], prompt(2))
+    one.step(forms[1], prompt(1))
+    sequences.drop((1, 9))
+    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+        one.asked(forms[1], prompt(1))
+    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+        sequences.state(1)
+
+
+def test_state_that_does_not_grow_is_not_kept_in_a_form(
+    path: Path, known: Decoder, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Sequence(1, path, known, DeviceSequences())
+    monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
+    with pytest.raises(InvalidArgument, match="state that does not grow"):
+        one.asked(forms[1], prompt(1))
