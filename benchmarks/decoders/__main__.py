@@ -36,7 +36,7 @@ OPTIONS: Final = ("layers", "hidden", "heads", "kv_heads", "inner", "vocab")
 
 def llama(sizes: dict[str, int], context: int) -> Any:
     """Return a decoder of Llama's architecture."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found, unused-ignore]
 
     config = LlamaConfig(
         num_hidden_layers=sizes["layers"],
@@ -53,7 +53,7 @@ def llama(sizes: dict[str, int], context: int) -> Any:
 
 def whisper(sizes: dict[str, int]) -> Any:
     """Return an encoder and a decoder of Whisper's architecture."""
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
+    from transformers import WhisperConfig, WhisperForConditionalGeneration  # type: ignore[import-not-found, unused-ignore]
 
     last = sizes["vocab"] - 1
     config = WhisperConfig(
@@ -77,8 +77,8 @@ def whisper(sizes: dict[str, int]) -> Any:
 
 def save(model: Any, folder: Path, vocab: int) -> None:
     """Save a model as the exporters read it, with a tokenizer that knows its tokens by number."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models  # type: ignore[import-not-found, unused-ignore]
+    from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found, unused-ignore]
 
     model.eval().save_pretrained(folder)
     words = models.WordLevel({f"<{i}>": i for i in range(vocab)}, unk_token="<0>")
@@ -89,7 +89,7 @@ def export_with_optimum(source: Path, output: Path, task: str, precision: str) -
     """Export with Hugging Face Optimum; halves are converted by ONNX Runtime's script."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
-    from optimum.exporters.onnx import main_export
+    from optimum.exporters.onnx import main_export  # type: ignore[import-not-found, unused-ignore]
 
     main_export(str(source), str(output), task=task, do_validation=False, no_post_process=True)
     if precision == "fp16":
@@ -101,7 +101,7 @@ def export_with_optimum(source: Path, output: Path, task: str, precision: str) -
 
 def export_with_genai(source: Path, output: Path, precision: str, options: dict[str, str]) -> None:
     """Export with the builder of onnxruntime-genai."""
-    from onnxruntime_genai.models.builder import create_model
+    from onnxruntime_genai.models.builder import create_model  # type: ignore[import-not-found, unused-ignore]
 
     build: Callable[..., None] = create_model
     weights, _, activations = precision.partition("-")
@@ -125,7 +125,7 @@ def main() -> None:
         "--genai-option", nargs="*", default=[], metavar="KEY=VALUE", help="given to genai's builder"
     )
     args = parser.parse_args()
-    import torch
+    import torch  # type: ignore[import-not-found, unused-ignore]
 
     speaks = args.architecture == "llama"
     if args.precision.startswith("int4") and args.exporter == "optimum":

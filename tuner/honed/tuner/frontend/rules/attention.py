@@ -7,6 +7,7 @@ and H numbers a head.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import plus
-from .layout import cut, join, pick, pieces, reshape, transpose, with_axis
+from .layout import cut, expand, join, pad_axis, pick, pieces, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import integer_product, scaled_product
 
@@ -147,6 +148,145 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     return [_attend(b, c, heads, _mask(b, c, 4, heads), c.opt(5)), heads.k, heads.v]
 
 
+@rule("GroupQueryAttention", domain=DOMAIN)
+def group_query_attention(b: Builder, c: Call) -> list[Value]:
+    """Attention of groups of heads that share keys, over a cache which the new keys are written into.
+
+    The cache has the length of `total_sequence_length` where that is constant and longer than the past, else
+    that of the past. The new rows of each sample are written behind those that `seqlens_k` says are there.
+    """
+    _refuse_of_groups(c)
+    count, few = c.integer("num_heads"), c.integer("kv_num_heads")
+    if few < 1 or count % few:
+        raise NodeRefused(f"its {count} heads are not shared by {few} heads of keys")
+    given = [c.x(0), c.opt(1), c.opt(2)]
+    if given[1] is None or given[2] is None:
+        size = c.x(0).shape[2] // (count + 2 * few)
+        given = [*pieces(b, c.x(0), 2, [count * size, few * size, few * size])]
+    q, k, v = (_apart(b, x, n) for x, n in zip(given, (count, few, few), strict=True) if x is not None)
+    batch, _, asking, width = q.shape
+    cache = _Cache.of(b, c, batch, asking)
+    if c.integer("do_rotary"):
+        positions = (
+            c.opt(9)
+            if c.opt(9) is not None
+            else b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
+        )
+        tables = c.x(7), c.x(8)
+        turn = _turns(b, positions, tables, asking, interleaved=bool(c.integer("rotary_interleaved")))
+        q, k = turn(q), turn(k)
+    k, v = (cache.written(b, c.opt(place), new) for place, new in ((3, k), (4, v)))
+    group = count // few
+    q = reshape(b, q, [batch, few, group * asking, width])
+    scores = b("Mul", matmul(b, q, transpose(b, k, [0, 1, 3, 2])), c.number("scale", 0.0) or width**-0.5)
+    if cap := c.number("softcap", 0.0):
+        scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
+    scores = plus(b, scores, _grouped_bias(b, c.opt(10), scores, few, asking))
+    seen = cache.seen(b, c, group)
+    scores = b("Where", seen, scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
+    shares = _shares_beside_sinks(b, c, scores, group)
+    found = reshape(b, matmul(b, shares, v), [batch, count, asking, v.shape[3]])
+    answer = reshape(b, transpose(b, found, [0, 2, 1, 3]), [batch, asking, count * v.shape[3]])
+    return [answer, k, v]
+
+
+def _refuse_of_groups(c: Call) -> None:
+    """Raise a refusal of what GroupQueryAttention may be given or asked for that is not compiled."""
+    past = c.opt(3)
+    if c.integer("sliding_window_cache"):
+        raise NodeRefused("it evicts from its cache; export it with a cache of all positions")
+    if (past is not None and past.dtype != c.x(0).dtype) or c.opt(12) is not None or c.opt(13) is not None:
+        raise NodeRefused("its cache is quantised; export it with a cache of the type of its queries")
+    if c.opt(14) is not None or c.opt(15) is not None:
+        raise NodeRefused("it normalises its queries; export the model without that fusion")
+    if c.integer("qk_output") or c.wants(3):
+        raise NodeRefused("its scores are wanted; export the model without ONNX Runtime's fusions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cache:
+    """A cache of `length` rows; `first` [B, 1] is the row that the first of the `new` ones is written to."""
+
+    first: Value
+    length: int
+    new: int
+
+    @classmethod
+    def of(cls, b: Builder, c: Call, batch: int, new: int) -> _Cache:
+        """Return where the cache of a call is written."""
+        past, ends, total = c.opt(3), c.x(5), c.x(6)
+        if ends.size != batch:
+            raise NodeRefused(f"it has {ends.size} lengths for {batch} sequences")
+        before = past.shape[2] if past is not None else 0
+        whole = None if total.data is None else int(total.data.reshape(-1)[0])
+        if (before if whole is None else max(before, whole)) < new:
+            raise NodeRefused(f"its cache has no room for {new} new rows; give its past that length")
+        first = b("Sub", reshape(b, b.cast(ends, np.int32), [batch, 1]), new - 1)
+        start = b.constant(np.zeros((batch, 1), np.int32))
+        if whole is None:  # as in ONNX Runtime a prompt begins at 0, whatever its padded length
+            first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
+        elif whole == new:
+            first = start
+        return cls(first=first, length=before if whole is None else max(before, whole), new=new)
+
+    def written(self, b: Builder, past: Value | None, new: Value) -> Value:
+        """Return [B, N, length, H]: rows of the past, then the new ones, then zeros as in ONNX Runtime."""
+        batch, heads, count, width = new.shape
+        if self.first.data is not None and not self.first.data.any():  # a prompt
+            return pad_axis(b, new, 2, 0, self.length - count)
+        first = reshape(b, self.first, [batch, 1, 1, 1])
+        rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, -1, 1))
+        offsets = b("Sub", rows, first)
+        if count > 1:
+            places = b("Min", b("Max", reshape(b, offsets, [batch, self.length]), 0), count - 1)
+            places = b("Add", places, b.constant(count * np.arange(batch, dtype=np.int32)[:, None]))
+            flat = reshape(b, transpose(b, new, [0, 2, 1, 3]), [batch * count, heads, width])
+            new = transpose(b, b("Gather", flat, places, axis=0), [0, 2, 1, 3])
+        behind = b("Where", b("Less", offsets, count), new, 0)
+        if past is None or not past.size:
+            return behind
+        old = pad_axis(b, past, 2, 0, self.length - past.shape[2])
+        return b("Where", b("Less", offsets, 0), old, behind)
+
+    def seen(self, b: Builder, c: Call, group: int) -> Value:
+        """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to."""
+        batch = self.first.shape[0]
+        rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, 1, -1))
+        last = np.int32(self.new - 1)
+        each = np.tile(np.arange(self.new, dtype=np.int32), group) if c.integer("causal", 1) else last
+        asks = b("Add", reshape(b, self.first, [batch, 1, 1, 1]), b.constant(np.reshape(each, (1, 1, -1, 1))))
+        found = b("LessOrEqual", rows, asks)
+        window = c.integer("local_window_size", -1)
+        return found if window < 0 else b("And", found, b("Less", b("Sub", asks, window), rows))
+
+
+def _grouped_bias(b: Builder, bias: Value | None, scores: Value, few: int, asking: int) -> Value | None:
+    """Return what is added to the scores of groups of queries, [B or 1, few or 1, queries, length]."""
+    if bias is None:
+        return None
+    batch, heads, _, length = bias.shape
+    if length != scores.shape[3] or bias.shape[2] != asking:
+        raise NodeRefused(f"its bias of shape {list(bias.shape)} is not for all of its cache")
+    group = scores.shape[2] // asking
+    if heads == 1:
+        each = expand(b, bias, [batch, group, asking, length])
+        return reshape(b, each, [batch, 1, group * asking, length])
+    return reshape(b, bias, [batch, few, group * asking, length])
+
+
+def _shares_beside_sinks(b: Builder, c: Call, scores: Value, group: int) -> Value:
+    """Return the softmax of scores, of which a score that nothing stands behind may take a share."""
+    batch, few, asking, length = scores.shape
+    sink = c.opt(11)
+    if sink is None and c.integer("smooth_softmax") <= 0:
+        return b("Softmax", scores, axis=3) if length > 1 else b.constant(np.ones(scores.shape, scores.dtype))
+    if sink is None:
+        sink = b.constant(np.zeros(few * group, scores.dtype))
+    each = expand(b, reshape(b, sink, [1, few, group, 1]), [batch, few, group, asking // group])
+    with_sink = join(b, [scores, reshape(b, each, [batch, few, asking, 1])], 3)
+    return cut(b, b("Softmax", with_sink, axis=3), 3, 0, length)
+
+
 @rule("RotaryEmbedding", domain=DOMAIN)
 def rotary_embedding(b: Builder, c: Call) -> Value:
     """Pairs of elements rotated by the angle of their position; other elements are unchanged."""
@@ -155,26 +295,40 @@ def rotary_embedding(b: Builder, c: Call) -> Value:
     x, positions, cosines, sines = (c.x(i) for i in range(4))
     half = cosines.shape[1]
     given, count = c.integer("rotary_embedding_dim"), c.integer("num_heads")
+    apart = x
     if x.rank == 3:
-        _, length, width = x.shape
-        size = width // count if given and count else 2 * half
-        apart = _apart(b, x, width // size)
-    else:
-        _, _, length, size = x.shape
-        apart = x
-    if 2 * half > size or (given and given != 2 * half):
-        raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {size} numbers")
+        size = x.shape[2] // count if given and count else 2 * half
+        apart = _apart(b, x, x.shape[2] // size)
+    if given and given != 2 * half:
+        raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {apart.shape[3]} numbers")
+    turn = _turns(b, positions, (cosines, sines), apart.shape[2], interleaved=bool(c.integer("interleaved")))
+    whole = turn(apart)
+    return whole if x.rank == 4 else reshape(b, transpose(b, whole, [0, 2, 1, 3]), x.shape)
+
+
+def _turns(
+    b: Builder, positions: Value, tables: tuple[Value, Value], length: int, *, interleaved: bool
+) -> Callable[[Value], Value]:
+    """Return what turns [B, N, L, H] by the angles of [B or 1, L] positions, or of those from a first one.
+
+    `tables` are of cosines and sines, a row for each position.
+    """
     if positions.size == 1:
         first = reshape(b, positions, [1])
         positions = b("Add", first, b.constant(np.arange(length), positions.dtype))
     places = reshape(b, positions, [positions.size // length, 1, length])
     # [B or 1, 1, L, half]
-    cosine, sine = (b("Gather", table, places, axis=0) for table in (cosines, sines))
-    turned = _turned(
-        b, cut(b, apart, 3, 0, 2 * half), cosine, sine, interleaved=bool(c.integer("interleaved"))
-    )
-    whole = turned if 2 * half == size else join(b, [turned, cut(b, apart, 3, 2 * half, size)], 3)
-    return whole if x.rank == 4 else reshape(b, transpose(b, whole, [0, 2, 1, 3]), x.shape)
+    cosine, sine = (b("Gather", table, places, axis=0) for table in tables)
+    width = 2 * cosine.shape[3]
+
+    def turn(x: Value) -> Value:
+        size = x.shape[3]
+        if width > size:
+            raise NodeRefused(f"its cosines for {width // 2} pairs do not fit heads of {size} numbers")
+        turned = _turned(b, cut(b, x, 3, 0, width), cosine, sine, interleaved=interleaved)
+        return turned if width == size else join(b, [turned, cut(b, x, 3, width, size)], 3)
+
+    return turn
 
 
 def _turned(b: Builder, x: Value, cosine: Value, sine: Value, *, interleaved: bool) -> Value:
