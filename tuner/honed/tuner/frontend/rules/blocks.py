@@ -24,7 +24,7 @@ _LEAST_BLOCK = 16
 
 @rule("MatMulNBits", domain=DOMAIN)
 def matmul_few_bits(b: Builder, c: Call) -> Value:
-    """A product with constant weights of 2, 4 or 8 bits, which stay packed."""
+    """A product with constant weights of 2, 4 or 8 bits, which stay packed; its input is never quantised."""
     bits, block = c.integer("bits", 4), c.integer("block_size")
     terms, columns = c.integer("K"), c.integer("N")
     if bits not in _BITS or block < _LEAST_BLOCK or columns < 1 or terms < 1:
