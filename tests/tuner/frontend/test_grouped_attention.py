@@ -102,6 +102,7 @@ CASES = [
     pytest.param(Case(new=3, rotary=16), {"rotary_interleaved": 1}, id="interleaved"),
     pytest.param(Case(new=3, rotary=8), {}, id="rotated in part"),
     pytest.param(Case(new=3, rotary=16, extra=("places",)), {}, id="positions given"),
+    pytest.param(Case(new=4, there=(0,), rotary=16, extra=("places",)), {}, id="positions of a prompt"),
     pytest.param(Case(past=9), {"local_window_size": 3}, id="window"),
     pytest.param(Case(new=7, there=(0,)), {"local_window_size": 3}, id="prompt with window"),
     pytest.param(Case(new=3), {"softcap": 0.5}, id="capped"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -131,8 +132,8 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     q, k, v, bias = c.x(0), c.opt(1), c.opt(2), c.opt(3)
     if q.rank != 3 or k is None or v is None or k.rank == 5:
         raise NodeRefused("its queries, keys and values are in one tensor; export them apart")
-    if c.opt(8) is not None or c.opt(9) is not None:
-        raise NodeRefused("it keeps its state in a shared buffer; export it without that")
+    if c.opt(9) is not None:
+        raise NodeRefused("it follows beams through its state; export it without that")
     if c.wants(3):
         raise NodeRefused("its scores are wanted; export the model without ONNX Runtime's fusions")
     if bias is not None:
@@ -143,9 +144,27 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     k, v = (x if x.rank == 4 else _apart(b, x, count) for x in (k, v))
     new = k.shape[2]
     past = c.opt(6), c.opt(7)
+    if c.opt(8) is not None:
+        return _over_a_shared_buffer(b, c, _apart(b, q, count), (k, v))
     k, v = (x if old is None else join(b, [old, x], 2) for old, x in zip(past, (k, v), strict=True))
     heads = Heads(q=_apart(b, q, count), k=k, v=v, past=k.shape[2] - new)
     return [_attend(b, c, heads, _mask(b, c, 4, heads), c.opt(5)), heads.k, heads.v]
+
+
+def _over_a_shared_buffer(b: Builder, c: Call, q: Value, new: tuple[Value, Value]) -> list[Value]:
+    """Attention over a past of fixed length, of which `past_sequence_length` rows are there already."""
+    past, count = (c.x(6), c.x(7)), c.x(8)
+    if c.opt(4) is not None or count.size != 1:
+        raise NodeRefused("it has a mask beside a past of fixed length; export it without that")
+    first = expand(b, reshape(b, b.cast(count, np.int32), [1, 1]), [q.shape[0], 1])
+    cache = _Cache(first=first, length=past[0].shape[2], new=new[0].shape[2], keeps=True)
+    if cache.length < cache.new or ((bias := c.opt(5)) is not None and bias.shape[3] != cache.length):
+        raise NodeRefused(f"its new rows or its bias do not fit a past of {cache.length} rows")
+    k, v = (cache.written(b, old, x) for old, x in zip(past, new, strict=True))
+    seen = cache.seen(b, 1, causal=bool(c.integer("unidirectional")))
+    mask = b("Where", seen, 0, b.like(float(np.finfo(q.dtype).min) / 2, q))
+    open_call = replace(c, attrs=c.attrs | {"unidirectional": 0})
+    return [_attend(b, open_call, Heads(q=q, k=k, v=v, past=0), mask, c.opt(5)), k, v]
 
 
 @rule("GroupQueryAttention", domain=DOMAIN)
@@ -167,13 +186,13 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     batch, _, asking, width = q.shape
     cache = _Cache.of(b, c, batch, asking)
     if c.integer("do_rotary"):
-        positions = (
-            c.opt(9)
-            if c.opt(9) is not None
-            else b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
-        )
-        tables = c.x(7), c.x(8)
-        turn = _turns(b, positions, tables, asking, interleaved=bool(c.integer("rotary_interleaved")))
+        positions = c.opt(9)
+        if positions is None:
+            positions = b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
+        elif cache.is_prompt:  # of which ONNX Runtime reads the first position alone
+            positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
+        interleaved = bool(c.integer("rotary_interleaved"))
+        turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
         q, k = turn(q), turn(k)
     k, v = (cache.written(b, c.opt(place), new) for place, new in ((3, k), (4, v)))
     group = count // few
@@ -182,7 +201,8 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
     scores = plus(b, scores, _grouped_bias(b, c.opt(10), scores, few, asking))
-    seen = cache.seen(b, c, group)
+    causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
+    seen = cache.seen(b, group, causal=causal, window=window)
     scores = b("Where", seen, scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = _shares_beside_sinks(b, c, scores, group)
     found = reshape(b, matmul(b, shares, v), [batch, count, asking, v.shape[3]])
@@ -210,6 +230,12 @@ class _Cache:
     first: Value
     length: int
     new: int
+    keeps: bool = False  # whether the rows behind the new ones stay; else they become zeros
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it is known that nothing is before the new rows."""
+        return self.first.data is not None and not self.first.data.any()
 
     @classmethod
     def of(cls, b: Builder, c: Call, batch: int, new: int) -> _Cache:
@@ -230,9 +256,9 @@ class _Cache:
         return cls(first=first, length=before if whole is None else max(before, whole), new=new)
 
     def written(self, b: Builder, past: Value | None, new: Value) -> Value:
-        """Return [B, N, length, H]: rows of the past, then the new ones, then zeros as in ONNX Runtime."""
+        """Return [B, N, length, H]: rows of the past, the new ones in their place."""
         batch, heads, count, width = new.shape
-        if self.first.data is not None and not self.first.data.any():  # a prompt
+        if self.is_prompt and not self.keeps:
             return pad_axis(b, new, 2, 0, self.length - count)
         first = reshape(b, self.first, [batch, 1, 1, 1])
         rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, -1, 1))
@@ -242,21 +268,20 @@ class _Cache:
             places = b("Add", places, b.constant(count * np.arange(batch, dtype=np.int32)[:, None]))
             flat = reshape(b, transpose(b, new, [0, 2, 1, 3]), [batch * count, heads, width])
             new = transpose(b, b("Gather", flat, places, axis=0), [0, 2, 1, 3])
-        behind = b("Where", b("Less", offsets, count), new, 0)
-        if past is None or not past.size:
-            return behind
-        old = pad_axis(b, past, 2, 0, self.length - past.shape[2])
-        return b("Where", b("Less", offsets, 0), old, behind)
+        old = None if past is None or not past.size else past
+        if old is not None:
+            old = pad_axis(b, old, 2, 0, self.length - old.shape[2])
+            old = old if self.keeps else b("Where", b("Less", offsets, 0), old, 0)
+        inside = b("And", b("LessOrEqual", 0, offsets), b("Less", offsets, count))
+        return b("Where", inside, new, 0 if old is None else old)
 
-    def seen(self, b: Builder, c: Call, group: int) -> Value:
+    def seen(self, b: Builder, group: int, *, causal: bool, window: int = -1) -> Value:
         """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to."""
         batch = self.first.shape[0]
         rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, 1, -1))
-        last = np.int32(self.new - 1)
-        each = np.tile(np.arange(self.new, dtype=np.int32), group) if c.integer("causal", 1) else last
+        each = np.tile(np.arange(self.new, dtype=np.int32), group) if causal else np.int32(self.new - 1)
         asks = b("Add", reshape(b, self.first, [batch, 1, 1, 1]), b.constant(np.reshape(each, (1, 1, -1, 1))))
         found = b("LessOrEqual", rows, asks)
-        window = c.integer("local_window_size", -1)
         return found if window < 0 else b("And", found, b("Less", b("Sub", asks, window), rows))
 
 

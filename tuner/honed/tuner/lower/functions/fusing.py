@@ -362,8 +362,8 @@ def join_functions(
 def _chains(module: IRModule) -> Iterator[_Chain]:
     """Yield what unpacks constants with the product that reads it, then chains that may be one function.
 
-    These may be an attention, or two convolutions of blocked tensors. Each call of a chain is read by the next
-    one only. An attention is a product, reductions of its rows, and another product.
+    These may be an attention, or two convolutions of blocked tensors. Each call of a chain is read by the
+    next one only. An attention is a product, reductions of its rows, and another product.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
@@ -375,16 +375,24 @@ def _chains(module: IRModule) -> Iterator[_Chain]:
                 yield reductions[_function(calls[argument])], calls[argument]
 
     for last in calls.values():
-        if reductions[_function(last)] != 1:
-            continue
-        yield from (_Chain((made, last), True) for none, made in made_for(last) if not none and _unpacks(made))
-        for several, middle in made_for(last):
-            if several > 1:
-                for single, first in made_for(middle):
-                    if single == 1:
-                        yield _Chain((first, middle, last))
-            elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
-                yield _Chain((middle, last))
+        if reductions[_function(last)] == 1:
+            yield from (
+                _Chain((one, last), True) for none, one in made_for(last) if not none and _unpacks(one)
+            )
+            yield from _kernels(last, made_for)
+
+
+def _kernels(
+    last: relax.VarBinding, made_for: Callable[[relax.VarBinding], Iterator[tuple[int, relax.VarBinding]]]
+) -> Iterator[_Chain]:
+    """Yield the chains that end with a call and may be an attention, or two convolutions."""
+    for several, middle in made_for(last):
+        if several > 1:
+            for single, first in made_for(middle):
+                if single == 1:
+                    yield _Chain((first, middle, last))
+        elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
+            yield _Chain((middle, last))
 
 
 def _unpacks(binding: relax.VarBinding) -> bool:
