@@ -43,7 +43,17 @@ def _apart(b: Builder, x: Value, heads: int) -> Value:
     batch, length, width = x.shape
     if heads < 1 or width % heads:
         raise NodeRefused(f"its {heads} heads do not divide {width} numbers")
-    return transpose(b, reshape(b, x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
+    size = width // heads
+    if length == 1:
+        return reshape(b, x, [batch, heads, 1, size])
+    return transpose(b, reshape(b, x, [batch, length, heads, size]), [0, 2, 1, 3])
+
+
+def _together(b: Builder, x: Value) -> Value:
+    """[B, N, L, H] to [B, L, N * H]."""
+    batch, heads, length, size = x.shape
+    rows = x if length == 1 else transpose(b, x, [0, 2, 1, 3])
+    return reshape(b, rows, [batch, length, heads * size])
 
 
 def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
@@ -72,7 +82,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
 
 def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
     """[B, S, N * H of values]: values averaged by softmax of the scaled products of queries with keys."""
-    batch, count, asking, width = heads.q.shape
+    _, _, asking, width = heads.q.shape
     total = heads.k.shape[2]
     scale = c.number("scale", 0.0) or 1.0 / math.sqrt(width)
     scores = matmul(b, heads.q, transpose(b, heads.k, [0, 1, 3, 2]))
@@ -83,8 +93,7 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
         before[-1] = True  # for ONNX Runtime the last one sees all that there is
         scores = b("Where", b.constant(before), scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = b("Softmax", scores, axis=3) if total > 1 else b.constant(np.ones(scores.shape, scores.dtype))
-    found = transpose(b, matmul(b, shares, heads.v), [0, 2, 1, 3])
-    return reshape(b, found, [batch, asking, count * heads.v.shape[3]])
+    return _together(b, matmul(b, shares, heads.v))
 
 
 def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
@@ -206,8 +215,7 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     scores = b("Where", seen, scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = _shares_beside_sinks(b, c, scores, group)
     found = reshape(b, matmul(b, shares, v), [batch, count, asking, v.shape[3]])
-    answer = reshape(b, transpose(b, found, [0, 2, 1, 3]), [batch, asking, count * v.shape[3]])
-    return [answer, k, v]
+    return [_together(b, found), k, v]
 
 
 def _refuse_of_groups(c: Call) -> None:
@@ -328,7 +336,7 @@ def rotary_embedding(b: Builder, c: Call) -> Value:
         raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {apart.shape[3]} numbers")
     turn = _turns(b, positions, (cosines, sines), apart.shape[2], interleaved=bool(c.integer("interleaved")))
     whole = turn(apart)
-    return whole if x.rank == 4 else reshape(b, transpose(b, whole, [0, 2, 1, 3]), x.shape)
+    return whole if x.rank == 4 else _together(b, whole)
 
 
 def _turns(
