@@ -49,11 +49,13 @@ def _apart(b: Builder, x: Value, heads: int) -> Value:
     return transpose(b, reshape(b, x, [batch, length, heads, size]), [0, 2, 1, 3])
 
 
-def _together(b: Builder, x: Value) -> Value:
-    """[B, N, L, H] to [B, L, N * H]."""
-    batch, heads, length, size = x.shape
-    rows = x if length == 1 else transpose(b, x, [0, 2, 1, 3])
-    return reshape(b, rows, [batch, length, heads * size])
+def _together(b: Builder, x: Value, heads: int) -> Value:
+    """[B, N, L, H], or with groups of heads for N and their rows for L, to [B, L, N * H]."""
+    batch, size = x.shape[0], x.shape[-1]
+    length = x.size // (batch * heads * size)
+    if length > 1:
+        x = transpose(b, reshape(b, x, [batch, heads, length, size]), [0, 2, 1, 3])
+    return reshape(b, x, [batch, length, heads * size])
 
 
 def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
@@ -93,7 +95,7 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
         before[-1] = True  # for ONNX Runtime the last one sees all that there is
         scores = b("Where", b.constant(before), scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = b("Softmax", scores, axis=3) if total > 1 else b.constant(np.ones(scores.shape, scores.dtype))
-    return _together(b, matmul(b, shares, heads.v))
+    return _together(b, matmul(b, shares, heads.v), heads.q.shape[1])
 
 
 def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
@@ -214,8 +216,7 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     seen = cache.seen(b, group, causal=causal, window=window)
     scores = b("Where", seen, scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = _shares_beside_sinks(b, c, scores, group)
-    found = reshape(b, matmul(b, shares, v), [batch, count, asking, v.shape[3]])
-    return [_together(b, found), k, v]
+    return [_together(b, matmul(b, shares, v), count), k, v]
 
 
 def _refuse_of_groups(c: Call) -> None:
@@ -265,7 +266,7 @@ class _Cache:
 
     def written(self, b: Builder, past: Value | None, new: Value) -> Value:
         """Return [B, N, length, H]: rows of the past, the new ones in their place."""
-        batch, heads, count, width = new.shape
+        batch, _, count, _ = new.shape
         if self.is_prompt and not self.keeps:
             return pad_axis(b, new, 2, 0, self.length - count)
         first = reshape(b, self.first, [batch, 1, 1, 1])
@@ -273,9 +274,10 @@ class _Cache:
         offsets = b("Sub", rows, first)
         if count > 1:
             places = b("Min", b("Max", reshape(b, offsets, [batch, self.length]), 0), count - 1)
-            places = b("Add", places, b.constant(count * np.arange(batch, dtype=np.int32)[:, None]))
-            flat = reshape(b, transpose(b, new, [0, 2, 1, 3]), [batch * count, heads, width])
-            new = transpose(b, b("Gather", flat, places, axis=0), [0, 2, 1, 3])
+            each = [
+                b("Gather", cut(b, new, 0, i, i + 1), pick(b, places, 0, i), axis=2) for i in range(batch)
+            ]
+            new = join(b, each, 0)
         old = None if past is None or not past.size else past
         if old is not None:
             old = pad_axis(b, old, 2, 0, self.length - old.shape[2])
@@ -336,7 +338,7 @@ def rotary_embedding(b: Builder, c: Call) -> Value:
         raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {apart.shape[3]} numbers")
     turn = _turns(b, positions, (cosines, sines), apart.shape[2], interleaved=bool(c.integer("interleaved")))
     whole = turn(apart)
-    return whole if x.rank == 4 else _together(b, whole)
+    return whole if x.rank == 4 else _together(b, whole, whole.shape[1])
 
 
 def _turns(

@@ -6,6 +6,8 @@ graph; the lowering joins it with the product that reads it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
@@ -19,7 +21,7 @@ from .linear import matmul
 
 DOMAIN = "com.microsoft"
 _BITS = (2, 4, 8)
-_LEAST_BLOCK = 16
+_LEAST_BLOCK, _LEAST_STEP = 16, 8
 
 
 @rule("MatMulNBits", domain=DOMAIN)
@@ -33,20 +35,24 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
         raise NodeRefused("its weights are ordered for one machine, or by groups; export it without that")
     x, scales = c.x(0), c.const(2, "scales")
     blocks = -(-terms // block)
+    # All that is unpacked is multiplied: blocks are halved until the last one is full.
+    step = math.gcd(block, terms)
+    step = step if step >= _LEAST_STEP else block
+    rows = -(-terms // step)
+    of_block = np.arange(rows) * step // block
     # A row for each number along the sum, so that neighbours are of neighbouring columns.
-    packed = c.const(1, "weights").reshape(columns, -1).T
-    each = _unpacked(b, packed[:, None, :], bits, axis=1)
-    weights = reshape(b, each, [blocks, block, columns])
+    packed = c.const(1, "weights").reshape(columns, -1).T[: rows * step * bits // 8]
+    weights = reshape(b, _unpacked(b, packed[:, None, :], bits, axis=1), [rows, step, columns])
     zeros = c.opt_const(3, "zero points")
     if zeros is None:
-        zeros = np.array(1 << (bits - 1), np.uint8)
+        middle = b.like(1 << (bits - 1), x)
     else:
-        if zeros.dtype == np.uint8:
+        if zeros.dtype == np.uint8:  # they stay bytes, too
             zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
-        zeros = zeros.reshape(columns, blocks).T[:, None, :]
-    scale = scales.reshape(columns, blocks).T[:, None, :].astype(x.dtype)
-    real = b("Mul", b("Sub", b.cast(weights, x.dtype), _of_type(b, zeros, x)), b.held(scale))
-    dense = cut(b, reshape(b, real, [blocks * block, columns]), 0, 0, terms)
+        middle = b.cast(b.held(zeros.reshape(columns, blocks).T[of_block, None, :]), x.dtype)
+    scale = scales.reshape(columns, blocks).T[of_block, None, :].astype(x.dtype)
+    real = b("Mul", b("Sub", b.cast(weights, x.dtype), middle), b.held(scale))
+    dense = cut(b, reshape(b, real, [rows * step, columns]), 0, 0, terms)
     return plus(b, matmul(b, x, dense), c.opt(5))
 
 
@@ -103,10 +109,3 @@ def _numbers(packed: Array, bits: int, count: int) -> Array:
     """Return the first `count` numbers of each row of bytes."""
     each = (packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
     return each.reshape(len(packed), -1)[:, :count]
-
-
-def _of_type(b: Builder, zeros: Array, like: Value) -> Value:
-    """Return zero points of the type of `like`; those of bytes stay bytes in the compiled file."""
-    if not zeros.ndim:
-        return b.like(float(zeros), like)
-    return b.cast(b.held(zeros), like.dtype)
