@@ -86,6 +86,8 @@ def test_inputs_that_onnx_runtime_may_quantise_are_not() -> None:
         ({"bits": 5}, {}, "of 5 bits in blocks of 16"),
         ({"block_size": 8}, {}, "of 4 bits in blocks of 8"),
         ({}, {"z": None, "g": np.zeros(16, np.int32)}, "ordered for one machine, or by groups"),
+        ({}, {"w": np.zeros((5, 1, 8), np.int8)}, "not packed into bytes"),
+        ({}, {"z": np.zeros((5, 1), np.int32)}, "not packed into bytes"),
     ],
 )
 def test_weights_that_are_refused(attrs: dict[str, int], given: Constants, text: str) -> None:

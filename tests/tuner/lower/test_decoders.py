@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from honed.machine.devices import Device
 from honed.tuner.compiler.proof import run_model
 from honed.tuner.frontend import normalise
+from honed.tuner.prove import graphs
 from tests.tuner.graph.graphs import answers, weights
 
 pytestmark = pytest.mark.tvm
@@ -64,15 +65,6 @@ def layer(new: int, past: int, total: int) -> onnx.ModelProto:
     return model
 
 
-def exact(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without leave to quantise what products read."""
-    for node in model.graph.node:
-        kept = [each for each in node.attribute if each.name != "accuracy_level"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-    return model
-
-
 def check_steps(run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> None:
     """Steps over a cache of fixed capacity are as ONNX Runtime's over one that grows."""
     ids = np.random.default_rng(0).integers(0, VOCABULARY, ROWS)
@@ -81,7 +73,7 @@ def check_steps(run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[
     there = 0
     for new in (3, 1, 1):
         given = {"ids": ids[None, there : there + new], "mask": np.ones((1, there + new), np.int64)}
-        logits, *rows = answers(exact(layer(new, there, there + new)), given | grown)
+        logits, *rows = answers(graphs.exact(layer(new, there, there + new)), given | grown)
         grown = dict(zip(grown, rows, strict=True))
         there += new
         given["mask"] = (np.arange(ROWS) < there).astype(np.int64)[None]

@@ -33,6 +33,11 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
         raise NodeRefused(f"its weights of {bits} bits in blocks of {block} are not supported")
     if c.integer("weight_prepacked") or c.opt(4) is not None:
         raise NodeRefused("its weights are ordered for one machine, or by groups; export it without that")
+    zeros = c.opt_const(3, "zero points")
+    if c.x(1).dtype != np.uint8 or (
+        zeros is not None and zeros.dtype.kind in "iu" and zeros.dtype != np.uint8
+    ):
+        raise NodeRefused("its weights or zero points are not packed into bytes; export it with uint8")
     x, scales = c.x(0), c.const(2, "scales")
     blocks = -(-terms // block)
     # All that is unpacked is multiplied: blocks are halved until the last one is full.
@@ -43,7 +48,6 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
     # A row for each number along the sum, so that neighbours are of neighbouring columns.
     packed = c.const(1, "weights").reshape(columns, -1).T[: rows * step * bits // 8]
     weights = reshape(b, _unpacked(b, packed[:, None, :], bits, axis=1), [rows, step, columns])
-    zeros = c.opt_const(3, "zero points")
     if zeros is None:
         middle = b.like(1 << (bits - 1), x)
     else:
