@@ -163,6 +163,19 @@ def _few_bits(w: _StandInWriter) -> None:
     w.wide(w.node.input[0], _attribute(w.node, "N", 1))
 
 
+def _grouped(w: _StandInWriter) -> None:
+    if w.is_given(1):  # else queries, keys and values are in one tensor
+        _same(w)
+
+
+def _few_bits_table(w: _StandInWriter) -> None:
+    columns, bits = w.shapes.get(w.node.input[0], ()), _attribute(w.node, "bits", 4)
+    if columns:
+        numbers = w.inner("Gather", w.given(0, 1), axis=0)
+        typed = w.inner("CastLike", [numbers, w.node.input[2]])
+        w.wide(typed, columns[-1] * 8 // bits)
+
+
 def _lstm(w: _StandInWriter) -> None:
     w.copy("LSTM", w.given(0, 1, 2), w.node.output, lambda _: True)
 
@@ -179,6 +192,8 @@ _STAND_INS: dict[str, StandIn] = {
     "EmbedLayerNormalization": _embedded,
     "FusedConv": _as("Conv", 0, 1, without="activation"),
     "FusedGemm": _as("Gemm", 0, 1, without="activation"),
+    "GatherBlockQuantized": _few_bits_table,
+    "GroupQueryAttention": _grouped,
     "MatMulIntegerToFloat": _integer_product,
     "MatMulNBits": _few_bits,
     "MultiHeadAttention": _heads,

@@ -194,3 +194,22 @@ def test_what_is_refused(
     heads = {} if op == "RotaryEmbedding" else {"num_heads": HEADS}
     with pytest.raises(ModelRefused, match=text):
         normalise(model(op, data, [*data], 1, heads | attrs))
+
+
+@pytest.mark.parametrize(("new", "there"), [(1, 4), (3, 4), (3, 0)])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_over_a_past_of_fixed_length(new: int, there: int, causal: int) -> None:
+    past = {f"past_{n}": floats(2, HEADS, 9, SIZE, seed=i) for i, n in enumerate("kv")}
+    sides = {"k": floats(2, new, WIDTH, seed=1), "v": floats(2, new, WIDTH, seed=2)}
+    given = {"q": floats(2, new, WIDTH), **sides, "b": None, "m": None, "e": None, **past}
+    count = {"n": np.array([there], np.int32)}
+    same("MultiHeadAttention", given | count, outputs=3, num_heads=HEADS, unidirectional=causal)
+
+
+def test_a_past_of_fixed_length_with_a_mask_is_refused() -> None:
+    sides = {name: floats(1, 1, WIDTH) for name in "qkv"}
+    past = {f"past_{n}": floats(1, HEADS, 9, SIZE) for n in "kv"}
+    data = {**sides, "m": np.ones((1, 9), np.int32), **past, "n": np.array([4], np.int32)}
+    names = ["q", "k", "v", "", "m", "", "past_k", "past_v", "n"]
+    with pytest.raises(ModelRefused, match="a mask beside a past of fixed length"):
+        normalise(model("MultiHeadAttention", data, names, 3, {"num_heads": HEADS}))

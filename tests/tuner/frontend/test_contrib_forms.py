@@ -149,10 +149,10 @@ def test_products_with_weights_of_few_bits(bits: int, terms: int, zeros: str, bi
     same("MatMulNBits", data, constants, K=terms, N=5, bits=bits, block_size=16, tolerance=1e-3)
 
 
-def test_weights_of_few_bits_for_quantised_inputs_are_refused() -> None:
+def test_weights_of_few_bits_that_are_ordered_for_a_machine_are_refused() -> None:
     constants = {"w": integers(np.uint8, 5, 1, 8), "s": floats(5, 1)}
-    attrs = {"K": 16, "N": 5, "bits": 4, "block_size": 16, "accuracy_level": 4}
-    with pytest.raises(ModelRefused, match="quantises its input"):
+    attrs = {"K": 16, "N": 5, "bits": 4, "block_size": 16, "weight_prepacked": 1}
+    with pytest.raises(ModelRefused, match="ordered for one machine"):
         normalise(model("MatMulNBits", {"x": floats(2, 16)}, constants, [np.float32], attrs))
 
 

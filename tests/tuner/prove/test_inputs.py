@@ -253,3 +253,32 @@ def test_types_honed_does_not_carry_are_refused() -> None:
     model = _model("f (string[2] a) => (string[2] b) { b = Identity(a) }")
     with pytest.raises(InvalidArgument, match="type honed carries"):
         generate(model)
+
+
+def _over_a_cache(inputs: str, nodes: str, past: int) -> onnx.ModelProto:
+    """GroupQueryAttention for three new rows, over a cache of nine in all."""
+    new, old = "float[2,3,4]", f"float[2,1,{past},4]"
+    model = _model(
+        f"f ({new} q, {new} k, {new} v, {old} pk, {old} pv, {inputs}) => ({new} y) {{ {nodes}"
+        " y = com.microsoft.GroupQueryAttention<num_heads = 1, kv_num_heads = 1>"
+        "(q, k, v, pk, pv, ends, total) }"
+    )
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+def test_masks_that_are_counted_for_a_cache_have_room_for_the_new_rows() -> None:
+    counting = "one = Constant<value = int64[1] {1}>() sum = ReduceSum<keepdims = 0>(mask, one)"
+    nodes = f"{counting} less = Sub(sum, one) ends = Cast<to = 6>(less)"
+    model = _over_a_cache("int64[2,9] mask, int32 total", nodes, past=9)
+    masks = _values(model, "mask", 12)
+    assert (masks.sum(-1).min(), masks.sum(-1).max()) == (3, 9)
+    assert (np.diff(masks, axis=-1) <= 0).all()
+    assert (_values(model, "total") == 9).all()
+
+
+@pytest.mark.parametrize("past", [6, 9])
+def test_ends_of_a_cache_are_within_it(past: int) -> None:
+    model = _over_a_cache("int32[2] ends", "total = Constant<value = int32 {9}>()", past)
+    found = _values(model, "ends", 40)
+    assert (found.min(), found.max()) == (2, 8)

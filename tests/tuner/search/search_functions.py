@@ -48,6 +48,18 @@ GRAPHS = {
     "product and columns of another": """(float[2, 12, 80] x, float[2, 12, 24] z, float[24, 32] w)
         => (float[2, 12, 32] y) <int64[1] from = {48}, int64[1] to = {80}, int64[1] axis = {2}> {
         m = MatMul(z, w) s = Slice(x, from, to, axis) y = Add(m, s) }""",
+    "product with packed weights": """(float[1, 64] x) => (float[1, 48] y)
+        <int64[3] bytes = {48, 2, 16}, int64[2] blocks = {48, 2}> {
+        w = ConstantOfShape <value = uint8[1] {83}> (bytes)
+        s = ConstantOfShape <value = float[1] {0.1}> (blocks)
+        y = com.microsoft.MatMulNBits <K = 64, N = 48, bits = 4, block_size = 32> (x, w, s) }""",
+    "product of rows with packed weights": """(float[12, 64] x) => (float[12, 48] y)
+        <int64[3] bytes = {48, 4, 8}, int64[2] blocks = {48, 4}, int64[2] zeros = {48, 2}> {
+        w = ConstantOfShape <value = uint8[1] {83}> (bytes)
+        s = ConstantOfShape <value = float[1] {0.1}> (blocks)
+        z = ConstantOfShape <value = uint8[1] {71}> (zeros)
+        m = com.microsoft.MatMulNBits <K = 64, N = 48, bits = 4, block_size = 16> (x, w, s, z)
+        y = Relu(m) }""",
     "attention with a mask": """(float[2, 2, 16, 8] q, float[2, 2, 8, 32] k, float[2, 2, 32, 32] v,
         float[2, 1, 1, 32] mask) => (float[2, 2, 16, 32] y) <float root = {0.35}> {
         p = MatMul(q, k) s = Mul(p, root) m = Add(s, mask) w = Softmax <axis = -1> (m) y = MatMul(w, v) }""",
@@ -130,7 +142,9 @@ GRAPHS = {
 
 def tasks(name: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
     """The tasks of a graph, with 32-bit indices as the search has them."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {GRAPHS[name]}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g {GRAPHS[name]}'
+    )
     path = folder / "model.onnx"
     onnx.save(model, path)
     found = extract(path, {}, "fp32", profile).tasks

@@ -46,6 +46,7 @@ QUICK = (  # the others are slow
     "layer norm with gelu",
     "transpose",
     "product of two",
+    "product with packed weights",
 )
 SPACES = 3  # of a function that are drawn from: the first, one in the middle and the last
 LOCAL = re.compile(r"__local (?:uint|int|float|long)(\d*) \w+\[(\d+)\]")

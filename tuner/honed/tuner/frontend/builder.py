@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -193,6 +194,10 @@ class Builder:
         if array.nbytes <= 1024:
             self._small[key] = value
         return value
+
+    def held(self, data: Array) -> Value:
+        """Add a constant that nothing is folded with: what is computed of it is larger, or for the device."""
+        return replace(self.constant(data), data=None)
 
     def ints(self, *numbers: int) -> Value:
         """Add a one-dimensional int64 constant."""

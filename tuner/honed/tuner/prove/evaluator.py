@@ -84,7 +84,7 @@ def evaluate(
     reasons: list[str] = []
     with tempfile.TemporaryDirectory(prefix="honed-reference-") as folder:
         place = Path(folder)
-        confined.write(place, model, names, inputs)
+        confined.write(place, graphs.exact(model), names, inputs)
         for evaluator in evaluators:
             more = (evaluator, "--sets", str(len(inputs)))
             result = confined.run("honed.tuner.prove.evaluator", place, more, limits, deadline)

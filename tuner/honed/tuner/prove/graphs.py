@@ -61,6 +61,27 @@ def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
     return bound
 
 
+def exact(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without leave for ONNX Runtime to quantise what products read (`accuracy_level`).
+
+    The compiler takes no such leave: products are as exact as their types. Returns the model itself where it
+    gives none.
+    """
+
+    def level(node: onnx.NodeProto) -> int:
+        return attribute(node, "accuracy_level", 0) if node.op_type == "MatMulNBits" else 0
+
+    if not any(level(node) for node in nodes(model.graph)):
+        return model
+    found = copied(model)
+    for node in nodes(found.graph):
+        if level(node):
+            kept = [each for each in node.attribute if each.name != "accuracy_level"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    return found
+
+
 def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
     """Return the inputs a caller must give, in order.
 

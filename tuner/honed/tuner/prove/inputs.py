@@ -28,8 +28,9 @@ from . import graphs
 class Range:
     """The values allowed; both ends are included.
 
-    `mark`: only 0 and 1 (a mask). `compared`: whole numbers that the values are compared with, which some
-    should equal. `distinct_axis`: along this axis no value may come twice, counted modulo `high` + 1
+    `mark`: only 0 and 1 (a mask). `leading`: at least so many ones, and no zero before them, in each row of a
+    mask (the filled places of a cache). `compared`: whole numbers that the values are compared with, which
+    some should equal. `distinct_axis`: along this axis no value may come twice, counted modulo `high` + 1
     (indices of a scatter). `rows`: the last axis holds index tuples into an array of this shape, no tuple
     twice.
     """
@@ -38,6 +39,7 @@ class Range:
     high: float = math.inf
     nonzero: bool = False
     mark: bool = False
+    leading: int = 0
     compared: tuple[float, ...] = ()
     distinct_axis: int | None = None
     rows: tuple[int, ...] | None = None
@@ -57,6 +59,7 @@ class Range:
             high=high,
             nonzero=self.nonzero or other.nonzero,
             mark=self.mark or other.mark,
+            leading=max(self.leading, other.leading),
             compared=(*self.compared, *other.compared),
             distinct_axis=self.distinct_axis if self.distinct_axis is not None else other.distinct_axis,
             rows=self.rows or other.rows,
@@ -159,7 +162,7 @@ def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Ran
         for position, name in enumerate(node.input):
             consumers.setdefault(name, []).append((node, position))
     ends = _ends_of_constants(model, known, constants)
-    shares = _shares(model)
+    shares, counted = _shares(model), _counted(model, known)
     pixels = _pixels(model)
     found = {}
     for value in graphs.inputs(model):
@@ -168,6 +171,8 @@ def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Ran
         if pixels is not None and len(value.shape) == 4 and not whole:
             allowed = allowed.meet(pixels)
         for name, paths in _reached(value.name, consumers, ends).items():
+            if name in counted:
+                allowed = allowed.meet(Range(low=0, high=1, mark=True, leading=counted[name]))
             for node, position in consumers.get(name, ()):
                 use = _Use(node, position, known, constants, ends, shares, whole)
                 for path in paths:
@@ -224,6 +229,21 @@ def _shares(model: onnx.ModelProto) -> set[str]:
         moved = node.op_type in MOVING and node.input[0] in found
         if moved or node.op_type in ("Sigmoid", "Softmax", "HardSigmoid"):
             found.update(node.output)
+    return found
+
+
+def _counted(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> dict[str, int]:
+    """Return the new rows of a cache by each mask whose ones are counted for the cache's length."""
+    makers = {name: node for node in graphs.nodes(model.graph) for name in node.output}
+    found: dict[str, int] = {}
+    for node in graphs.nodes(model.graph):
+        if node.op_type != "GroupQueryAttention" or node.input[0] not in known:
+            continue
+        name, new = node.input[5], known[node.input[0]].shape[1]
+        while (made := makers.get(name)) is not None and made.op_type in (*_KEEPING, "Sub", "ReduceSum"):
+            name = made.input[0]
+            if made.op_type == "ReduceSum":
+                found[name] = max(new, found.get(name, 0))
     return found
 
 
@@ -444,6 +464,28 @@ def _mask(use: _Use) -> Range:
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
+def _cache_rows(use: _Use) -> int:
+    """Return how many rows the cache of a GroupQueryAttention has."""
+    whole = use.constants.get(use.node.input[6])
+    given = use.shape(3)[2] if use.node.input[3] else 0
+    return max(given, 0 if whole is None else int(whole.reshape(-1)[0]))
+
+
+def _cache_end(use: _Use) -> Range:
+    """Return the range of the last row that GroupQueryAttention writes."""
+    return Range(low=use.shape(0)[1] - 1, high=_cache_rows(use) - 1)
+
+
+def _cache_whole(use: _Use) -> Range:
+    """Return the range of the rows in all of GroupQueryAttention: those of its cache."""
+    return Range(low=_cache_rows(use), high=_cache_rows(use))
+
+
+def _room_left(use: _Use) -> Range:
+    """Return the range of the rows that are there already where a past of fixed length takes new ones."""
+    return Range(low=0, high=use.shape(6)[2] - use.shape(0)[1])
+
+
 def _up_to(axis: str, default: int = 0) -> Rule:
     """Return a rule for a count, at most the extent of the first input's axis that an attribute names."""
     return lambda use: Range(low=1, high=use.shape(0)[_along(use, default, axis)])
@@ -495,6 +537,11 @@ _RUNTIMES_RULES: dict[tuple[str, int], Rule | Range] = {
     ("Attention", 3): _mask,
     ("QAttention", 5): _mask,
     ("MultiHeadAttention", 4): _mask,
+    ("MultiHeadAttention", 8): _room_left,
+    ("GroupQueryAttention", 5): _cache_end,
+    ("GroupQueryAttention", 6): _cache_whole,
+    ("GroupQueryAttention", 9): _below(7, 0),
+    ("GatherBlockQuantized", 1): _below(0, 0),
     **{(op, 0): _below(2, 0) for op in ("EmbedLayerNormalization", "QEmbedLayerNormalization")},
     **{(op, 1): _below(4, 0) for op in ("EmbedLayerNormalization", "QEmbedLayerNormalization")},
     ("EmbedLayerNormalization", 7): _mask,
@@ -544,7 +591,7 @@ def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int, shrin
     if not allowed.plain:
         return _indices(rng, value, allowed).astype(value.dtype)
     if allowed.mark:
-        drawn = _marks(rng, value.shape, index % 3)
+        drawn = _marks(rng, value.shape, index % 3, allowed.leading)
     elif kind == "f":
         drawn = _floats(rng, value.shape, allowed, index % 3, shrink)
     else:
@@ -558,10 +605,16 @@ def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.permutation(np.arange(size) % 2 == rng.integers(2)).reshape(shape)
 
 
-def _marks(rng: np.random.Generator, shape: tuple[int, ...], style: int) -> np.ndarray:
-    """Return a mask: all ones in every third set (`style` 1), else zeros among ones, a one in each row."""
+def _marks(rng: np.random.Generator, shape: tuple[int, ...], style: int, leading: int) -> np.ndarray:
+    """Return a mask: all ones in every third set (`style` 1), else zeros among ones, a one in each row.
+
+    With `leading` ones at least the zeros are behind the ones.
+    """
     if style == 1 or not shape:
         return np.ones(shape)
+    if leading:
+        ends = rng.integers(min(leading, shape[-1]), shape[-1], (*shape[:-1], 1), endpoint=True)
+        return (np.arange(shape[-1]) < ends).astype(np.float64)
     drawn = (rng.random(shape) < 0.625).astype(np.float64)
     drawn[..., :1] = 1
     return drawn

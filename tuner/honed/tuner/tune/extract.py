@@ -295,9 +295,11 @@ def product_scale(func: tirx.PrimFunc) -> float:
 def _draw(
     rng: np.random.Generator, value: MemoryValue, n: int, values: tuple[MemoryValue, ...], scale: float
 ) -> np.ndarray:
-    """Draw floats of one of three distributions; integers are indices valid in every axis they may index."""
+    """Draw floats of one of three distributions, or bytes; other integers are valid indices of every axis."""
     if value.dtype == "bool":
         return rng.integers(0, 2, value.shape).astype(bool)
+    if value.dtype == "uint8":
+        return rng.integers(0, 256, value.shape).astype(np.uint8)
     if not value.dtype.startswith("float"):
         room = min((min(v.shape) for v in values if v.shape and v is not value), default=2)
         return rng.integers(0, max(1, min(room, 100)), value.shape).astype(value.dtype)

@@ -7,6 +7,8 @@ and H numbers a head.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import plus
-from .layout import cut, join, pick, pieces, reshape, transpose, with_axis
+from .layout import cut, expand, join, pad_axis, pick, pieces, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import integer_product, scaled_product
 
@@ -41,7 +43,19 @@ def _apart(b: Builder, x: Value, heads: int) -> Value:
     batch, length, width = x.shape
     if heads < 1 or width % heads:
         raise NodeRefused(f"its {heads} heads do not divide {width} numbers")
-    return transpose(b, reshape(b, x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
+    size = width // heads
+    if length == 1:
+        return reshape(b, x, [batch, heads, 1, size])
+    return transpose(b, reshape(b, x, [batch, length, heads, size]), [0, 2, 1, 3])
+
+
+def _together(b: Builder, x: Value, heads: int) -> Value:
+    """[B, N, L, H], or with groups of heads for N and their rows for L, to [B, L, N * H]."""
+    batch, size = x.shape[0], x.shape[-1]
+    length = x.size // (batch * heads * size)
+    if length > 1:
+        x = transpose(b, reshape(b, x, [batch, heads, length, size]), [0, 2, 1, 3])
+    return reshape(b, x, [batch, length, heads * size])
 
 
 def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
@@ -70,7 +84,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
 
 def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
     """[B, S, N * H of values]: values averaged by softmax of the scaled products of queries with keys."""
-    batch, count, asking, width = heads.q.shape
+    _, _, asking, width = heads.q.shape
     total = heads.k.shape[2]
     scale = c.number("scale", 0.0) or 1.0 / math.sqrt(width)
     scores = matmul(b, heads.q, transpose(b, heads.k, [0, 1, 3, 2]))
@@ -81,8 +95,7 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
         before[-1] = True  # for ONNX Runtime the last one sees all that there is
         scores = b("Where", b.constant(before), scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = b("Softmax", scores, axis=3) if total > 1 else b.constant(np.ones(scores.shape, scores.dtype))
-    found = transpose(b, matmul(b, shares, heads.v), [0, 2, 1, 3])
-    return reshape(b, found, [batch, asking, count * heads.v.shape[3]])
+    return _together(b, matmul(b, shares, heads.v), heads.q.shape[1])
 
 
 def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
@@ -130,8 +143,8 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     q, k, v, bias = c.x(0), c.opt(1), c.opt(2), c.opt(3)
     if q.rank != 3 or k is None or v is None or k.rank == 5:
         raise NodeRefused("its queries, keys and values are in one tensor; export them apart")
-    if c.opt(8) is not None or c.opt(9) is not None:
-        raise NodeRefused("it keeps its state in a shared buffer; export it without that")
+    if c.opt(9) is not None:
+        raise NodeRefused("it follows beams through its state; export it without that")
     if c.wants(3):
         raise NodeRefused("its scores are wanted; export the model without ONNX Runtime's fusions")
     if bias is not None:
@@ -142,9 +155,171 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     k, v = (x if x.rank == 4 else _apart(b, x, count) for x in (k, v))
     new = k.shape[2]
     past = c.opt(6), c.opt(7)
+    if c.opt(8) is not None:
+        return _over_a_shared_buffer(b, c, _apart(b, q, count), (k, v))
     k, v = (x if old is None else join(b, [old, x], 2) for old, x in zip(past, (k, v), strict=True))
     heads = Heads(q=_apart(b, q, count), k=k, v=v, past=k.shape[2] - new)
     return [_attend(b, c, heads, _mask(b, c, 4, heads), c.opt(5)), heads.k, heads.v]
+
+
+def _over_a_shared_buffer(b: Builder, c: Call, q: Value, new: tuple[Value, Value]) -> list[Value]:
+    """Attention over a past of fixed length, of which `past_sequence_length` rows are there already."""
+    past, count = (c.x(6), c.x(7)), c.x(8)
+    if c.opt(4) is not None or count.size != 1:
+        raise NodeRefused("it has a mask beside a past of fixed length; export it without that")
+    first = expand(b, reshape(b, b.cast(count, np.int32), [1, 1]), [q.shape[0], 1])
+    cache = _Cache(first=first, length=past[0].shape[2], new=new[0].shape[2], keeps=True)
+    if cache.length < cache.new or ((bias := c.opt(5)) is not None and bias.shape[3] != cache.length):
+        raise NodeRefused(f"its new rows or its bias do not fit a past of {cache.length} rows")
+    k, v = (cache.written(b, old, x) for old, x in zip(past, new, strict=True))
+    seen = cache.seen(b, 1, causal=bool(c.integer("unidirectional")))
+    mask = b("Where", seen, 0, b.like(float(np.finfo(q.dtype).min) / 2, q))
+    open_call = replace(c, attrs=c.attrs | {"unidirectional": 0})
+    return [_attend(b, open_call, Heads(q=q, k=k, v=v, past=0), mask, c.opt(5)), k, v]
+
+
+@rule("GroupQueryAttention", domain=DOMAIN)
+def group_query_attention(b: Builder, c: Call) -> list[Value]:
+    """Attention of groups of heads that share keys, over a cache which the new keys are written into.
+
+    The cache has the length of `total_sequence_length` where that is constant and longer than the past, else
+    that of the past. The new rows of each sample are written behind those that `seqlens_k` says are there.
+    """
+    _refuse_of_groups(c)
+    count, few = c.integer("num_heads"), c.integer("kv_num_heads")
+    if few < 1 or count % few:
+        raise NodeRefused(f"its {count} heads are not shared by {few} heads of keys")
+    given = [c.x(0), c.opt(1), c.opt(2)]
+    if given[1] is None or given[2] is None:
+        size = c.x(0).shape[2] // (count + 2 * few)
+        given = [*pieces(b, c.x(0), 2, [count * size, few * size, few * size])]
+    q, k, v = (_apart(b, x, n) for x, n in zip(given, (count, few, few), strict=True) if x is not None)
+    batch, _, asking, width = q.shape
+    cache = _Cache.of(b, c, batch, asking)
+    if c.integer("do_rotary"):
+        positions = c.opt(9)
+        if positions is None:
+            positions = b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
+        elif cache.is_prompt:  # of which ONNX Runtime reads the first position alone
+            positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
+        interleaved = bool(c.integer("rotary_interleaved"))
+        turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
+        q, k = turn(q), turn(k)
+    k, v = (cache.written(b, c.opt(place), new) for place, new in ((3, k), (4, v)))
+    group = count // few
+    q = reshape(b, q, [batch, few, group * asking, width])
+    scores = b("Mul", matmul(b, q, transpose(b, k, [0, 1, 3, 2])), c.number("scale", 0.0) or width**-0.5)
+    if cap := c.number("softcap", 0.0):
+        scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
+    scores = plus(b, scores, _grouped_bias(b, c.opt(10), scores, few, asking))
+    causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
+    seen = cache.seen(b, group, causal=causal, window=window)
+    scores = b("Where", seen, scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
+    shares = _shares_beside_sinks(b, c, scores, group)
+    return [_together(b, matmul(b, shares, v), count), k, v]
+
+
+def _refuse_of_groups(c: Call) -> None:
+    """Raise a refusal of what GroupQueryAttention may be given or asked for that is not compiled."""
+    past = c.opt(3)
+    if c.integer("sliding_window_cache"):
+        raise NodeRefused("it evicts from its cache; export it with a cache of all positions")
+    if (past is not None and past.dtype != c.x(0).dtype) or c.opt(12) is not None or c.opt(13) is not None:
+        raise NodeRefused("its cache is quantised; export it with a cache of the type of its queries")
+    if c.opt(14) is not None or c.opt(15) is not None:
+        raise NodeRefused("it normalises its queries; export the model without that fusion")
+    if c.integer("qk_output") or c.wants(3):
+        raise NodeRefused("its scores are wanted; export the model without ONNX Runtime's fusions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cache:
+    """A cache of `length` rows; `first` [B, 1] is the row that the first of the `new` ones is written to."""
+
+    first: Value
+    length: int
+    new: int
+    keeps: bool = False  # whether the rows behind the new ones stay; else they become zeros
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it is known that nothing is before the new rows."""
+        return self.first.data is not None and not self.first.data.any()
+
+    @classmethod
+    def of(cls, b: Builder, c: Call, batch: int, new: int) -> _Cache:
+        """Return where the cache of a call is written."""
+        past, ends, total = c.opt(3), c.x(5), c.x(6)
+        if ends.size != batch:
+            raise NodeRefused(f"it has {ends.size} lengths for {batch} sequences")
+        before = past.shape[2] if past is not None else 0
+        whole = None if total.data is None else int(total.data.reshape(-1)[0])
+        if (before if whole is None else max(before, whole)) < new:
+            raise NodeRefused(f"its cache has no room for {new} new rows; give its past that length")
+        first = b("Sub", reshape(b, b.cast(ends, np.int32), [batch, 1]), new - 1)
+        start = b.constant(np.zeros((batch, 1), np.int32))
+        if whole is None:  # as in ONNX Runtime a prompt begins at 0, whatever its padded length
+            first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
+        elif whole == new:
+            first = start
+        return cls(first=first, length=before if whole is None else max(before, whole), new=new)
+
+    def written(self, b: Builder, past: Value | None, new: Value) -> Value:
+        """Return [B, N, length, H]: rows of the past, the new ones in their place."""
+        batch, _, count, _ = new.shape
+        if self.is_prompt and not self.keeps:
+            return pad_axis(b, new, 2, 0, self.length - count)
+        first = reshape(b, self.first, [batch, 1, 1, 1])
+        rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, -1, 1))
+        offsets = b("Sub", rows, first)
+        if count > 1:
+            places = b("Min", b("Max", reshape(b, offsets, [batch, self.length]), 0), count - 1)
+            each = [
+                b("Gather", cut(b, new, 0, i, i + 1), pick(b, places, 0, i), axis=2) for i in range(batch)
+            ]
+            new = join(b, each, 0)
+        old = None if past is None or not past.size else past
+        if old is not None:
+            old = pad_axis(b, old, 2, 0, self.length - old.shape[2])
+            old = old if self.keeps else b("Where", b("Less", offsets, 0), old, 0)
+        inside = b("And", b("LessOrEqual", 0, offsets), b("Less", offsets, count))
+        return b("Where", inside, new, 0 if old is None else old)
+
+    def seen(self, b: Builder, group: int, *, causal: bool, window: int = -1) -> Value:
+        """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to."""
+        batch = self.first.shape[0]
+        rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, 1, -1))
+        each = np.tile(np.arange(self.new, dtype=np.int32), group) if causal else np.int32(self.new - 1)
+        asks = b("Add", reshape(b, self.first, [batch, 1, 1, 1]), b.constant(np.reshape(each, (1, 1, -1, 1))))
+        found = b("LessOrEqual", rows, asks)
+        return found if window < 0 else b("And", found, b("Less", b("Sub", asks, window), rows))
+
+
+def _grouped_bias(b: Builder, bias: Value | None, scores: Value, few: int, asking: int) -> Value | None:
+    """Return what is added to the scores of groups of queries, [B or 1, few or 1, queries, length]."""
+    if bias is None:
+        return None
+    batch, heads, _, length = bias.shape
+    if length != scores.shape[3] or bias.shape[2] != asking:
+        raise NodeRefused(f"its bias of shape {list(bias.shape)} is not for all of its cache")
+    group = scores.shape[2] // asking
+    if heads == 1:
+        each = expand(b, bias, [batch, group, asking, length])
+        return reshape(b, each, [batch, 1, group * asking, length])
+    return reshape(b, bias, [batch, few, group * asking, length])
+
+
+def _shares_beside_sinks(b: Builder, c: Call, scores: Value, group: int) -> Value:
+    """Return the softmax of scores, of which a score that nothing stands behind may take a share."""
+    batch, few, asking, length = scores.shape
+    sink = c.opt(11)
+    if sink is None and c.integer("smooth_softmax") <= 0:
+        return b("Softmax", scores, axis=3) if length > 1 else b.constant(np.ones(scores.shape, scores.dtype))
+    if sink is None:
+        sink = b.constant(np.zeros(few * group, scores.dtype))
+    each = expand(b, reshape(b, sink, [1, few, group, 1]), [batch, few, group, asking // group])
+    with_sink = join(b, [scores, reshape(b, each, [batch, few, asking, 1])], 3)
+    return cut(b, b("Softmax", with_sink, axis=3), 3, 0, length)
 
 
 @rule("RotaryEmbedding", domain=DOMAIN)
@@ -155,26 +330,40 @@ def rotary_embedding(b: Builder, c: Call) -> Value:
     x, positions, cosines, sines = (c.x(i) for i in range(4))
     half = cosines.shape[1]
     given, count = c.integer("rotary_embedding_dim"), c.integer("num_heads")
+    apart = x
     if x.rank == 3:
-        _, length, width = x.shape
-        size = width // count if given and count else 2 * half
-        apart = _apart(b, x, width // size)
-    else:
-        _, _, length, size = x.shape
-        apart = x
-    if 2 * half > size or (given and given != 2 * half):
-        raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {size} numbers")
+        size = x.shape[2] // count if given and count else 2 * half
+        apart = _apart(b, x, x.shape[2] // size)
+    if given and given != 2 * half:
+        raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {apart.shape[3]} numbers")
+    turn = _turns(b, positions, (cosines, sines), apart.shape[2], interleaved=bool(c.integer("interleaved")))
+    whole = turn(apart)
+    return whole if x.rank == 4 else _together(b, whole, whole.shape[1])
+
+
+def _turns(
+    b: Builder, positions: Value, tables: tuple[Value, Value], length: int, *, interleaved: bool
+) -> Callable[[Value], Value]:
+    """Return what turns [B, N, L, H] by the angles of [B or 1, L] positions, or of those from a first one.
+
+    `tables` are of cosines and sines, a row for each position.
+    """
     if positions.size == 1:
         first = reshape(b, positions, [1])
         positions = b("Add", first, b.constant(np.arange(length), positions.dtype))
     places = reshape(b, positions, [positions.size // length, 1, length])
     # [B or 1, 1, L, half]
-    cosine, sine = (b("Gather", table, places, axis=0) for table in (cosines, sines))
-    turned = _turned(
-        b, cut(b, apart, 3, 0, 2 * half), cosine, sine, interleaved=bool(c.integer("interleaved"))
-    )
-    whole = turned if 2 * half == size else join(b, [turned, cut(b, apart, 3, 2 * half, size)], 3)
-    return whole if x.rank == 4 else reshape(b, transpose(b, whole, [0, 2, 1, 3]), x.shape)
+    cosine, sine = (b("Gather", table, places, axis=0) for table in tables)
+    width = 2 * cosine.shape[3]
+
+    def turn(x: Value) -> Value:
+        size = x.shape[3]
+        if width > size:
+            raise NodeRefused(f"its cosines for {width // 2} pairs do not fit heads of {size} numbers")
+        turned = _turned(b, cut(b, x, 3, 0, width), cosine, sine, interleaved=interleaved)
+        return turned if width == size else join(b, [turned, cut(b, x, 3, width, size)], 3)
+
+    return turn
 
 
 def _turned(b: Builder, x: Value, cosine: Value, sine: Value, *, interleaved: bool) -> Value:

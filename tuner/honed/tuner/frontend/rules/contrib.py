@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import RULES, Call, Result, normal_axis, rule
-from honed.tuner.frontend.values import Array, NodeRefused, Value
+from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import gelu_of, plus
 from .convolution import channel_bias, convolve, geometry
@@ -240,43 +240,6 @@ def qlinear_where(b: Builder, c: Call) -> Value:
     x, y = (real(b, c.x(i), c.x(i + 1), c.x(i + 2)) for i in (1, 4))
     chosen = b("Where", b("Cast", c.x(0), to=TensorProto.BOOL), x, y)
     return quantised(b, chosen, c.x(7), c.x(8), c.x(1))
-
-
-@rule("MatMulNBits", domain=DOMAIN)
-def matmul_few_bits(b: Builder, c: Call) -> Value:
-    """A product with constant weights of 2, 4 or 8 bits, which the compiler converts to floats."""
-    bits, block = c.integer("bits", 4), c.integer("block_size")
-    terms, columns = c.integer("K"), c.integer("N")
-    if bits not in (2, 4, 8) or block < 16 or columns < 1 or terms < 1:
-        raise NodeRefused(f"its weights of {bits} bits in blocks of {block} are not supported")
-    if c.integer("accuracy_level") > 3 or c.integer("weight_prepacked") or c.opt(4) is not None:
-        raise NodeRefused(
-            "it quantises its input, or its weights are ordered for one machine; export it without that"
-        )
-    blocks = -(-terms // block)
-    packed = c.const(1, "weights").reshape(columns * blocks, -1)
-    scales = c.const(2, "scales").reshape(columns, blocks, 1)
-    values = _unpacked(packed, bits, block).reshape(columns, blocks, block).astype(scales.dtype)
-    zero = _zero_points(c, bits, columns, blocks)
-    dense = ((values - zero) * scales).reshape(columns, blocks * block)[:, :terms]
-    return plus(b, matmul(b, c.x(0), b.constant(dense.T.astype(c.x(0).dtype))), c.opt(5))
-
-
-def _unpacked(packed: Array, bits: int, count: int) -> Array:
-    """The first `count` numbers of each row, the lowest bits of a byte first."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    each = (packed[:, :, None] >> shifts) & np.uint8((1 << bits) - 1)
-    return each.reshape(packed.shape[0], -1)[:, :count]
-
-
-def _zero_points(c: Call, bits: int, columns: int, blocks: int) -> Array:
-    """[columns, blocks, 1]: as packed as the weights, or of their scales' type."""
-    given = c.opt_const(3, "zero points")
-    if given is None:
-        return np.array(1 << (bits - 1)).astype(c.x(2).dtype)
-    if given.dtype == np.uint8:
-        given = _unpacked(given.reshape(columns, -1), bits, blocks)
-    return given.reshape(columns, blocks, 1).astype(c.x(2).dtype)
 
 
 @rule("MatMulIntegerToFloat", domain=DOMAIN)

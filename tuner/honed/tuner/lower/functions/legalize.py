@@ -73,6 +73,7 @@ def legalize(
         strided, written = read_by_strides(simple) if passes.views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()
+        rules["relax.right_shift"] = _shifted
         legalised = tvm.transform.Sequential([steps.LegalizeOps(rules), steps.AnnotateTIROpPattern()])
         plain = annotate_views(legalised(laid_out))
         if passes.in_place and profile.family.parts_of_buffers:
@@ -116,6 +117,33 @@ def _rational_erf(x: te.Tensor) -> te.Tensor:
         return tirx.Select(given <= -_SATURATED, -one, above).astype(x.dtype)
 
     return te.compute(x.shape, value, name="erf", tag=topi.tag.ELEMWISE)
+
+
+def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return a right shift; shifts that grow along one axis, as of packed numbers, are computed, not read."""
+    packed, shifts = call.args
+    table = shifts.value.numpy() if isinstance(shifts, ir.GenericConst) else np.zeros(())
+    axis = next((n for n, extent in enumerate(table.shape) if extent > 1), None)
+    steps = np.unique(np.diff(table.reshape(-1).astype(np.int64)))
+    if (
+        axis is None
+        or table.ndim != len(packed.ty.shape)
+        or table.size != table.shape[axis]
+        or len(steps) != 1
+    ):
+        return ir.Op.get("relax.right_shift").get_attr("FLegalize")(builder, call)
+
+    def unpacked(x: te.Tensor) -> te.Tensor:
+        shape = [*x.shape[:axis], table.size, *x.shape[axis + 1 :]]
+
+        def value(*indices: tirx.Var) -> tirx.PrimExpr:
+            at = [tirx.IntImm("int64", 0) if n == axis else one for n, one in enumerate(indices)]
+            shift = indices[axis] * int(steps[0]) + int(table.reshape(-1)[0])
+            return x(*at) >> shift.astype(x.dtype)
+
+        return te.compute(shape, value, name="right_shift", tag=topi.tag.BROADCAST)
+
+    return builder.call_te(unpacked, packed, primfunc_name_hint="unpack")
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:

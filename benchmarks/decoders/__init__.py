@@ -1,0 +1,1 @@
+"""Models that generate, with random weights, as exporters write them."""

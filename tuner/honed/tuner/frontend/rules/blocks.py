@@ -1,0 +1,115 @@
+"""Weights of few bits in blocks that share a scale, as language models have them (com.microsoft).
+
+They stay packed in the compiled file, with the lowest bits of a byte first. What unpacks them is part of the
+graph; the lowering joins it with the product that reads it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Array, NodeRefused, Value
+
+from .arithmetic import plus
+from .indexing import wrapped
+from .layout import cut, reshape, with_axis
+from .linear import matmul
+
+DOMAIN = "com.microsoft"
+_BITS = (2, 4, 8)
+_LEAST_BLOCK, _LEAST_STEP = 16, 8
+
+
+@rule("MatMulNBits", domain=DOMAIN)
+def matmul_few_bits(b: Builder, c: Call) -> Value:
+    """A product with constant weights of 2, 4 or 8 bits, which stay packed; its input is never quantised."""
+    bits, block = c.integer("bits", 4), c.integer("block_size")
+    terms, columns = c.integer("K"), c.integer("N")
+    if bits not in _BITS or block < _LEAST_BLOCK or columns < 1 or terms < 1:
+        raise NodeRefused(f"its weights of {bits} bits in blocks of {block} are not supported")
+    if c.integer("weight_prepacked") or c.opt(4) is not None:
+        raise NodeRefused("its weights are ordered for one machine, or by groups; export it without that")
+    zeros = c.opt_const(3, "zero points")
+    if c.x(1).dtype != np.uint8 or (
+        zeros is not None and zeros.dtype.kind in "iu" and zeros.dtype != np.uint8
+    ):
+        raise NodeRefused("its weights or zero points are not packed into bytes; export it with uint8")
+    x, scales = c.x(0), c.const(2, "scales")
+    blocks = -(-terms // block)
+    # All that is unpacked is multiplied: blocks are halved until the last one is full.
+    step = math.gcd(block, terms)
+    step = step if step >= _LEAST_STEP else block
+    rows = -(-terms // step)
+    of_block = np.arange(rows) * step // block
+    # A row for each number along the sum, so that neighbours are of neighbouring columns.
+    packed = c.const(1, "weights").reshape(columns, -1).T[: rows * step * bits // 8]
+    weights = reshape(b, _unpacked(b, packed[:, None, :], bits, axis=1), [rows, step, columns])
+    if zeros is None:
+        middle = b.like(1 << (bits - 1), x)
+    else:
+        if zeros.dtype == np.uint8:  # they stay bytes, too
+            zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
+        middle = b.cast(b.held(zeros.reshape(columns, blocks).T[of_block, None, :]), x.dtype)
+    scale = scales.reshape(columns, blocks).T[of_block, None, :].astype(x.dtype)
+    real = b("Mul", b("Sub", b.cast(weights, x.dtype), middle), b.held(scale))
+    dense = cut(b, reshape(b, real, [rows * step, columns]), 0, 0, terms)
+    return plus(b, matmul(b, x, dense), c.opt(5))
+
+
+@rule("GatherBlockQuantized", domain=DOMAIN)
+def gather_block_quantised(b: Builder, c: Call) -> Value:
+    """Slices of a constant table of 2, 4 or 8 bits, which stays packed; out of range they are zeros."""
+    table, block = c.x(0), c.integer("block_size", 128)
+    if table.dtype != np.uint8 or table.data is None:
+        raise NodeRefused(f"its table is of {table.dtype.name}, or no constant; give one of uint8")
+    axis, along = (
+        normal_axis(c.integer(name, default), table.rank)
+        for name, default in (("gather_axis", 0), ("quantize_axis", 1))
+    )
+    bits, last = c.integer("bits", 4), table.rank - 1
+    if bits not in _BITS or block < _LEAST_BLOCK or axis or along != last or not last:
+        raise NodeRefused(f"its {bits} bits in blocks of {block} along axis {along} are not supported")
+    extent, scale, zero = table.shape[0], c.x(2), c.opt(3)
+    places = b("Min", b("Max", wrapped(b, c.x(1), extent), 0), extent - 1)
+
+    def rows(v: Value) -> Value:
+        return b("Gather", b.held(v.data) if v.data is not None else v, places, axis=0)
+
+    packed, scales = rows(table), rows(scale)
+    numbers = _unpacked(b, with_axis(b, packed, packed.rank), bits, axis=packed.rank)
+    count = scales.shape[-1]
+    width = table.shape[-1] * (8 // bits)
+    if count * block != width:
+        raise NodeRefused(f"its rows of {width} numbers are not whole blocks of {block}")
+    shape = [*packed.shape[:-1], count, block]
+    middle: Value = b.like(1 << (bits - 1), scales)
+    if zero is not None:
+        given = rows(zero)
+        unpacked = _unpacked(b, with_axis(b, given, given.rank), bits, axis=given.rank)
+        unpacked = reshape(b, unpacked, [*given.shape[:-1], given.shape[-1] * (8 // bits)])
+        middle = with_axis(b, b.cast(cut(b, unpacked, given.rank - 1, 0, count), scales.dtype), given.rank)
+    real = b("Sub", b.cast(reshape(b, numbers, shape), scales.dtype), middle)
+    found = reshape(b, b("Mul", real, with_axis(b, scales, scales.rank)), [*packed.shape[:-1], width])
+    known = b("And", b("LessOrEqual", -extent, c.x(1)), b("Less", c.x(1), extent))
+    return b("Where", reshape(b, known, [*c.x(1).shape, *[1] * last]), found, 0)
+
+
+def _unpacked(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:
+    """Return the numbers of bytes, those of one byte along an axis of 1 that becomes as long."""
+    held = packed if isinstance(packed, Value) else b.held(packed)
+    if bits == 8:
+        return held
+    shape = [1] * held.rank
+    shape[axis] = 8 // bits
+    shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint8).reshape(shape))
+    return b("BitwiseAnd", b("BitShift", held, shifts, direction="RIGHT"), (1 << bits) - 1)
+
+
+def _numbers(packed: Array, bits: int, count: int) -> Array:
+    """Return the first `count` numbers of each row of bytes."""
+    each = (packed[:, :, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & np.uint8((1 << bits) - 1)
+    return each.reshape(len(packed), -1)[:, :count]
