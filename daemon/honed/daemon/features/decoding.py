@@ -62,13 +62,14 @@ class Piece:
 
 def pieces(step: Step) -> tuple[Piece, ...]:
     """Return the runs of a form that a request takes; none where it has more tokens than any has room for."""
-    capacity = next((size for size in _CAPACITIES if size >= step.after), 0)
-    if not capacity:
-        return ()
-    form = Form(1 if step.tokens == 1 else _CHUNK, capacity)
-    starts = range(0, step.tokens, form.tokens)
+    tokens = 1 if step.tokens == 1 else _CHUNK
+    starts = range(0, step.tokens, tokens)
+    room = step.before + len(starts) * tokens  # the last run may have more tokens than the request
+    capacity = next((size for size in _CAPACITIES if size >= room), 0)
+    form = Form(tokens, capacity)
     return tuple(
-        Piece(form, step.before + start, start, min(form.tokens, step.tokens - start)) for start in starts
+        Piece(form, step.before + start, start, min(tokens, step.tokens - start))
+        for start in (starts if capacity else ())
     )
 
 
@@ -183,17 +184,24 @@ class Decoder:
     def has_forms(self) -> bool:
         """Whether forms with room for more tokens than there were can answer.
 
-        That is hidden by a mask, positions are given, and each token has its own row of each output.
+        That is hidden by a mask, and each token has its own row of each output.
         """
         made, outputs = {tensor.name for tensor in self.made}, self.without_state.outputs
         return (
             not made.isdisjoint(_MASKS)
-            and _POSITIONS in made
             and made <= {*_MASKS, _POSITIONS}
             and all(held.axis >= 0 for held in self.held(Step(1, 1, 0)))
             and len(self.tokens) == len(self.interface.inputs) - len(self.pairs) - len(made) == 1
             and all(t.shape is not None and t.shape[:2] == (-1, -1) and t.dtype in _FORMATS for t in outputs)
         )
+
+    @property
+    def counts(self) -> bool:
+        """Whether the model counts the mask's ones for where new rows go, as nobody tells it the positions.
+
+        Rows go behind those that there are, in room for all; else they are last, behind the room.
+        """
+        return all(tensor.name != _POSITIONS for tensor in self.made)
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a form."""
@@ -204,7 +212,8 @@ class Decoder:
                 shape = list(each.begins)
                 shape[each.axis] = form.capacity
             else:
-                total = form.capacity + form.tokens if tensor.name in _MASKS else form.tokens
+                whole = form.capacity if self.counts else form.capacity + form.tokens
+                total = whole if tensor.name in _MASKS else form.tokens
                 shape = [1, total, *(tensor.shape or ())[2:]]
             found[tensor.name] = tuple(shape)
         return found
@@ -245,9 +254,11 @@ class Decoder:
                 rows = bytes(data[spec.name][piece.start * row : (piece.start + piece.count) * row])
                 content = (rows * -(-form.tokens // piece.count))[: form.tokens * row]
             elif spec.name in _MASKS:
-                seen, new = [1] * piece.before, [1] * piece.count
                 hidden = [0] * (form.capacity - piece.before)
-                content = packed(spec.dtype, [*seen, *hidden, *new, *[0] * (form.tokens - piece.count)])
+                mask = [*[1] * piece.before, *hidden, *[1] * piece.count]
+                if self.counts:  # tokens of the padding are behind the client's, which do not see them
+                    mask = [1] * (piece.before + form.tokens)
+                content = packed(spec.dtype, [*mask, *[0] * (math.prod(shape) - len(mask))])
             elif spec.name == _POSITIONS:
                 last = piece.before + piece.count - 1
                 content = packed(spec.dtype, [min(piece.before + at, last) for at in range(form.tokens)])

@@ -76,7 +76,10 @@ def load(
 
 
 class Growth(NamedTuple):
-    """Values that grow along an axis: the input that has those so far, and the output with new ones last."""
+    """Values that grow along an axis: the input that has those so far, and the output with new ones.
+
+    New ones are last in the output, or where it is as long as the input, behind those so far.
+    """
 
     input: str
     output: str
@@ -272,15 +275,16 @@ class Executor:
             taken, made = inputs[each.input], outputs[each.output]
             outer = math.prod(taken.shape[: each.axis])
             row = math.prod(taken.shape[each.axis + 1 :]) * taken.held.itemsize
-            capacity = taken.shape[each.axis]  # as many rows are in front of the new ones
+            capacity, made_rows = taken.shape[each.axis], made.shape[each.axis]
+            first = rows if made_rows == capacity else capacity
             cl.enqueue_copy(
                 self._queue,
                 self._memory.buffers[taken.buffer],
                 self._memory.buffers[made.buffer],
-                src_origin=(capacity * row, 0, 0),
+                src_origin=(first * row, 0, 0),
                 dst_origin=(rows * row, 0, 0),
                 region=(count * row, outer, 1),
-                src_pitches=(made.shape[each.axis] * row,),
+                src_pitches=(made_rows * row,),
                 dst_pitches=(capacity * row,),
             )
 
