@@ -118,7 +118,10 @@ def test_a_crash_of_the_process_that_builds_names_its_memory(start_service: Star
                 process.send_signal(signal.SIGSEGV)
         adding.join(0.01)
     assert isinstance(adding.error, ModelRefused)
-    assert "SIGSEGV; it may have needed more than 2048 MiB of limits.compile_memory_mib" in adding.error.reasons[0]
+    assert (
+        "SIGSEGV; it may have needed more than 2048 MiB of limits.compile_memory_mib"
+        in adding.error.reasons[0]
+    )
 
 
 def adopted(service: Service) -> list[psutil.Process]:

@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 from numpy.lib import format as npy
+from onnx import helper
 
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
@@ -22,10 +23,10 @@ from honed.protocol.strict import Mismatch, from_plain
 from honed.runtime.calling.files import calibration_files
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
-from honed.tuner.frontend.normalise import all_single, in_half
+from honed.tuner.frontend.normalise import all_single, in_half, normalise
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.walk import PART_OP
-from honed.tuner.graph.fp16_casts import Array, Exemptions, operators
+from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators
 from honed.tuner.prove import confined, inputs
 from honed.tuner.prove.graphs import bind_shapes
 
@@ -41,16 +42,17 @@ _LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
 def decide(
     model: onnx.ModelProto,
     normalised: Normalised,
-    profile: DeviceProfile,
+    profile: DeviceProfile | None,
     *,
     calibration: Path | None = None,
     like: CompiledModel | None = None,
 ) -> PrecisionChoice:
     """Return the precision to compute a model in, with the reason.
 
-    `model` is the model as given, `normalised` keeps its own types. `calibration` is a folder with the user's
-    inputs. `like` is a compiled model of this model whose choice is used again, unless another version of
-    honed made it and names operators differently. Raises InvalidArgument where the inputs do not fit.
+    `model` is the model as given, `normalised` keeps its own types. Without a `profile` the device is known
+    to compute fp16 faster. `calibration` is a folder with the user's inputs. `like` is a compiled model of
+    this model whose choice is used again, unless another version of honed made it and names operators
+    differently. Raises InvalidArgument where the inputs do not fit.
     """
     if like is not None:
         earlier = like.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
@@ -82,6 +84,42 @@ def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
     return in_half(normalised, Exemptions(single=frozenset(choice.single), wide=frozenset(choice.wide)))
 
 
+def onnx_form(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """Return a model of float32 and static shapes in fp16, as ONNX Runtime runs it, and its precision.
+
+    Inputs and outputs stay as they are. Raises ModelRefused with the reason where there is no such form.
+    """
+    normalised = normalise(model)
+    choice = decide(model, normalised, None)
+    if not choice.half:
+        raise ModelRefused(choice.why)
+    # In ONNX products of halves are halves.
+    keep = Exemptions(single=frozenset((*choice.single, *choice.wide)))
+    products = {n.output[0] for n in normalised.model.graph.node if n.op_type in PRODUCTS}
+    if products <= keep.single:
+        raise ModelRefused("its sums of products stay in float32")
+    half = in_half(normalised, keep)
+    graph = half.model.graph
+    if [info.name for info in graph.output] != [spec.name for spec in half.outputs]:
+        raise ModelRefused("an output of the model is called as an input")
+    for given, ends, specs in ((True, graph.input, half.inputs), (False, graph.output, half.outputs)):
+        for info, spec in zip(ends, specs, strict=True):
+            kind, wanted = info.type.tensor_type.elem_type, spec.type_proto()
+            if kind == wanted.tensor_type.elem_type:
+                continue
+            inner = f"{info.name}/inner"
+            for node in graph.node:
+                node.input[:] = [inner if name == info.name else name for name in node.input]
+                node.output[:] = [inner if name == info.name else name for name in node.output]
+            if given:
+                graph.node.insert(0, helper.make_node("Cast", [info.name], [inner], to=kind))
+            else:
+                cast = helper.make_node("Cast", [inner], [info.name], to=wanted.tensor_type.elem_type)
+                graph.node.append(cast)
+            info.type.CopyFrom(wanted)
+    return half.model, half.precision
+
+
 def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
     """Return whether the model has all operators that the choice names."""
     if not choice.half:
@@ -90,7 +128,7 @@ def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
     return all_single(normalised.model.graph) and known >= {*choice.single, *choice.wide}
 
 
-def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
+def _why_own(normalised: Normalised, profile: DeviceProfile | None) -> str:
     """Return why fp16 need not be tried."""
     if not all_single(normalised.model.graph):
         return "the model's own types, which are not all float32"
@@ -98,7 +136,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
         return "the model's own types, because the CPU engine runs parts in between"
     if normalised.model.ByteSize() > confined.MAX_MODEL:
         return "the model is too large to try fp16 on it"
-    return why_not_half(profile)
+    return why_not_half(profile) if profile is not None else ""
 
 
 def why_not_half(profile: DeviceProfile) -> str:
