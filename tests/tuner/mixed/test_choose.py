@@ -107,6 +107,14 @@ def test_the_form_for_onnx_runtime_is_right_and_looks_like_the_model() -> None:
     assert [each.data_type for each in form.graph.initializer] == [TensorProto.FLOAT16]
     found = levels.highest(DENSE, {}, DEFAULT_LIMITS, (form, precision))
     assert (found.checked, found.level, found.why) == (True, "all", "")
+    bounded = _model("f (float[4,16] x) => (float[4,8] y) { a = MatMul(x, w) y = Clip(a, l, h) }",
+                     w=WEIGHTS, l=0.0, h=6.0)  # fmt: skip
+    assert [node.op_type for node in choose.onnx_form(bounded)[0].graph.node] == [
+        "Cast",
+        "MatMul",
+        "Clip",
+        "Cast",
+    ]
     form.graph.initializer[0].CopyFrom(
         numpy_helper.from_array(np.float16(1.1) * np.eye(16, 8, dtype=np.float16), "w")
     )

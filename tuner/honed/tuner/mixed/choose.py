@@ -7,6 +7,7 @@ import tempfile
 import time
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -117,7 +118,23 @@ def onnx_form(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
                 cast = helper.make_node("Cast", [inner], [info.name], to=wanted.tensor_type.elem_type)
                 graph.node.append(cast)
             info.type.CopyFrom(wanted)
+    _join_clips(graph)
     return half.model, half.precision
+
+
+def _join_clips(graph: onnx.GraphProto) -> None:
+    """Make a Clip (in place) of each Max and Min that normalising made of one: ONNX Runtime fuses that."""
+    constants = {tensor.name for tensor in graph.initializer if not tensor.dims}
+    makers = {node.output[0]: node for node in graph.node}
+    reads = Counter([name for node in graph.node for name in node.input] + [o.name for o in graph.output])
+    for node in list(graph.node):
+        low = makers.get(node.input[0]) if node.op_type == "Min" and len(node.input) == 2 else None
+        if low is None or low.op_type != "Max" or len(low.input) != 2 or reads[low.output[0]] != 1:
+            continue
+        if {node.input[1], low.input[1]} <= constants:
+            node.op_type = "Clip"
+            node.input[:] = [*low.input, node.input[1]]
+            graph.node.remove(low)
 
 
 def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
