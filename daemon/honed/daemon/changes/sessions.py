@@ -108,7 +108,7 @@ class SessionTuning(Feature):
         found = await self._fastest(manifest, form)
         kept = await self.changes.checks.settle(manifest, found)
         if kept is not None and kept.half is not None:
-            await in_thread(self.store.keep, form)  # for whoever swept the store before the model needed it
+            await in_thread(self.store.keep, form)  # the store may have been swept meanwhile
         return kept
 
     async def _fastest(self, manifest: Manifest, form: Path) -> SessionSettings:
