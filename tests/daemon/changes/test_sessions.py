@@ -322,6 +322,39 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         assert made[-1] == (2, "all", True)
 
 
+IDLE = """
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 100
+max_load_per_core = 1000
+"""
+ALL_HOLDS = """
+import sys
+
+if "honed.daemon.service" in sys.orig_argv:
+    from honed.machine import processors
+
+    processors.half_arithmetic = lambda root: True
+    from honed.daemon.changes import sessions
+
+    class Holding(sessions.Comparison):
+        holds = True
+
+    sessions.Comparison = Holding
+"""
+
+
+def product(path: Path, rows: int | str, factor: float) -> Path:
+    """A model of a product that multiplies by a factor."""
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 64]) for name in "xy")
+    weights = numpy_helper.from_array(np.eye(64, dtype=np.float32) * np.float32(factor), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", [given], [made], initializer=[weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     first_placement(processors(Path("/"), os.sched_getaffinity(0))).threads < 2, reason="takes two cores"
@@ -330,21 +363,9 @@ def test_it_is_found_in_idle_time_and_kept(
     start_service: Callable[..., Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As idle counts what these settings say: other tests keep the processors busy, and it may stay so."""
-    config = """
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-"""
-    path = tmp_path / "sums.onnx"
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy")
-    weights = numpy_helper.from_array(np.eye(64, dtype=np.float32), "w")
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "g", [given], [made], initializer=[weights])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = product(tmp_path / "sums.onnx", "n", 1.0)
     x = np.arange(128, dtype=np.float32).reshape(2, 64)
-    service = start_service(config=config)
+    service = start_service(config=IDLE)
     with service.client() as client:
         client.add(path, engine="onnxruntime")
 
@@ -365,3 +386,34 @@ max_load_per_core = 1000
         wait_for(lambda: client.ready("sums"), "the model", service)
         assert session() == chosen
         np.testing.assert_array_equal(client.infer("sums", {"x": x})["y"], x)
+
+
+@pytest.mark.slow
+def test_a_service_runs_a_model_in_fp16_and_goes_on_so(
+    start_service: Callable[..., Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a processor that says it has fp16, where whatever is tried counts as faster."""
+    (tmp_path / "sitecustomize.py").write_text(ALL_HOLDS)
+    path = product(tmp_path / "third.onnx", 2, 1 / 3)
+    x = np.arange(1, 129, dtype=np.float32).reshape(2, 64)
+    service = start_service(config=IDLE, environment={"PYTHONPATH": str(tmp_path)})
+
+    def in_fp16() -> bool:
+        with service.client() as client:
+            factors = client.infer("third", {"x": x})["y"] / x
+        return bool(np.allclose(factors, np.float16(1 / 3), rtol=1e-5))
+
+    with service.client() as client:
+        client.add(path, engine="onnxruntime")
+        assert not in_fp16()
+        wait_for(lambda: "ONNX Runtime takes" in service.log, "fp16 to be chosen", service, seconds=300)
+        assert client.show("third")["optimisation"]["session"]["half"] is not None
+        assert in_fp16()
+        assert client.profile("third", runs=1)["rows"]
+    assert main(["--socket", str(service.socket), "show", "third"]) == 0
+    assert " in fp16 on 1 thread, without a memory arena; " in " ".join(capsys.readouterr().out.split())
+    service.stop()
+    service = start_service()
+    with service.client() as client:
+        wait_for(lambda: client.ready("third"), "the model", service)
+    assert in_fp16()
