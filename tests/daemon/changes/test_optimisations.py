@@ -260,8 +260,8 @@ def test_the_compiler_makes_a_form_in_fp16_and_proves_it(
     made = onnx.load(form)
     assert [made.graph.input[0], made.graph.output[0]] == ends
     assert [each.data_type for each in made.graph.initializer] == [TensorProto.FLOAT16]
-    assert not halved(stem(tmp_path / "stem.onnx")), "which ONNX Runtime optimises wrongly in fp16, too"
-    assert "ONNX Runtime does not run it in fp16: output 'y' differs by" in caplog.text
+    assert not halved(stem(tmp_path / "stem.onnx"))
+    assert "ONNX Runtime does not run it in fp16: its sums of products stay in float32" in caplog.text
 
 
 @pytest.mark.parametrize(
