@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from honed.machine.processors import Processor, ThreadPlacement, first_placement, processors
+from honed.machine.processors import (
+    Processor,
+    ThreadPlacement,
+    first_placement,
+    half_arithmetic,
+    processors,
+)
 
 
 def machine(
@@ -113,3 +119,26 @@ def test_it_is_told_in_short() -> None:
     assert str(ThreadPlacement(threads=4, processors=(4, 5, 6, 7))) == "4 threads on processors 4-7"
     assert str(ThreadPlacement(threads=1, processors=(0, 2, 3))) == "1 thread on processors 0,2-3"
     assert str(ThreadPlacement(threads=6)) == "6 threads"
+
+
+A76 = "Features\t: fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+A72 = "Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([A76] * 4, True),
+        ([A72] * 4, False),
+        ([A72] * 4 + [A76] * 4, False),  # a thread may be moved to any of them
+        (["flags\t\t: fpu sse2 avx2 f16c avx512_fp16"], False),  # ONNX Runtime has no kernels for it
+        ([A76.replace("asimdhp", "asimdfhm")], False),
+        ([], False),
+    ],
+)
+def test_fp16_arithmetic_is_that_of_all_processors(tmp_path: Path, lines: list[str], found: bool) -> None:
+    (tmp_path / "proc").mkdir()
+    blocks = (f"processor\t: {number}\n{line}\n" for number, line in enumerate(lines))
+    (tmp_path / "proc/cpuinfo").write_text("\n".join(blocks))
+    assert half_arithmetic(tmp_path) == found
+    assert not half_arithmetic(tmp_path / "none")

@@ -61,18 +61,26 @@ class Session:
     """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good).
 
     ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`. Threads that are `spinning`
-    wait actively for each other within a run, which takes less time where there are processors to spare.
+    wait actively for each other within a run, which takes less time where there are processors to spare. An
+    `arena` keeps memory from run to run, where the process may have enough.
     """
 
     def __init__(
-        self, path: Path, threads: int, *, level: str = HIGHEST, spinning: bool = True, alone: bool = False
+        self,
+        path: Path,
+        threads: int,
+        *,
+        level: str = HIGHEST,
+        spinning: bool = True,
+        arena: bool = True,
+        alone: bool = False,
     ) -> None:
         """Load the model at `path`.
 
         Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError. A model
         that is `alone` has all of its data inside: nothing beside its file is read.
         """
-        self._settings = threads, level, spinning
+        self._settings = threads, level, spinning, arena
         model, given = _given(path, alone=alone)
         self._path, self._alone = path, alone
         self._session = _loaded(given, _options(*self._settings))
@@ -201,12 +209,11 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
 
 
-def _options(threads: int, level: str, spinning: bool) -> onnxruntime.SessionOptions:
-    options = session_options(onnxruntime, threads, level, spinning=spinning)
+def _options(threads: int, level: str, spinning: bool, arena: bool = True) -> onnxruntime.SessionOptions:
     # An arena keeps what a model took at its largest, for good, and grows by doubling.
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    options.enable_cpu_mem_arena = most == resource.RLIM_INFINITY or most >= _ARENA_FROM
-    return options
+    arena = arena and (most == resource.RLIM_INFINITY or most >= _ARENA_FROM)
+    return session_options(onnxruntime, threads, level, spinning=spinning, arena=arena)
 
 
 def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) -> Interface:

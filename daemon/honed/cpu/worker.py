@@ -40,7 +40,7 @@ from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
-from honed.protocol.results import Empty, ModelProfile, ObservedSizes
+from honed.protocol.results import Empty, ModelProfile, ObservedSizes, SessionAsked
 from honed.runtime.compiled import modelfile
 
 from . import profiling
@@ -52,10 +52,10 @@ _DEVICE = "ONNX Runtime/CPU"
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A session, the level, threads and spinning asked for, and its processors, () where all are alike."""
+    """A session, what was asked for, and its processors, () where all are alike."""
 
     session: Session
-    asked: tuple[str, int, bool]
+    asked: SessionAsked
     processors: tuple[int, ...]
 
 
@@ -112,13 +112,15 @@ class CpuEngine(Host):
         held, threads = self._models.get(call.key), self._threads.threads
         if call.threads and not self._fixed:
             threads = call.threads
-        asked = call.level, threads, call.spinning
+        asked = SessionAsked(call.level, threads, call.spinning, call.arena, call.half)
         if held is None or held.asked != asked:  # the one before answers until this one is there
             where = self._threads.processors
             if where:
                 where = where if threads <= self._threads.threads else self._all_processors
                 self._move(where)
-            session = Session(Path(call.path), threads, level=call.level, spinning=call.spinning)
+            session = Session(
+                Path(call.path), threads, level=call.level, spinning=call.spinning, arena=call.arena
+            )
             self._models[call.key] = held = _Loaded(session, asked, where)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 

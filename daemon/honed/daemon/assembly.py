@@ -9,7 +9,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from honed.machine.processors import ThreadPlacement, first_placement, processors
+from honed.machine.processors import ThreadPlacement, first_placement, half_arithmetic, processors
 from honed.protocol.dataclass import dataclass
 from honed.protocol.service import ServicePlaces
 from honed.runtime import HONED_VERSION
@@ -165,6 +165,7 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
                 store=base.store,
                 placed=placed,
                 everywhere=len(allowed),
+                half=half_arithmetic(Path("/")),
             )
         )
     base.changes.forget = [*known, *(each.forget for each in idly)]

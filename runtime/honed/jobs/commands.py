@@ -114,11 +114,13 @@ class Fit(OnFile[Fitted]):
 class CheckOptimisations(OnFile[OptimisationCheck]):
     """Finds out how far ONNX Runtime may optimise a file without changing its answers.
 
-    It runs on so many `threads`, 0: two, or one where there is one.
+    It runs on so many `threads`, 0: two, or one where there is one. With `half`, a path, the fp16 form of the
+    file is written there, and it is that form whose answers are compared with those of the file.
     """
 
     command = ("optimisations",)
     threads: int = 0
+    half: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,16 @@ def processors(root: Path, allowed: Collection[int] | None = None) -> tuple[Proc
     return tuple(sorted(found, key=lambda each: each.number))
 
 
+def half_arithmetic(root: Path) -> bool:
+    """Return whether every processor computes in fp16 by instructions for which ONNX Runtime has kernels.
+
+    Those are Arm's, which /proc/cpuinfo lists for each processor.
+    """
+    lines = (system_text(root / "proc/cpuinfo") or "").splitlines()
+    features = [line.partition(":")[2].split() for line in lines if line.startswith("Features")]
+    return bool(features) and all("fphp" in each and "asimdhp" in each for each in features)
+
+
 def first_placement(found: Sequence[Processor], threads: int = 0) -> ThreadPlacement:
     """Return where ONNX Runtime's threads run until something better is known; `threads` are asked for, or 0.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from honed.protocol.dataclass import dataclass
 
@@ -268,6 +268,16 @@ class ComparedOutput:
     covered: float | None = None
 
 
+class SessionAsked(NamedTuple):
+    """How ONNX Runtime is asked to run a file: how far it is optimised, and as `SessionSettings` has it."""
+
+    level: str = "all"
+    threads: int = 0
+    spinning: bool = True
+    arena: bool = True
+    half: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
     """How ONNX Runtime runs a model, as comparing in idle time chose it.
@@ -275,6 +285,8 @@ class SessionSettings:
     A run has so many `threads`, which wait actively for each other if they are `spinning`, and takes `us`
     microseconds. 0 threads: it runs as every model does at first, on what `first` describes, in `first_us`.
     Where other programs were busy meanwhile, with `others_percent` of the processors, it is looked for again.
+    Memory is kept from run to run unless `arena` is False. `half` is the SHA-256 of the model's fp16 form if
+    that is run in place of the model.
     """
 
     threads: int
@@ -283,6 +295,8 @@ class SessionSettings:
     first_us: float
     first: str
     others_percent: float | None = field(default=None, metadata=ABSENT)
+    arena: bool | None = field(default=None, metadata=ABSENT)
+    half: str | None = field(default=None, metadata=ABSENT)
 
     def __str__(self) -> str:
         """Return it for people."""
@@ -293,7 +307,9 @@ class SessionSettings:
             return f"{at_first}; no other number is faster"
         count = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         waiting = " that do not spin" if self.threads > 1 and not self.spinning else ""
-        return f"{self.us / 1e3:.3g} ms on {count}{waiting}; {at_first}"
+        memory = ", without a memory arena" if self.arena is False else ""
+        half = " in fp16" if self.half else ""
+        return f"{self.us / 1e3:.3g} ms{half} on {count}{waiting}{memory}; {at_first}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,11 +332,12 @@ class OptimisationCheck:
     session: SessionSettings | None = field(default=None, metadata=ABSENT)
 
     @property
-    def asked(self) -> tuple[str, int, bool]:
-        """The level, the threads (0: as many as a model has first), and whether they spin."""
-        if self.session is None:
-            return self.level, 0, True
-        return self.level, self.session.threads, self.session.spinning
+    def asked(self) -> SessionAsked:
+        """How the CPU engine is asked to run the model."""
+        if (chosen := self.session) is None:
+            return SessionAsked(self.level)
+        arena, half = chosen.arena is not False, chosen.half or ""
+        return SessionAsked(self.level, chosen.threads, chosen.spinning, arena, half)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -483,8 +500,8 @@ class ModelBorrowed:
     """The result of ModelBorrow, whose descriptors are the loan's page and the ONNX file, read-only.
 
     `runtime` is the version of ONNX Runtime that the model was verified with, at optimisation `level`, on so
-    many `threads` that run on `processors` (empty: any). An app that needs longer than `bound_us` for a run
-    gives the model back.
+    many `threads` that run on `processors` (empty: any), with a memory arena unless `arena` is False. An app
+    that needs longer than `bound_us` for a run gives the model back.
     """
 
     runtime: str
@@ -493,6 +510,7 @@ class ModelBorrowed:
     spinning: bool
     processors: tuple[int, ...]
     bound_us: int
+    arena: bool | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

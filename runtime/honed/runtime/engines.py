@@ -22,12 +22,13 @@ PROVING_MIB = 1024  # of the parts' process where a model is compiled and compar
 TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
 
 
-def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: bool) -> Any:
+def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: bool, arena: bool = True) -> Any:
     """Return the SessionOptions of the module `onnxruntime` by which the CPU engine runs a model."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = arena
     options.log_severity_level = 4
     # Threads wait actively within a run, and not after it, which would take the cores from apps.
     options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -26,7 +26,7 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.files import StoredFile
-from honed.daemon.store.store import Manifest
+from honed.daemon.store.store import Manifest, Store
 from honed.daemon.store.versions import NO_HISTORY
 from honed.protocol.results import OptimisationCheck
 from honed.runtime import Client
@@ -236,6 +236,32 @@ def stored(name: str, sha256: str, found: OptimisationCheck | None) -> Manifest:
         interface=interface,
         optimisation=found,
     )
+
+
+@pytest.mark.slow
+def test_the_compiler_makes_a_form_in_fp16_and_proves_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 16]) for name in "xy"]
+    weights = numpy_helper.from_array(np.eye(16, dtype=np.float32) / 3, "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Tanh", ["m"], ["y"])]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializer=[weights])
+    path, form, store = tmp_path / "m.onnx", tmp_path / "fp16.onnx", Store(tmp_path / "state")
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    store.open()
+    checks = OptimisationChecks(Limits(), store, Registry(), cast(Pool, None))
+
+    def halved(source: Path) -> bool:
+        known = stored("m", store.keep(source), replace(FOUND, level="all"))
+        with caplog.at_level("INFO"):
+            return asyncio.run(checks.halved(known, 1, form))
+
+    assert halved(path), caplog.text
+    made = onnx.load(form)
+    assert [made.graph.input[0], made.graph.output[0]] == ends
+    assert [each.data_type for each in made.graph.initializer] == [TensorProto.FLOAT16]
+    assert not halved(stem(tmp_path / "stem.onnx"))
+    assert "ONNX Runtime does not run it in fp16: its sums of products stay in float32" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +22,7 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import BuildModel, UnloadModel
 from honed.machine.processors import ThreadPlacement, first_placement, processors
 from honed.protocol import strict
-from honed.protocol.results import OptimisationCheck, SessionSettings
+from honed.protocol.results import OptimisationCheck, SessionAsked, SessionSettings
 from honed.tool.main import main
 from tests.daemon.running import Service, wait_for
 
@@ -57,13 +57,35 @@ def test_what_is_tried(placed: ThreadPlacement, everywhere: int, tried: list[tup
     assert [each for each, _ in candidates(placed, everywhere)] == tried
 
 
-class World:
-    """A service with one model in the CPU engine, a run of which takes `times` milliseconds."""
+@contextlib.contextmanager
+def staging() -> Iterator[Path]:
+    yield Path("staged")
 
-    def __init__(self, times: Times, *, right: bool = True, shape: tuple[int, ...] = (-1, 8)) -> None:
+
+class World:
+    """A service with one model in the CPU engine, a run of which takes `times` milliseconds.
+
+    It takes `without_arena`, or `in_half`, times as long so. In fp16 its answers are wrong where `half` is.
+    """
+
+    def __init__(
+        self,
+        times: Times,
+        *,
+        right: bool = True,
+        shape: tuple[int, ...] = (-1, 8),
+        without_arena: float = 1.1,
+        in_half: float = 1.0,
+        half: bool = True,
+    ) -> None:
         self.times = times
         self.right = right
-        self.held: dict[str, tuple[str, int, bool]] = {}
+        self.factors = without_arena, in_half
+        self.half = half
+        self.halved_on: list[int] = []
+        self.kept: list[Path] = []
+        self.held: dict[str, SessionAsked] = {}
+        self.most_held = 0
         self.runs = 0
         self.settled: list[SessionSettings] = []
         self.comparing = asyncio.Lock()
@@ -86,19 +108,31 @@ class World:
             ),
             registry=cast(Any, SimpleNamespace(models=lambda: [self.entry])),
             leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
-            store=cast(Any, SimpleNamespace(form=lambda *_: Path("model"))),
+            store=cast(Any, SimpleNamespace(form=lambda *_: Path("model"), staging=staging, keep=self.keep)),
             placed=BOARD,
             everywhere=8,
         )
 
-    async def try_session(self, key: str, path: str, asked: tuple[str, int, bool]) -> None:
+    def keep(self, form: Path) -> str:
+        self.kept.append(form)
+        return "form"
+
+    async def halved(self, manifest: Any, threads: int, form: Path) -> bool:
+        self.halved_on.append(threads)
+        return self.half
+
+    async def try_session(self, key: str, path: str, asked: SessionAsked) -> None:
+        assert path == ("staged/fp16.onnx" if asked.half else "model")
         self.held[key] = asked
+        self.most_held = max(self.most_held, len(self.held))
 
     async def turn_on_zeros(self, key: str, inputs: Any) -> int:
         self.runs += 1
-        level, threads, spinning = self.held[key]
+        level, threads, spinning, arena, half = self.held[key]
         assert level == "extended"
-        return round(1e6 * self.times(threads, spinning))
+        without_arena, in_half = self.factors
+        factor = (1.0 if arena else without_arena) * (in_half if half else 1.0)
+        return round(1e6 * self.times(threads, spinning) * factor)
 
     async def tell(self, call: UnloadModel) -> None:
         del self.held[call.key]
@@ -138,7 +172,46 @@ def test_the_fastest_is_kept(times: dict[str, float], threads: int, spinning: bo
     assert (found.us, found.first_us) == (us, 1000 * times["4"])
     assert found.first == "4 threads on processors 4-7"
     assert world.held == {}, "they are unloaded"
+    assert world.most_held <= 3, "those that lost are unloaded at once"
     assert not world.look(), "that is done once"
+
+
+@pytest.mark.usefixtures("others")
+def test_memory_is_kept_from_run_to_run_only_where_that_is_faster() -> None:
+    world = World(lambda threads, spinning: 1.0 + threads, without_arena=1.0)
+    assert world.look()
+    (found,) = world.settled
+    assert (found.threads, found.arena, found.half) == (1, False, None)
+    assert "on 1 thread, without a memory arena; 5 ms on 4 threads" in str(found)
+    assert strict.like(OptimisationCheck, CHECK, session=found).asked == ("extended", 1, True, False, "")
+
+
+@pytest.mark.parametrize(
+    ("in_half", "right", "shape", "made", "kept"),
+    [
+        (0.5, True, (2, 8), [8], "form"),
+        (0.98, True, (2, 8), [8], None),  # too little for answers that are less exact
+        (3.0, True, (2, 8), [8], None),  # as where ONNX Runtime has no kernels for it
+        (0.5, False, (2, 8), [8], None),  # its answers are wrong, or there is no such form
+        (0.5, True, (-1, 8), [], None),  # a form is of one size
+    ],
+)
+@pytest.mark.usefixtures("others")
+def test_a_model_runs_in_fp16_where_that_is_right_and_faster(
+    in_half: float, right: bool, shape: tuple[int, ...], made: list[int], kept: str | None
+) -> None:
+    world = World(lambda threads, _: 10.0 / threads, in_half=in_half, half=right, shape=shape)
+    world.tuning.half = True
+    assert world.look()
+    (found,) = world.settled
+    assert (world.halved_on, found.half, found.threads) == (made, kept, 8)
+    assert (" in fp16 on 8 threads; 2.5 ms on 4 threads" in str(found)) == (kept is not None)
+    assert world.held == {}
+    assert not world.look()
+    world.tuning.half = False  # on a processor without fp16
+    world.tuning.forget("m")
+    assert world.look() == (kept is not None)
+    assert world.halved_on == made, "nothing is made there"
 
 
 @pytest.mark.usefixtures("others")
@@ -201,7 +274,8 @@ def test_earlier_versions_can_read_what_was_not_tuned() -> None:
         threads=1, spinning=True, us=90.0, first_us=120.0, first="4 threads"
     ))  # fmt: skip
     assert strict.from_plain(OptimisationCheck, strict.to_plain(tuned), where="check") == tuned
-    assert tuned.asked == ("extended", 1, True)
+    assert tuned.asked == ("extended", 1, True, True, "")
+    assert not {"arena", "half"} & strict.to_plain(tuned)["session"].keys()
     assert str(tuned.session) == "0.09 ms on 1 thread; 0.12 ms on 4 threads"
 
 
@@ -217,7 +291,7 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
     class Session:
         interface = None
 
-        def __init__(self, path: Path, threads: int, *, level: str, spinning: bool) -> None:
+        def __init__(self, path: Path, threads: int, *, level: str, spinning: bool, arena: bool) -> None:
             made.append((threads, level, spinning))
 
     def keep(process: int, numbers: Iterable[int]) -> None:
@@ -248,6 +322,39 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         assert made[-1] == (2, "all", True)
 
 
+IDLE = """
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 100
+max_load_per_core = 1000
+"""
+ALL_HOLDS = """
+import sys
+
+if "honed.daemon.service" in sys.orig_argv:
+    from honed.machine import processors
+
+    processors.half_arithmetic = lambda root: True
+    from honed.daemon.changes import sessions
+
+    class Holding(sessions.Comparison):
+        holds = True
+
+    sessions.Comparison = Holding
+"""
+
+
+def product(path: Path, rows: int | str, factor: float) -> Path:
+    """A model of a product that multiplies by a factor."""
+    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 64]) for name in "xy")
+    weights = numpy_helper.from_array(np.eye(64, dtype=np.float32) * np.float32(factor), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", [given], [made], initializer=[weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     first_placement(processors(Path("/"), os.sched_getaffinity(0))).threads < 2, reason="takes two cores"
@@ -256,21 +363,9 @@ def test_it_is_found_in_idle_time_and_kept(
     start_service: Callable[..., Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As idle counts what these settings say: other tests keep the processors busy, and it may stay so."""
-    config = """
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-"""
-    path = tmp_path / "sums.onnx"
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy")
-    weights = numpy_helper.from_array(np.eye(64, dtype=np.float32), "w")
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "g", [given], [made], initializer=[weights])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = product(tmp_path / "sums.onnx", "n", 1.0)
     x = np.arange(128, dtype=np.float32).reshape(2, 64)
-    service = start_service(config=config)
+    service = start_service(config=IDLE)
     with service.client() as client:
         client.add(path, engine="onnxruntime")
 
@@ -291,3 +386,34 @@ max_load_per_core = 1000
         wait_for(lambda: client.ready("sums"), "the model", service)
         assert session() == chosen
         np.testing.assert_array_equal(client.infer("sums", {"x": x})["y"], x)
+
+
+@pytest.mark.slow
+def test_a_service_runs_a_model_in_fp16_and_goes_on_so(
+    start_service: Callable[..., Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a processor that says it has fp16, where whatever is tried counts as faster."""
+    (tmp_path / "sitecustomize.py").write_text(ALL_HOLDS)
+    path = product(tmp_path / "third.onnx", 2, 1 / 3)
+    x = np.arange(1, 129, dtype=np.float32).reshape(2, 64)
+    service = start_service(config=IDLE, environment={"PYTHONPATH": str(tmp_path)})
+
+    def in_fp16() -> bool:
+        with service.client() as client:
+            factors = client.infer("third", {"x": x})["y"] / x
+        return bool(np.allclose(factors, np.float16(1 / 3), rtol=1e-5))
+
+    with service.client() as client:
+        client.add(path, engine="onnxruntime")
+        assert not in_fp16()
+        wait_for(lambda: "ONNX Runtime takes" in service.log, "fp16 to be chosen", service, seconds=300)
+        assert client.show("third")["optimisation"]["session"]["half"] is not None
+        assert in_fp16()
+        assert client.profile("third", runs=1)["rows"]
+    assert main(["--socket", str(service.socket), "show", "third"]) == 0
+    assert " in fp16 on 1 thread, without a memory arena; " in " ".join(capsys.readouterr().out.split())
+    service.stop()
+    service = start_service()
+    with service.client() as client:
+        wait_for(lambda: client.ready("third"), "the model", service)
+    assert in_fp16()

@@ -15,6 +15,7 @@ import pytest
 from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.store.versions import succeed
+from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 
 
@@ -120,6 +121,27 @@ def test_equal_files_are_kept_once_and_as_long_as_needed(store: Store, tmp_path:
     assert contents(store) == {}
     assert os.listdir(tmp_path / "state" / "objects") == []
     assert a.compiled == dataclasses.replace(b.compiled, name="a.honed")
+
+
+def test_a_form_in_fp16_is_kept_as_long_as_onnx_runtime_is_to_run_it(store: Store, tmp_path: Path) -> None:
+    manifest = add(store, "a", b"compiled")
+    source = str(store.object(manifest.sources[0]))
+    form = tmp_path / "fp16.onnx"
+    form.write_bytes(b"half")
+    key = store.keep(form)
+    assert store.keep(form) == key
+    session = SessionSettings(threads=4, spinning=True, us=1.0, first_us=2.0, first="4 threads", half=key)
+    found = OptimisationCheck(level="all", checked=True, error=0.0, why="", seconds=1.0, session=session)
+    halved = dataclasses.replace(manifest, optimisation=found)
+    store.commit(halved, [])
+    store.sweep([halved])
+    assert store.open()[0] == {"a": halved}
+    assert Path(store.run_as(source, found.asked.half)).read_bytes() == b"half"
+    with os.fdopen(store.open_file(manifest.sources[0], key), "rb") as opened:
+        assert opened.read() == b"half"
+    assert store.run_as(source, "") == source
+    store.sweep([manifest])
+    assert store.run_as(source, key) == source, "the model itself where the form is gone"
 
 
 def test_replacing_sweeps_what_was(store: Store, tmp_path: Path) -> None:

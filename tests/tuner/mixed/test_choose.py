@@ -15,13 +15,15 @@ from honed.machine.devices import Device
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import PrecisionChoice
-from honed.runtime.errors import InvalidArgument, NotFound
+from honed.runtime.errors import InvalidArgument, ModelRefused, NotFound
 from honed.runtime.execution.proof import Difference
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler import proof
 from honed.tuner.frontend import TensorSpec, normalise
 from honed.tuner.mixed import choose
 from honed.tuner.mixed.choose import why_not_half
+from honed.tuner.prove import levels
+from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import predicted
 from tests.tuner.graph.graphs import SAME, TOWERS, parsed
@@ -94,6 +96,38 @@ def test_other_types_and_slow_devices_keep_the_models_own() -> None:
     slow = _decide(DENSE, _named("GPU", _peaks(100.0)))
     assert not slow.half
     assert "1.00 times as fast" in slow.why
+
+
+def test_the_form_for_onnx_runtime_is_right_and_looks_like_the_model() -> None:
+    form, precision = choose.onnx_form(DENSE)
+    onnx.checker.check_model(form, full_check=True)
+    assert precision == "fp16"
+    assert (form.graph.input, form.graph.output) == (DENSE.graph.input, DENSE.graph.output)
+    assert [node.op_type for node in form.graph.node] == ["Cast", "MatMul", "Tanh", "Cast"]
+    assert [each.data_type for each in form.graph.initializer] == [TensorProto.FLOAT16]
+    found = levels.highest(DENSE, {}, DEFAULT_LIMITS, (form, precision))
+    assert (found.checked, found.level, found.why) == (True, "all", "")
+    bounded = _model("f (float[4,16] x) => (float[4,8] y) { a = MatMul(x, w) y = Clip(a, l, h) }",
+                     w=WEIGHTS, l=0.0, h=6.0)  # fmt: skip
+    assert [node.op_type for node in choose.onnx_form(bounded)[0].graph.node] == [
+        "Cast",
+        "MatMul",
+        "Clip",
+        "Cast",
+    ]
+    form.graph.initializer[0].CopyFrom(
+        numpy_helper.from_array(np.float16(1.1) * np.eye(16, 8, dtype=np.float16), "w")
+    )
+    spoilt = levels.highest(DENSE, {}, DEFAULT_LIMITS, (form, precision))
+    assert not spoilt.checked
+    assert "output 'y'" in spoilt.why
+
+
+def test_there_is_no_form_of_a_model_of_other_types() -> None:
+    with pytest.raises(ModelRefused, match="own types"):
+        choose.onnx_form(_model("f (float16[4] x) => (float16[4] y) { y = Tanh(x) }"))
+    with pytest.raises(ModelRefused, match="sums of products stay in float32"):
+        choose.onnx_form(_model("f (float[4] x) => (float[4] y) { y = Tanh(x) }"))
 
 
 def _sets(folder: Path, *values: np.ndarray) -> Path:

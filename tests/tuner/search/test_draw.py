@@ -73,7 +73,7 @@ def test_what_fits_no_device_is_not_played(family: str) -> None:
     one, func = imagined(family), dense(96, 128, 64)
     budget, module = rules.budget(one), traces.as_module(func)
     # What the slices' sums ask for is known only when they are played.
-    space = [s for s in rules.space(func, target_for(one), one) if "RFactor" not in traces.steps(s.trace)]
+    space = [s for s in rules.space(func, target_for(one), one) if "rfactor" not in traces.steps(s.trace)]
     outlines = [Outline(sketch, budget) for sketch in space]
     found = [played(o, rest, module) for o in outlines for rest in islice(o.draws(Random(1)), 4)]
     assert len(found) > len(space)

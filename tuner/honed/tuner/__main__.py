@@ -88,7 +88,17 @@ def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> Optimi
 
     most = min(DEFAULT_LIMITS.memory_bytes, job.memory_mib << 20 or DEFAULT_LIMITS.memory_bytes)
     limits = replace(DEFAULT_LIMITS, memory_bytes=most, threads=job.threads or DEFAULT_LIMITS.threads)
-    return levels.of_file(job.file, job.shapes, limits)
+    if job.half is None:
+        return levels.of_file(job.file, job.shapes, limits)
+    import onnx
+
+    from .frontend import load
+    from .mixed.choose import onnx_form
+
+    form = onnx_form(load(job.file))
+    found = levels.of_file(job.file, job.shapes, limits, form)
+    onnx.save(form[0], job.half)
+    return found
 
 
 def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:

@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
@@ -151,18 +152,33 @@ class OptimisationChecks:
         async with self._turn:
             if known is None or self._registry.optimisation(key) != known:
                 return None
-            if session.threads:
+            if session.threads and session.half is None:
                 found = await self._found(manifest, session.threads)
                 if not found.checked or found.level != known.level:
                     why = found.why or "its answers differ"
                     _log.warning(
                         "model %s: it keeps its threads, not %d: %s", manifest.name, session.threads, why
                     )
-                    session = dataclasses.replace(session, threads=0, spinning=True, us=session.first_us)
+                    session = dataclasses.replace(
+                        session, threads=0, spinning=True, us=session.first_us, arena=None
+                    )
             await self._adopt(manifest, key, dataclasses.replace(known, session=session))
             return session
 
-    async def _found(self, manifest: Manifest, threads: int = 0) -> OptimisationCheck:
+    async def halved(self, manifest: Manifest, threads: int, form: Path) -> bool:
+        """Have the fp16 form of a model written to `form`; return whether it is right on so many threads."""
+        async with self._turn:
+            found = await self._found(manifest, threads, form)
+        known = manifest.optimisation
+        right = found.checked and known is not None and found.level == known.level
+        if not right:
+            why = found.why or "its answers differ"
+            _log.info("model %s: ONNX Runtime does not run it in fp16: %s", manifest.name, why)
+        return right
+
+    async def _found(
+        self, manifest: Manifest, threads: int = 0, half: Path | None = None
+    ) -> OptimisationCheck:
         try:
             async with cleared_in_thread(self._store.staging()) as folder:
                 job = CheckOptimisations(
@@ -170,6 +186,7 @@ class OptimisationChecks:
                     shapes=manifest.shapes,
                     memory_mib=min(OPTIMISED_MIB, self._limits.compile_memory_mib),
                     threads=threads,
+                    half=half,
                 )
                 bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
                 return await compilation.do(job, lambda _: None, bounds, seconds=_SECONDS)

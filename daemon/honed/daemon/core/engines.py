@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from honed.protocol.errors import Unavailable
-from honed.runtime.engines import HIGHEST
+from honed.protocol.results import SessionAsked
 
 from . import versions
 from .messages import (
@@ -270,7 +270,7 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
             continue
         model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
         core.act(Persist(model))
-        if event.found.asked != (before.asked if before is not None else (HIGHEST, 0, True)):
+        if event.found.asked != (before.asked if before is not None else SessionAsked()):
             model.compared = float("-inf")
             if model.manifest.times is not None:
                 _compare(core, model)

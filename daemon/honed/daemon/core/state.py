@@ -11,8 +11,7 @@ from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.names import EVERYTHING, Viewer, is_variant, model_of
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import HonedError, NotFound, Unavailable
-from honed.protocol.results import OptimisationCheck
-from honed.runtime.engines import HIGHEST
+from honed.protocol.results import OptimisationCheck, SessionAsked
 
 from .messages import Action, Refuse, Unload
 from .model import (
@@ -402,10 +401,10 @@ class Registry:
         known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
         return next(known, None)
 
-    def asked(self, source: str) -> tuple[str, int, bool]:
+    def asked(self, source: str) -> SessionAsked:
         """Return how ONNX Runtime is to run the source with this key, as `OptimisationCheck.asked`."""
         found = self.rechecked.get(source) or self.optimisation(source)
-        return found.asked if found is not None else (HIGHEST, 0, True)
+        return found.asked if found is not None else SessionAsked()
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
         """Return how many models are in a state."""

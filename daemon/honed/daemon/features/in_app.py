@@ -42,6 +42,7 @@ from honed.protocol.results import (
     RUNS,
     ModelBorrowed,
     ModelSettings,
+    SessionAsked,
 )
 
 MOST_LOANS, MOST_OF_USER = 512, 64  # at a time; each is a descriptor and a page
@@ -59,7 +60,7 @@ class _Loan:
 
     connection: Connection
     entry: ServedModel
-    asked: tuple[str, int, bool]  # of ONNX Runtime, as `OptimisationCheck.asked`
+    asked: SessionAsked
     settings: ModelSettings
     words: memoryview
     counted: float
@@ -102,7 +103,8 @@ class InApp(Feature):
             if each.connection is connection and each.entry is entry:
                 self._recall(each, "it was lent again")
         terms = self._terms(entry)
-        file = self.store.open_file(entry.manifest.sources[0])
+        asked = self.registry.asked(entry.manifest.source_key)
+        file = self.store.open_file(entry.manifest.sources[0], asked.half)
         try:
             page, words = _page()
         except OSError as error:
@@ -111,7 +113,7 @@ class InApp(Feature):
         loan = _Loan(
             connection=connection,
             entry=entry,
-            asked=self.registry.asked(entry.manifest.source_key),
+            asked=asked,
             settings=entry.manifest.settings,
             words=words,
             counted=time.monotonic(),
@@ -152,7 +154,7 @@ class InApp(Feature):
         return identity.driver_version if identity is not None else None
 
     def _terms(self, entry: ServedModel) -> ModelBorrowed:
-        level, threads, spinning = self.registry.asked(entry.manifest.source_key)
+        level, threads, spinning, arena, _ = self.registry.asked(entry.manifest.source_key)
         settings, first = self.settings(), self.placed.threads or 1
         if not threads or settings.threads:
             threads = first
@@ -163,6 +165,7 @@ class InApp(Feature):
             spinning=spinning,
             processors=self.placed.processors if threads <= first else (),
             bound_us=round(settings.in_app_ms * 1000),
+            arena=None if arena else False,
         )
 
     def _check(self) -> None:

@@ -165,6 +165,7 @@ class InFlightRequests:
         def call(key: str) -> ProfileModel:
             served = self._models.get(model.name)  # it may be another version when its turn comes
             path = str(self._store.form(served.manifest, key))
+            path = self._store.run_as(path, self._models.asked(key).half)
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
 
         work = PendingRequest(call=call, regions=[], runs=runs)

@@ -37,7 +37,7 @@ from honed.daemon.worker.supervisor import NoWorker, Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused
-from honed.protocol.results import ComparedOutput, Empty, ModelChecked
+from honed.protocol.results import ComparedOutput, Empty, ModelChecked, SessionAsked
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST, Comparison
 
@@ -215,7 +215,8 @@ class Loader:
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
-        built = await self._built(key, path, self._models.asked(key))
+        asked = self._models.asked(key)
+        built = await self._built(key, self._store.run_as(path, asked.half), asked)
         outputs: tuple[ComparedOutput, ...] = ()
         probes = tuple(range(built.probes))
         enough = 1 if self._proofs().knows(key) else len(probes)
@@ -234,13 +235,12 @@ class Loader:
             engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
-    async def _built(self, key: str, path: str, asked: tuple[str, int, bool]) -> BuiltModel:
+    async def _built(self, key: str, path: str, asked: SessionAsked) -> BuiltModel:
         """Have the worker load a file; the CPU engine runs it as `asked`."""
-        level, threads, spinning = asked
-        build = BuildModel(key=key, path=path, level=level, threads=threads, spinning=spinning)
+        build = BuildModel(key=key, path=path, **asked._asdict())
         return await self._supervisor.call(build, seconds=self._limits.load_seconds)
 
-    async def try_session(self, key: str, path: str, asked: tuple[str, int, bool]) -> None:
+    async def try_session(self, key: str, path: str, asked: SessionAsked) -> None:
         """Have the CPU engine load a file that it runs already once more, under a `key` of its own."""
         await self._supervisor.open()
         await self._built(key, path, asked)

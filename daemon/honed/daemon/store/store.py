@@ -35,7 +35,7 @@ from honed.protocol.results import ModelSettings, ModelVersion, OptimisationChec
 from honed.protocol.wire import close_all
 
 from .compiled import Interface
-from .files import StoredFile, explained, relative
+from .files import StoredFile, describe, explained, relative
 from .names import STORED
 from .versions import VersionHistory, first
 
@@ -184,6 +184,18 @@ class Store:
             return self.object(manifest.sources[0])
         return self.linked(manifest, self._staging / f"source-{key}")
 
+    def run_as(self, path: str, half: str) -> str:
+        """Return the file that ONNX Runtime loads for the source at `path`: its fp16 form `half`, if any."""
+        form = self._objects / half
+        return str(form) if half and form.is_file() else path
+
+    def keep(self, form: Path) -> str:
+        """Make a form in fp16, which stays where it is, an object as well, and return its SHA-256."""
+        file = describe(form, form.name)
+        with explained(self._objects), suppress(FileExistsError):
+            os.link(form, self.object(file))
+        return file.sha256
+
     def linked(self, manifest: Manifest, folder: Path) -> Path:
         """Link the source of a model and its data into a folder of the store, and return the source's path.
 
@@ -214,13 +226,13 @@ class Store:
             raise
         return tuple(opened)
 
-    def open_file(self, file: StoredFile) -> int:
-        """Return a read-only descriptor of a stored file; raise Unavailable where there is none.
+    def open_file(self, file: StoredFile, half: str = "") -> int:
+        """Return a read-only descriptor of a stored file, or of its fp16 form `half`, as `run_as` has it.
 
-        The caller owns the descriptor.
+        The caller owns the descriptor. Raises Unavailable where there is no such file.
         """
         try:
-            with open_regular(self.object(file)) as opened:
+            with open_regular(Path(self.run_as(str(self.object(file)), half))) as opened:
                 return os.dup(opened.fileno())
         except OSError as error:
             raise Unavailable(
@@ -336,6 +348,7 @@ class Store:
         models = list(models)
         used = {file.sha256 for manifest in models for file in manifest.files}
         used |= {v.sha256 for manifest in models for v in manifest.history.versions if v.kept}
+        used |= {manifest.optimisation.asked.half for manifest in models if manifest.optimisation}
         for path in self._objects.iterdir():
             if path.name not in used:
                 self._discard(path)

@@ -66,8 +66,8 @@ class BuildModel(WorkerCall[BuiltModel]):
     """Build and hold the file at `path`; tells progress.
 
     The CPU engine has ONNX Runtime optimise it to `level` and run it on so many `threads` (0: as many as it
-    gives to each model), which wait actively if they are `spinning`; in the place of one that it holds in
-    another way.
+    gives to each model), which wait actively if they are `spinning`, with a memory `arena`; in the place of
+    one that it holds in another way, or of another form: `half` is the SHA-256 of one in fp16.
     """
 
     method = "Load"
@@ -77,6 +77,8 @@ class BuildModel(WorkerCall[BuiltModel]):
     level: str = HIGHEST
     threads: int = 0
     spinning: bool = True
+    arena: bool = True
+    half: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

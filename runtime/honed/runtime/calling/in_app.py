@@ -262,7 +262,8 @@ def _session(data: bytes, terms: ModelBorrowed) -> Any:
     found = standin.genuine()
     if found is None or found.__version__ != terms.runtime:
         raise ImportError(f"the service has verified the model with ONNX Runtime {terms.runtime}")
-    options = session_options(found, terms.threads, terms.level, spinning=terms.spinning)
+    arena = terms.arena is not False
+    options = session_options(found, terms.threads, terms.level, spinning=terms.spinning, arena=arena)
     if terms.threads > 1:
         allowed = os.sched_getaffinity(0)
         if len(allowed) < terms.threads or not allowed.issuperset(terms.processors):

@@ -147,9 +147,11 @@ def _picked(
     by_default = ruled and ruled[1].mod["main"]
     if by_default is not None:
         found.append((by_default, features_of(by_default, profile)))
-    best = _best_first(found, prior)
-    end = next((n for n, one in enumerate(best) if one is by_default), len(best))
-    yield from ((prior.name, one) for one in best[:end])
+    for one in _best_first(found, prior):
+        if ruled is not None and one is by_default:
+            yield ruled[0], one
+            return
+        yield prior.name, one
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFunc]:

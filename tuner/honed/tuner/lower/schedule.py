@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from types import FunctionType
 
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
@@ -26,6 +27,12 @@ SERIAL = "serial"
 _LEAST_COOPERATIVE = 64
 # Rules fail in many ways on functions they were not made for.
 _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+# TVM checks what a step of a schedule is given in Python, which takes a twentieth of compiling a model, and
+# again in C++, which is enough.
+for _name, _step in list(vars(s_tir.Schedule).items()):
+    if isinstance(_step, FunctionType) and hasattr(_step, "__wrapped__"):
+        setattr(s_tir.Schedule, _name, _step.__wrapped__)
 
 
 def default_kernels(

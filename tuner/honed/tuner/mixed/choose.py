@@ -7,6 +7,7 @@ import tempfile
 import time
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 import onnx
 from numpy.lib import format as npy
+from onnx import helper
 
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
@@ -22,10 +24,10 @@ from honed.protocol.strict import Mismatch, from_plain
 from honed.runtime.calling.files import calibration_files
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
-from honed.tuner.frontend.normalise import all_single, in_half
+from honed.tuner.frontend.normalise import all_single, in_half, normalise
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.walk import PART_OP
-from honed.tuner.graph.fp16_casts import Array, Exemptions, operators
+from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators
 from honed.tuner.prove import confined, inputs
 from honed.tuner.prove.graphs import bind_shapes
 
@@ -41,16 +43,17 @@ _LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
 def decide(
     model: onnx.ModelProto,
     normalised: Normalised,
-    profile: DeviceProfile,
+    profile: DeviceProfile | None,
     *,
     calibration: Path | None = None,
     like: CompiledModel | None = None,
 ) -> PrecisionChoice:
     """Return the precision to compute a model in, with the reason.
 
-    `model` is the model as given, `normalised` keeps its own types. `calibration` is a folder with the user's
-    inputs. `like` is a compiled model of this model whose choice is used again, unless another version of
-    honed made it and names operators differently. Raises InvalidArgument where the inputs do not fit.
+    `model` is the model as given, `normalised` keeps its own types. Without a `profile` the device is known
+    to compute fp16 faster. `calibration` is a folder with the user's inputs. `like` is a compiled model of
+    this model whose choice is used again, unless another version of honed made it and names operators
+    differently. Raises InvalidArgument where the inputs do not fit.
     """
     if like is not None:
         earlier = like.source.choice or PrecisionChoice(half=False, why="as it was compiled before")
@@ -82,6 +85,58 @@ def applied(choice: PrecisionChoice, normalised: Normalised) -> Normalised:
     return in_half(normalised, Exemptions(single=frozenset(choice.single), wide=frozenset(choice.wide)))
 
 
+def onnx_form(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """Return a model of float32 and static shapes in fp16, as ONNX Runtime runs it, and its precision.
+
+    Inputs and outputs stay as they are. Raises ModelRefused with the reason where there is no such form.
+    """
+    normalised = normalise(model)
+    choice = decide(model, normalised, None)
+    if not choice.half:
+        raise ModelRefused(choice.why)
+    # In ONNX products of halves are halves.
+    keep = Exemptions(single=frozenset((*choice.single, *choice.wide)))
+    products = {n.output[0] for n in normalised.model.graph.node if n.op_type in PRODUCTS}
+    if products <= keep.single:
+        raise ModelRefused("its sums of products stay in float32")
+    half = in_half(normalised, keep)
+    graph = half.model.graph
+    if [info.name for info in graph.output] != [spec.name for spec in half.outputs]:
+        raise ModelRefused("an output of the model is called as an input")
+    for given, ends, specs in ((True, graph.input, half.inputs), (False, graph.output, half.outputs)):
+        for info, spec in zip(ends, specs, strict=True):
+            kind, wanted = info.type.tensor_type.elem_type, spec.type_proto()
+            if kind == wanted.tensor_type.elem_type:
+                continue
+            inner = f"{info.name}/inner"
+            for node in graph.node:
+                node.input[:] = [inner if name == info.name else name for name in node.input]
+                node.output[:] = [inner if name == info.name else name for name in node.output]
+            if given:
+                graph.node.insert(0, helper.make_node("Cast", [info.name], [inner], to=kind))
+            else:
+                cast = helper.make_node("Cast", [inner], [info.name], to=wanted.tensor_type.elem_type)
+                graph.node.append(cast)
+            info.type.CopyFrom(wanted)
+    _join_clips(graph)
+    return half.model, half.precision
+
+
+def _join_clips(graph: onnx.GraphProto) -> None:
+    """Make a Clip (in place) of each Max and Min that normalising made of one: ONNX Runtime fuses that."""
+    constants = {tensor.name for tensor in graph.initializer if not tensor.dims}
+    makers = {node.output[0]: node for node in graph.node}
+    reads = Counter([name for node in graph.node for name in node.input] + [o.name for o in graph.output])
+    for node in list(graph.node):
+        low = makers.get(node.input[0]) if node.op_type == "Min" and len(node.input) == 2 else None
+        if low is None or low.op_type != "Max" or len(low.input) != 2 or reads[low.output[0]] != 1:
+            continue
+        if {node.input[1], low.input[1]} <= constants:
+            node.op_type = "Clip"
+            node.input[:] = [*low.input, node.input[1]]
+            graph.node.remove(low)
+
+
 def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
     """Return whether the model has all operators that the choice names."""
     if not choice.half:
@@ -90,7 +145,7 @@ def _fits(choice: PrecisionChoice, normalised: Normalised) -> bool:
     return all_single(normalised.model.graph) and known >= {*choice.single, *choice.wide}
 
 
-def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
+def _why_own(normalised: Normalised, profile: DeviceProfile | None) -> str:
     """Return why fp16 need not be tried."""
     if not all_single(normalised.model.graph):
         return "the model's own types, which are not all float32"
@@ -98,7 +153,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
         return "the model's own types, because the CPU engine runs parts in between"
     if normalised.model.ByteSize() > confined.MAX_MODEL:
         return "the model is too large to try fp16 on it"
-    return why_not_half(profile)
+    return why_not_half(profile) if profile is not None else ""
 
 
 def why_not_half(profile: DeviceProfile) -> str:

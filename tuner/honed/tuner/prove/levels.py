@@ -38,13 +38,16 @@ _SIZES = (64, 256, 1, 16000)  # tried for what a file leaves open, but for a fir
 _MOST_SHOWN = 4  # operators that a fused node is said to stand for
 _SEED = 0
 Arrays = Mapping[str, np.ndarray]
+Form = tuple[onnx.ModelProto, str]  # a model that answers in place of another, and its precision
 
 
-def of_file(path: Path, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits) -> OptimisationCheck:
+def of_file(
+    path: Path, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, form: Form | None = None
+) -> OptimisationCheck:
     """Return the highest level for a model file, as `highest` does; raises what reading the file raises."""
     model, _ = read(path)
     forget_names(model, UNNAMED)
-    return highest(model, shapes, limits)
+    return highest(model, shapes, limits, form)
 
 
 class _Unknown(Exception):
@@ -52,17 +55,20 @@ class _Unknown(Exception):
 
 
 def highest(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]],
+    limits: EvaluationLimits,
+    form: Form | None = None,
 ) -> OptimisationCheck:
     """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
     The answers are compared on generated inputs. `model` is what the CPU engine gives to ONNX Runtime, with
     all of its data inside; `shapes` close sizes that it leaves open, others are made up. `limits` are for
-    each evaluation.
+    each evaluation. Answers are those of `form` if that is given.
     """
     begun = time.monotonic()
     try:
-        level, error, why = _compared(model, shapes, limits)
+        level, error, why = _compared(model, shapes, limits, form or (model, _precision(model)))
         checked = True
     except _Unknown as unknown:
         level, error, why, checked = HIGHEST, None, str(unknown), False
@@ -72,13 +78,13 @@ def highest(
 
 
 def _compared(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, form: Form
 ) -> tuple[str, float, str]:
     """Return the level, the largest error at the highest one, and what differs, "" where nothing does."""
-    bound, expected = _probes(model, shapes, limits)
+    bound, expected = _probes(model, shapes, limits, form[1])
     text, error = "", 0.0
     with tempfile.TemporaryDirectory(prefix="honed-levels-") as folder:
-        runs = _Runs(Path(folder), model, expected.inputs, limits)
+        runs = _Runs(Path(folder), form[0], expected.inputs, limits)
         for level in LEVELS:
             if level == LOWEST:
                 break
@@ -86,6 +92,8 @@ def _compared(
             wrong, off = _objection(expected, found)
             if wrong and level == HIGHEST:
                 if _objection(expected, runs.at(LOWEST))[0]:
+                    if form[0] is not model:
+                        raise _Unknown(wrong)
                     raise _Unknown("its answers on the same inputs differ, as of a model with random numbers")
                 allowed = discontinuities.allowance(bound, expected.inputs, expected.tolerance, limits)
                 expected = replace(expected, tolerance=allowed)
@@ -100,7 +108,7 @@ def _compared(
 
 
 def _probes(
-    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, precision: str
 ) -> tuple[onnx.ModelProto, Expected]:
     """Return the model with static inputs, and its expected outputs for some.
 
@@ -111,7 +119,7 @@ def _probes(
     reason = "its inputs are of unknown rank; add it with --shape"
     for bound in _closed(model, shapes):
         try:
-            found = probes.choose(bound, _PROBES, _precision(model), seed=_SEED, limits=limits)
+            found = probes.choose(bound, _PROBES, precision, seed=_SEED, limits=limits)
         except HonedError as error:
             reason = str(error)
             continue

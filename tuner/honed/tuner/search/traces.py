@@ -33,8 +33,8 @@ def identity(text: str) -> str:
 
 
 def steps(trace: Trace) -> str:
-    """Return the steps of a trace as JSON, without the numbers drawn in it."""
-    return json.dumps(_plain(trace.as_json()[0]))
+    """Return the steps of a trace as text, without the numbers drawn in it; JSON takes 15 times as long."""
+    return str(Trace(trace.insts, {}))
 
 
 def apply(text: str, func: tirx.PrimFunc) -> Schedule:
