@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -322,3 +323,18 @@ def test_forms_that_are_asked_for_often_run_sequences(
         kill_workers(service)
         with pytest.raises(SequenceLost, match="the process that held its state has ended"):
             sequence.infer({"input_ids": prompt(1)})
+
+
+@pytest.mark.service
+def test_bench_generates_tokens(
+    service: Service, path: Path, typed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HONED_SOCKET", str(service.socket))
+    status, out, _ = typed("bench", "dec", "--tokens", "5", "--prompt", "9", "--json")
+    figures = json.loads(out)
+    assert status == 0
+    assert (figures["prompt"], figures["tokens"], figures["engines"]) == (9, 5, {"cpu": 5})
+    assert figures["state_bytes"] == 13 * 2 * 2 * WIDTH * 4
+    status, out, _ = typed("bench", "dec", "--tokens", "1")
+    assert "first token" in out
+    assert "tokens a second" not in out

@@ -29,6 +29,8 @@ from honed.tool.parser import Parser, UsageError, count, define, named_file, pat
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
 _WORD = "honed"  # where text is made up
+_TOKENS = ("input_ids", "decoder_input_ids")
+_MADE_UP = 10  # tokens of made-up prompts are below
 _WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
 
 
@@ -260,11 +262,18 @@ def define_bench(bench: Parser) -> None:
     define(
         bench,
         _bench,
-        details="Inputs that are not given are made up. Runs one inference after the other.",
-        examples="hone bench lightglue\nhone bench lightglue -n 200 --json",
+        details="Inputs that are not given are made up. Runs one inference after the other. With --tokens, "
+        "the likeliest token is the next one's input, in a sequence of the service; inputs beside the tokens "
+        "are those of --input.",
+        examples="hone bench lightglue\nhone bench lightglue -n 200 --json\n"
+        "hone bench llama --tokens 128 --prompt 64",
     )
     add_input_options(bench)
     bench.add_argument("-n", "--runs", metavar="N", type=count, default=50, help="inferences (default 50)")
+    bench.add_argument("--tokens", metavar="N", type=count, help="tokens that a decoder generates, greedily")
+    bench.add_argument(
+        "--prompt", metavar="N", type=count, default=64, help="tokens of its made-up prompt (default 64)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,8 +297,73 @@ class Benched:
     engines: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """The result of generating: the time until the first token, that of each other, and what is kept.
+
+    `state_bytes` are of the service's sequences at the end. `engines` are as in `Benched`.
+    """
+
+    model: str
+    prompt: int
+    tokens: int
+    first_ms: float
+    median_ms: float | None
+    tokens_per_second: float | None
+    state_bytes: int
+    engines: dict[str, int]
+
+
+def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
+    """Generate tokens in a sequence, after a prompt of made-up ones, the likeliest each time."""
+    inputs = client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs
+    tokens = next((t for t in inputs if t.name in _TOKENS), None)
+    if tokens is None or not client.show(arguments.model)["sequence_state"]:
+        raise UsageError(f"{arguments.model} is no decoder: it takes no {_TOKENS[0]}, or keeps no state")
+    files = {name: load(file, t) for t in inputs for name, file in arguments.input if name == t.name}
+    kind, generator = from_datatype(tokens.datatype).numpy, np.random.default_rng(arguments.seed)
+    given = {tokens.name: generator.integers(1, _MADE_UP, (1, arguments.prompt)).astype(kind), **files}
+    times: list[float] = []
+    answered = _answers(client, arguments.model)
+    with Reporter(f"bench {arguments.model}") as reporter, client.sequence(arguments.model) as sequence:
+        for done in range(arguments.tokens):
+            reporter.update("run", done / arguments.tokens, f"{arguments.tokens} tokens")
+            start = time.perf_counter()
+            logits = next(iter(sequence.infer(given).values()))
+            times.append(time.perf_counter() - start)
+            given = {tokens.name: logits[:, -1:].argmax(-1).astype(kind)}
+        kept = client.status()["sequences"]["bytes"]
+    answers = _answers(client, arguments.model)
+    each = float(np.median(times[1:])) if times[1:] else None
+    return Generated(
+        model=arguments.model,
+        prompt=arguments.prompt,
+        tokens=arguments.tokens,
+        first_ms=1e3 * times[0],
+        median_ms=None if each is None else 1e3 * each,
+        tokens_per_second=None if each is None else len(times[1:]) / sum(times[1:]),
+        state_bytes=kept,
+        engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
+    )
+
+
+def _print_generated(console: Console, done: Generated) -> None:
+    line(console, f"{done.model}, {done.tokens} tokens after a prompt of {done.prompt}, in a sequence:")
+    rows = [("first token", f"{done.first_ms:9.3f} ms")]
+    if done.median_ms is not None:
+        rows.append(("each other, median", f"{done.median_ms:9.3f} ms"))
+        rows.append(("tokens a second", f"{done.tokens_per_second:9.1f}"))
+    answered = ", ".join(f"{engine_name(kind)} {count}" for kind, count in sorted(done.engines.items()))
+    rows += [("state", f"{done.state_bytes / 1024:9.0f} KiB"), ("answered by", answered)]
+    console.print(fields(rows))
+
+
 def _bench(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket, in_app=False) as client:
+        if arguments.tokens:
+            generated = _generate(client, arguments)
+            output.emit(generated, lambda console: _print_generated(console, generated))
+            return
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
             client.infer(arguments.model, values)

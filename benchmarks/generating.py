@@ -1,0 +1,122 @@
+"""Tokens a second of decoders: `python -m benchmarks.generating MODEL.onnx... [--tokens N] [--prompt N]`.
+
+Each model generates greedily in a sequence of a service of its own, and, a token each in turns, in ONNX Runtime
+with as many threads and its cache in the app, which gives it the same tokens. Shown are medians, their ratio,
+and the bytes that cross the socket for a token. The models are those of `benchmarks.decoders`, or others in
+Optimum's or onnxruntime-genai's convention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from honed.runtime.client import Client
+
+from .serving import service
+
+_CONFIG = '[serve]\nengine = "onnxruntime"\n[tuner]\nspawn = false\n[sequences]\nmax_mib = 2048\n'
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_VOCABULARY = 100  # tokens of the prompt are below
+Array = NDArray[Any]
+
+
+class _InApp:
+    """A decoder whose cache the app has, as arrays."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        given = {each.name: each for each in self._session.get_inputs()}
+        self._names = given.keys()
+        self._outputs = [each.name for each in self._session.get_outputs()]
+        self._state: Mapping[str, Array] = {
+            name: np.zeros(_begins(each.shape), _TYPES[each.type])
+            for name, each in given.items()
+            if name.startswith("past")
+        }
+        self._tokens = 0
+
+    def step(self, ids: Array) -> Array:
+        """Return the logits of tokens [1, n]."""
+        before, self._tokens = self._tokens, self._tokens + ids.shape[1]
+        feed = {
+            "input_ids": ids,
+            "attention_mask": np.ones((1, self._tokens), np.int64),
+            "position_ids": np.arange(before, self._tokens)[None],
+        }
+        feed = {name: value for name, value in feed.items() if name in self._names}
+        found = dict(zip(self._outputs, self._session.run(None, {**feed, **self._state}), strict=True))
+        self._state = {name: found[name.replace("past_key_values", "present")] for name in self._state}
+        logits: Array = found["logits"]
+        return logits
+
+
+def _begins(shape: list[int | str]) -> list[int]:
+    """Return the shape of an empty cache for one sequence."""
+    return [size if isinstance(size, int) else int(not axis) for axis, size in enumerate(shape)]
+
+
+def main() -> None:
+    """Print a row for each model."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.generating", description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=128)
+    options = parser.parse_args()
+    print(
+        "| model | | honed, ms | in the app, ms | times as fast | bytes a token |\n|---|---|---|---|---|---|"
+    )
+    for path in options.models:
+        with tempfile.TemporaryDirectory(prefix="honed-generating-") as folder:
+            with service(Path(folder), _CONFIG) as client:
+                client.add(path, name="m", engine="onnxruntime")
+                threads = client.status()["cpu"]["threads"] if "cpu" in client.status() else 0
+                firsts, others, nbytes = _measured(client, path, threads, options.prompt, options.tokens)
+        for what, (own, app) in (("prompt", firsts), ("token", others)):
+            print(
+                f"| {path.parent.name} | {what} | {own:.2f} | {app:.2f} | {app / own:.2f} | {nbytes} |",
+                flush=True,
+            )
+
+
+def _measured(
+    client: Client, path: Path, threads: int, prompt: int, tokens: int
+) -> tuple[tuple[float, float], tuple[float, float], int]:
+    """Return milliseconds of a prompt and of a token, by honed and in the app, and bytes of a token."""
+    first: list[tuple[float, float]] = []
+    other: list[tuple[float, float]] = []
+    for turn in range(3):
+        ids = np.random.default_rng(turn).integers(1, _VOCABULARY, (1, prompt))
+        app = _InApp(path, threads)
+        with client.sequence("m") as sequence:
+            for step in range(tokens):
+                begun = time.perf_counter()
+                found = sequence.infer({"input_ids": ids})["logits"]
+                middle = time.perf_counter()
+                expected = app.step(ids)
+                ended = time.perf_counter()
+                (other if step else first).append((middle - begun, ended - middle))
+                scale = float(np.abs(expected).max())
+                if float(np.abs(found - expected).max()) > 0.05 * scale:
+                    raise SystemExit(f"{path}: step {step} differs")
+                ids = expected[:, -1:].argmax(-1)
+    nbytes = found.nbytes + ids.nbytes
+    a, b = (
+        tuple(1e3 * float(np.median(side)) for side in zip(*each, strict=True)) for each in (first, other)
+    )
+    return (a[0], a[1]), (b[0], b[1]), nbytes
+
+
+if __name__ == "__main__":
+    main()
