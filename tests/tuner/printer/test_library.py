@@ -146,3 +146,10 @@ def test_what_libclc_lacks_for_halves_is_computed_as_singles(name: str, device: 
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(found[~finite], expected[~finite])
     assert ulp_between(found[finite], exact[finite]).max() < 0.51
+
+
+@pytest.mark.parametrize(("element", "mask"), [("half", "short"), ("float", "int"), ("double", "long")])
+def test_scalars_are_selected_by_an_integer_of_their_width(element: str, mask: str) -> None:
+    """Clang refuses another for halves; C makes an int of two shorts."""
+    (function,) = definitions(f"honed_nanmax_{element}(a, b)")
+    assert function.endswith(f"select(x, y, ({mask})((y > x) | (y != y))); }}")

@@ -120,8 +120,8 @@ def _extreme(nan: str, which: str, element: str, lanes: str) -> str:
     of, better = f"{element}{lanes}", f"y {'>' if which == 'max' else '<'} x"
     value = f"select(x, y, {better})" if lanes else f"{better} ? y : x"
     if nan:  # scalars without a branch, which PoCL would not make vectors of
-        mask = "" if lanes else f"({_MASKS[element]})"
-        value = f"select(x, y, {mask}({better}) | {mask}(y != y))"
+        mask = "" if lanes else f"({_MASKS[element]})"  # scalars compare to int, which selects no half
+        value = f"select(x, y, {mask}(({better}) | (y != y)))"
     return f"static inline {of} honed_{nan}{which}_{of}({of} x, {of} y) {{ return {value}; }}"
 
 
