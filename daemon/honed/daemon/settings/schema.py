@@ -40,9 +40,8 @@ class MemoryShares:
     """Defaults in MiB for a machine of that memory, with which what runs at a time takes 60 % at most.
 
     24 % are for making: compiling or tuning, which take turns. The rest is for serving: the daemon with its
-    messages, the worker, the CPU engine, which takes some three times a model's weights, and the engines of
-    users. What lives for seconds, such as a process that builds kernels, is not counted; the units'
-    MemoryMax= bounds all together.
+    messages, the worker, the CPU engine, and the engines of users. What lives for seconds, such as a process
+    that builds kernels, is not counted; the units' MemoryMax= bounds all together.
     """
 
     message: int
@@ -64,7 +63,7 @@ def shares(mib: int) -> MemoryShares:
     message, messages = max(1, min(64, mib // 128)), max(1, min(1024, mib // 32))
     making = mib * MAKING_PERCENT // 100
     serving = mib * (MEMORY_PERCENT - MAKING_PERCENT) // 100 - DAEMON_MIB - messages - 2 * message
-    worker, cpu = (max(1, min(4096, serving * percent // 100)) for percent in (35, 43))
+    worker, cpu = (max(1, min(4096, serving * percent // 100)) for percent in (44, 33))
     apps = max(1, serving - worker - cpu)
     users = max(1, min(16, apps // 300))
     return MemoryShares(
