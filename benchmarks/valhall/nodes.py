@@ -1,8 +1,9 @@
 """The kernels of ONNX's node tests by each judge: `python -m benchmarks.valhall nodes --judges 25.0,26.2`.
 
-Only whether they build. What is first served of each test that can be compiled, in the model's own types;
-functions of equal text count once. Some are built as one program, which takes an emulated compiler little
-longer than one of them; where it refuses that, both halves are built again.
+Whether they build, and which spill. What is first served to each judge's class of drivers of each test that
+can be compiled, in the model's own types; functions of equal text count once. Some are built as one program,
+which takes an emulated compiler little longer than one of them; where it refuses that, both halves are built
+again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.tuner.backend import cases
 
+from honed.machine.families import DriverClass
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError
 from honed.tuner import frontend
 from honed.tuner.compiler.compile import prepare
@@ -23,6 +26,7 @@ from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
 from honed.valhall.compiler import Dump, NotBuilt
+from honed.valhall.dump import kernels
 from honed.valhall.judge import MachineCodeJudge
 
 from .tasks import profile
@@ -42,7 +46,7 @@ class Function:
 
 @dataclass(slots=True)
 class Counts:
-    """What was found: tests with kernels, tests without, and kernels."""
+    """What was found for a class of drivers: tests with kernels, tests without, and kernels."""
 
     tests: int = 0
     refused: int = 0
@@ -51,24 +55,35 @@ class Counts:
 
 
 def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
-    """Print how many kernels each judge builds, and which it refuses, with its words."""
-    counts = Counts()
+    """Print how many kernels each judge builds, which it refuses, with its words, and which spill."""
+    by_class = dict[DriverClass, list[str]]()
+    for name in judges:
+        by_class.setdefault(profile(name).driver, []).append(name)
     begun: dict[str, list[tuple[list[Function], Future[Dump]]]] = {name: [] for name in judges}
-    for together in _programs(counts, only):
-        for name, judge in judges.items():
-            begun[name].append((together, judge.begin(joined(together))))
-    print(
-        f"{counts.tests} tests are compiled and {counts.refused} are not: {len(counts.functions)} functions, "
-        f"{counts.kernels} kernels",
-        flush=True,
-    )
+    for names in by_class.values():
+        counts = Counts()
+        for together in _programs(counts, only, profile(names[0])):
+            for name in names:
+                begun[name].append((together, judges[name].begin(joined(together))))
+        print(
+            f"{', '.join(names)}: {counts.tests} tests are compiled and {counts.refused} are not: "
+            f"{len(counts.functions)} functions, {counts.kernels} kernels",
+            flush=True,
+        )
     for name, judge in judges.items():
-        refused = 0
+        refused, spilling = 0, 0
         for together, dump in begun[name]:
-            for one, why in _refused(judge, together, dump):
-                refused += 1
-                print(f"{name} refuses {one.test}: {why}\n{one.source}", flush=True)
-        print(f"{name} refuses {refused} functions", flush=True)
+            for one, built in _built(judge, together, dump):
+                if isinstance(built, NotBuilt):
+                    refused += 1
+                    print(f"{name} refuses {one[0].test}: {built}\n{one[0].source}", flush=True)
+                    continue
+                for kernel in kernels(built).values():
+                    if kernel.spills:
+                        spilling += 1
+                        tests = ", ".join(each.test for each in one)
+                        print(f"{name} spills {kernel.spills}:{kernel.fills} in one of {tests}", flush=True)
+        print(f"{name} refuses {refused} functions; {spilling} kernels spill", flush=True)
 
 
 def joined(functions: Sequence[Function]) -> str:
@@ -81,7 +96,7 @@ def joined(functions: Sequence[Function]) -> str:
     return before + "\n".join(kernels)
 
 
-def _programs(counts: Counts, only: str) -> Iterator[list[Function]]:
+def _programs(counts: Counts, only: str, device: DeviceProfile) -> Iterator[list[Function]]:
     """Yield functions that make one program, as the tests are compiled."""
     waiting = dict[str, list[Function]]()  # by what is before their kernels
     seen = set[str]()
@@ -90,7 +105,7 @@ def _programs(counts: Counts, only: str) -> Iterator[list[Function]]:
         if n % 100 == 0:
             print(f"{n} of {len(names)} tests, {len(seen)} functions", file=sys.stderr, flush=True)
         try:
-            sources = list(_sources(cases.all_cases()[name]))
+            sources = list(_sources(cases.all_cases()[name], device))
         except HonedError:
             counts.refused += 1
             continue
@@ -110,9 +125,9 @@ def _programs(counts: Counts, only: str) -> Iterator[list[Function]]:
     yield from (mine for mine in waiting.values() if mine)
 
 
-def _sources(case: cases.Case) -> Iterator[str]:
+def _sources(case: cases.Case, device: DeviceProfile) -> Iterator[str]:
     """Yield the OpenCL C of a test's functions; raises HonedError where it cannot be compiled."""
-    model, device = case.model(), profile()
+    model = case.model()
     folder = (case.sets() or [case.folder])[0]
     given = case.data("input", folder, list(model.graph.input))
     arrays = {i.name: v for i, v in zip(model.graph.input, given, strict=True) if isinstance(v, np.ndarray)}
@@ -123,16 +138,17 @@ def _sources(case: cases.Case) -> Iterator[str]:
         yield first_kernels(func, _NAME, target_for(device), device)[1].source
 
 
-def _refused(
+def _built(
     judge: MachineCodeJudge, functions: list[Function], dump: Future[Dump]
-) -> list[tuple[Function, str]]:
-    """Return those that the judge's compiler does not build, each with its words."""
+) -> Iterator[tuple[list[Function], Dump | NotBuilt]]:
+    """Yield what became of functions: together where they build, else each with the compiler's words."""
     try:
-        dump.result()
+        yield functions, dump.result()
     except NotBuilt as failed:
         if len(functions) == 1:
-            return [(functions[0], str(failed))]
+            yield functions, failed
+            return
         half = len(functions) // 2
         halves = [(part, judge.begin(joined(part))) for part in (functions[:half], functions[half:])]
-        return [each for part, again in halves for each in _refused(judge, part, again)]
-    return []
+        for part, again in halves:
+            yield from _built(judge, part, again)

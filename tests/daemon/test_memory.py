@@ -19,10 +19,11 @@ from honed.machine.limits import MEMORY_PERCENT
 from honed.protocol.params import TunerRunParams
 from honed.runtime import Client
 from honed.runtime.dtypes import from_datatype
+from honed.runtime.errors import ModelRefused
 from tests.daemon.running import Service, wait_for
 from tests.models import FOLDER
 
-pytest.importorskip("honed.tuner")
+lightglue = pytest.importorskip("honed.tuner.demo.lightglue")
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm, pytest.mark.slow]
 REST_MIB = 60  # of the service and its tuner, without models
 APP_MIB = 500
@@ -34,6 +35,7 @@ time.sleep(100_000)
 """
 FASTEST = '[serve]\nengine = "fastest"\n'
 SHAPES = {("silero_vad", "input"): (1, 576)}  # for others 1 is right where a size is open
+SECONDS = 30.0  # of LightGlue's tuning
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -89,12 +91,12 @@ def answer(client: Client, name: str) -> None:
     assert client.infer(name, inputs)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups, which needs root")
-@pytest.mark.parametrize("gib", [2, 4])
-def test_no_app_is_ended_while_models_are_added_tuned_and_served(
-    start_service: Callable[..., Service], gib: int
-) -> None:
-    """In cgroups as systemd makes them: a machine, and in it honed's unit with its share."""
+@contextlib.contextmanager
+def small_board(start_service: Callable[..., Service], gib: int) -> Iterator[Client]:
+    """Serve in cgroups as systemd makes them: a machine with an app, and honed's unit with its share.
+
+    At the end both still run, and the kernel has ended nothing for want of memory.
+    """
     root = V1 if V1.exists() else V2
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(group(root, gib << 10, f"honed-{uuid.uuid4()}"))
@@ -113,15 +115,47 @@ def test_no_app_is_ended_while_models_are_added_tuned_and_served(
         with service.client(timeout=None) as client:
             settings = {each["name"]: each["value"] for each in client.config()["settings"]}
             assert abs(settings["limits.compile_memory_mib"] - shares(gib << 10).compiler) <= 1
-            for model in sorted(FOLDER.glob("*.onnx")):
-                added = client.add(model)
-                print(model.stem, added["engine"], added["engine_why"])
-                answer(client, model.stem)
-            tuned = client.run_tuner(
-                TunerRunParams(command="tune", model="mobilenet_v2_035_128", seconds=20.0)
-            )
-            print(tuned)
-            for model in FOLDER.glob("*.onnx"):
-                answer(client, model.stem)
+            yield client
         assert service.process.poll() is None
         assert app.poll() is None
+        assert [killed(each) for each in (others, unit)] == [0, 0]
+
+
+def killed(place: Path) -> int:
+    """How many processes of a cgroup the kernel has ended for want of memory."""
+    rows = (place / ("memory.oom_control" if V1.exists() else "memory.events")).read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("oom_kill "))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups, which needs root")
+@pytest.mark.parametrize("gib", [2, 4])
+def test_no_app_is_ended_while_models_are_added_tuned_and_served(
+    start_service: Callable[..., Service], gib: int
+) -> None:
+    with small_board(start_service, gib) as client:
+        for model in sorted(FOLDER.glob("*.onnx")):
+            added = client.add(model)
+            print(model.stem, added["engine"], added["engine_why"])
+            answer(client, model.stem)
+        print(client.run_tuner(TunerRunParams(command="tune", model="mobilenet_v2_035_128", seconds=20.0)))
+        for model in FOLDER.glob("*.onnx"):
+            answer(client, model.stem)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups, which needs root")
+@pytest.mark.parametrize("gib", [2, 4])
+def test_lightglue_is_tuned_and_served_or_refused_in_a_sentence(
+    start_service: Callable[..., Service], gib: int, tmp_path: Path
+) -> None:
+    """In 2 GiB ONNX Runtime would need some 220 MiB and has 180, the compiler 613 and has 491."""
+    with small_board(start_service, gib) as client:
+        model = lightglue.write(tmp_path / "lightglue.onnx")
+        if gib == 2:
+            with pytest.raises(ModelRefused, match="compiling it takes at least 493 MiB") as refused:
+                client.add(model)
+            assert "of cpu.memory_mib" in refused.value.reasons[0]
+            assert client.models() == []
+            return
+        assert client.add(model)["kernels"]
+        print(client.run_tuner(TunerRunParams(command="tune", model="lightglue", seconds=SECONDS)))
+        answer(client, "lightglue")

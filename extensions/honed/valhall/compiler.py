@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import select
 import signal
 import subprocess
@@ -39,13 +38,6 @@ _ENVIRONMENT = {
     "SECONDS": str(SECONDS),
 }
 
-# Mesa takes logarithms, and what rests on them, from tables in constant memory, and dies where the shim
-# should upload one. An instruction of the device stands for each: some ten fewer, or thirty for a power.
-_OF_TABLES = {
-    **{"log": "log", "log2": "log2", "log10": "log10", "pow": "powr"},
-    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), "exp"),
-}
-_FLOATS = [(f"{of}{n}", f"float{n}") for of in ("float", "half") for n in ("", "2", "3", "4", "8", "16")]
 # Mesa writes dot products of bytes out, where Arm's compiler has an instruction (IDP) with three operands
 # and one result. A multiply-add of floats stands for it, of the same pipe and rate: clpeak has 1,882 GOP/s
 # on this chip, 92 % of eight operations a lane and clock, as 470 GFLOP/s are of two. What it computes is
@@ -118,7 +110,7 @@ class OfflineCompiler:
             if server is None:
                 server = _Server(self._root)
                 self._servers.append(server)
-            path.write_text(f"{_stand_ins(source)}\n{_DOTS}\n{source}")
+            path.write_text(f"{_DOTS}\n{source}")
             status = server.build(f"/{path.relative_to(self._root)}")
         except (OSError, DeviceError, NotBuilt):
             server = None
@@ -187,24 +179,6 @@ class _Server:
             self._process.wait()
             raise _gone()
         return line.decode(errors="replace").strip()
-
-
-def _stand_ins(source: str) -> str:
-    """Return definitions for those of `_OF_TABLES` that a source calls."""
-    text = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
-    for name, own in _OF_TABLES.items():
-        if re.search(rf"\b{name}\(", source) is None:
-            continue
-        names = ("x", "y") if name == "pow" else ("x",)
-        for of, wide in _FLOATS:
-            given = ", ".join(f"{of} {one}" for one in names)
-            values = ", ".join(f"convert_{wide}({one})" for one in names)
-            text += (
-                f"static {of} __attribute__((overloadable)) honed_{name}({given}) "
-                f"{{ return convert_{of}(native_{own}({values})); }}\n"
-            )
-        text += f"#define {name} honed_{name}\n"
-    return text
 
 
 def _command(root: Path) -> list[str]:

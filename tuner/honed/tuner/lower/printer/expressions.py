@@ -67,7 +67,7 @@ _COMPARISONS: dict[type, tuple[str, int]] = {
     tirx.EQ: ("==", EQUAL), tirx.NE: ("!=", EQUAL),
 }  # fmt: skip
 _RENAMED = {"nearbyint": "rint"}
-_OF_SINGLES = frozenset({"asin"})  # also of halves, for which Mesa 25.0 has none and its compiler dies
+_OF_SINGLES = frozenset({"asin", "exp2", "log"})  # also of halves, for which Mesa 25.0 has none and dies
 TRUE, FALSE = Term("true", terms.BOOL), Term("false", terms.BOOL)
 
 

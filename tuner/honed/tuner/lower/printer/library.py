@@ -81,6 +81,7 @@ static inline void honed_sin_cos_{T}({T} a, {T}* sine, {T}* cosine) {{
   *sine = as_{T}(as_{U}(odd ? y : x) ^ ((n << 30) & 0x80000000u));
   *cosine = as_{T}(as_{U}(odd ? x : y) ^ (((n + 1u) << 30) & 0x80000000u));
 }}"""
+_PARTS = {"16": "8", "8": "4"}  # longer vectors are computed by halves: Mesa 26.2's compiler crashes on eight
 _VALUES = {"sin": "as_{T}(as_{U}(s) ^ sign)", "cos": "c", "tan": "as_{T}(as_{U}(s / c) ^ sign)"}
 
 
@@ -104,14 +105,20 @@ def circular_name(which: str, of: Type) -> str:
 
 
 def definitions(source: str) -> list[str]:
-    """Return the definitions of the functions that a source uses, in the order of their names."""
+    """Return the definitions of the functions that a source uses, each behind those that it calls."""
     extremes = sorted({match.groups(default="") for match in _EXTREME.finditer(source)})
     circular = sorted({match.groups() for match in _CIRCULAR.finditer(source)})
-    wide = sorted({(which, lanes) for which, _, lanes in circular})
+    wide = {(which, lanes) for which, _, lanes in circular}
+    for lanes, half in _PARTS.items():
+        wide |= {(which, half) for which, whole in wide if whole == lanes}
+    ordered = sorted(wide, key=lambda one: (int(one[1] or 1), one))
     return [
         *(_extreme(*parts) for parts in extremes),
-        *(_SINE_AND_COSINE.format(**_types(lanes)) for lanes in sorted({lanes for _, lanes in wide})),
-        *(_single(*parts) for parts in wide),
+        *(
+            _SINE_AND_COSINE.format(**_types(lanes))
+            for lanes in sorted({lanes for _, lanes in wide} - _PARTS.keys())
+        ),
+        *(_single(*parts) for parts in ordered),
         *(_half(which, lanes) for which, element, lanes in circular if element == "half"),
     ]
 
@@ -120,8 +127,8 @@ def _extreme(nan: str, which: str, element: str, lanes: str) -> str:
     of, better = f"{element}{lanes}", f"y {'>' if which == 'max' else '<'} x"
     value = f"select(x, y, {better})" if lanes else f"{better} ? y : x"
     if nan:  # scalars without a branch, which PoCL would not make vectors of
-        mask = "" if lanes else f"({_MASKS[element]})"
-        value = f"select(x, y, {mask}({better}) | {mask}(y != y))"
+        mask = "" if lanes else f"({_MASKS[element]})"  # scalars compare to int, which selects no half
+        value = f"select(x, y, {mask}(({better}) | (y != y)))"
     return f"static inline {of} honed_{nan}{which}_{of}({of} x, {of} y) {{ return {value}; }}"
 
 
@@ -132,6 +139,10 @@ def _types(lanes: str) -> dict[str, str]:
 def _single(which: str, lanes: str) -> str:
     types = _types(lanes)
     of, bits, value = types["T"], types["U"], _VALUES[which].format(**types)
+    if lanes in _PARTS:
+        each = f"honed_{which}_float{_PARTS[lanes]}"
+        value = f"({of})({each}(x.lo), {each}(x.hi))"
+        return f"static inline {of} honed_{which}_{of}({of} x) {{ return {value}; }}"
     sign = "" if which == "cos" else f"  const {bits} sign = as_{bits}(x) & 0x80000000u;\n"
     return (
         f"static inline {of} honed_{which}_{of}({of} x) {{\n"
