@@ -25,6 +25,7 @@ Values = Mapping[str, onnxruntime.OrtValue]
 class _Held:
     """What the next step of a sequence starts from, by input: state, and inputs that stay as they were."""
 
+    tensors: Sequence[HeldTensor] = ()
     state: Values = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
 
@@ -49,32 +50,33 @@ class HeldSequences:
         step would be too large, and what `Session.run` raises.
         """
         held = self._held.get(call.sequence, _Held()) if call.rows else _Held()
-        missing = any(t.input not in inputs and t.input not in held.state for t in call.tensors)
+        tensors = call.tensors or held.tensors
+        missing = not tensors or any(t.input not in inputs and t.input not in held.state for t in tensors)
         if call.rows and missing:
             raise SequenceLost("the process that held its state has ended")
-        replaced = [tensor for tensor in call.tensors if tensor.axis < 0 and not tensor.once]
-        if held.state and replaced and _rows(held, call.tensors) != call.rows:
+        replaced = [tensor for tensor in tensors if tensor.axis < 0 and not tensor.once]
+        if held.state and replaced and _rows(held, tensors) != call.rows:
             raise SequenceLost("a request of it failed after it had run")
-        taken = [tensor for tensor in call.tensors if not (call.rows and tensor.once)]
+        taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
         wanted = [output.name for output in call.run.outputs]
         names = dict.fromkeys((*wanted, *(tensor.output for tensor in taken)))
         constants = {
             **held.constants,
             **{name: array for name, array in inputs.items() if name in call.constants},
         }
-        before = {t.input: _before(t, held, call.rows) for t in call.tensors if t.input not in inputs}
+        before = {t.input: _before(t, held, call.rows) for t in tensors if t.input not in inputs}
         found = session.step({**constants, **inputs}, before, list(names))
         # What came in this message goes with it.
         kept = {name: np.array(array) if name in inputs else array for name, array in constants.items()}
-        given = {t.input: given_value(inputs[t.input]) for t in call.tensors if t.input in inputs}
-        after = _Held({**held.state, **given, **{t.input: found[t.output] for t in taken}}, kept)
+        given = {t.input: given_value(inputs[t.input]) for t in tensors if t.input in inputs}
+        after = _Held(tensors, {**held.state, **given, **{t.input: found[t.output] for t in taken}}, kept)
         if after.nbytes > call.max_state_bytes:
             raise ResourceExhausted(
                 f"the sequence's state would have {after.nbytes} bytes, and its user may have "
                 f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
         self._held[call.sequence] = after
-        return {name: taken_value(found[name]) for name in wanted}, _rows(after, call.tensors), after.nbytes
+        return {name: taken_value(found[name]) for name in wanted}, _rows(after, tensors), after.nbytes
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""

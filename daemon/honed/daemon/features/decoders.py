@@ -67,7 +67,9 @@ class _Steps:
 
     async def by_file(self, entry: ServedModel, params: InferParams, step: Step) -> StepRan:
         """Have the CPU engine run a step."""
-        return await self._run(entry, self._checked(params, step), step, step.before, step.tokens)
+        begins = not step.before or self.decoder.brings_state(params)
+        plan = self._checked(params, step)
+        return await self._run(entry, plan, step, step.before, step.tokens, begins=begins)
 
     async def by_forms(
         self, forms: Mapping[Form, ServedModel], params: InferParams, step: Step
@@ -81,7 +83,9 @@ class _Steps:
         found = []
         for piece in pieces(step):
             plan = self._plan(self.decoder.piece(params, piece), self.decoder.without_state)
-            ran = await self._run(forms[piece.form], plan, step, piece.before, piece.count)
+            ran = await self._run(
+                forms[piece.form], plan, step, piece.before, piece.count, begins=not piece.before
+            )
             found.append((piece, ran))
         return found
 
@@ -93,7 +97,7 @@ class _Steps:
         return plans.check(params, None, interface, self.regions, max_bytes=most, keep=False)
 
     async def _run(
-        self, runner: ServedModel, plan: InferencePlan, step: Step, rows: int, count: int
+        self, runner: ServedModel, plan: InferencePlan, step: Step, rows: int, count: int, *, begins: bool
     ) -> StepRan:
         def call(key: str) -> RunStep:
             return RunStep(
@@ -101,7 +105,7 @@ class _Steps:
                 sequence=self.number,
                 rows=rows,
                 count=count,
-                tensors=self.decoder.held(step),
+                tensors=self.decoder.held(step) if begins else (),
                 constants=self.decoder.constants,
                 max_state_bytes=self.max_state_bytes,
             )
@@ -124,12 +128,16 @@ class Decoders(Feature):
     limits: Limits
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    # What models take, by name, with what that was found in.
+    _known: dict[str, tuple[Interface, Mapping[str, str], Decoder | None]] = field(
+        init=False, default_factory=dict
+    )
     # Why forms do not answer as ONNX Runtime does, "" where they do, by the keys of forms and model.
     _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
-        decoder = _decoder(entry)
+        decoder = self._decoder(entry)
         if decoder is None:
             return None
 
@@ -146,6 +154,19 @@ class Decoders(Feature):
                     self._let_go()
 
         return infer_step
+
+    def _decoder(self, entry: ServedModel) -> Decoder | None:
+        interface, state = entry.manifest.interface, entry.manifest.state
+        if interface is None:
+            return None
+        known = self._known.get(entry.name)
+        if known is None or known[:2] != (interface, state):
+            known = self._known[entry.name] = interface, state, decoder_of(interface, state)
+        return known[2]
+
+    def forget(self, model: str) -> None:
+        """Forget what a model that was removed takes."""
+        self._known.pop(model, None)
 
     async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder) -> Inferred:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
@@ -278,7 +299,7 @@ class Decoders(Feature):
         if not idle:
             return None
         for entry in self.registry.models():
-            decoder = _decoder(entry)
+            decoder = self._decoder(entry)
             cpu = self.pool.servers.get(entry.cpu_engine)
             if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
                 continue
@@ -363,11 +384,6 @@ class Decoders(Feature):
     async def close(self) -> None:
         """End what is under way."""
         await asyncio.gather(*self._telling, return_exceptions=True)
-
-
-def _decoder(entry: ServedModel) -> Decoder | None:
-    interface = entry.manifest.interface
-    return decoder_of(interface, entry.manifest.state) if interface is not None else None
 
 
 def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:

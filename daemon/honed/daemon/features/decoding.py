@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from honed.daemon.store import state_pairs
@@ -126,7 +128,7 @@ def difference(kind: str, found: Data, right: Data) -> float:
     return max((abs(one - other) for one, other in pairs), default=0.0) / largest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what each request needs is made once
 class Decoder:
     """What is known of a model whose state grows: its pairs, and its other inputs by what they are."""
 
@@ -135,6 +137,7 @@ class Decoder:
     made: tuple[TensorSpec, ...]
     constants: tuple[str, ...]
     tokens: tuple[str, ...]
+    _shapes: dict[Form, dict[str, tuple[int, ...]]] = field(init=False, default_factory=dict, compare=False)
 
     def step(self, params: InferParams, rows: int) -> Step:
         """Return the size of a request after `rows` tokens, or after those of the state that it brings.
@@ -142,9 +145,9 @@ class Decoder:
         Raises InvalidArgument where it has no tokens.
         """
         shapes = {tensor.name: tensor.shape for tensor in params.inputs}
-        for pair in self.pairs:
-            if pair.grows_on >= 0 and len(shape := shapes.get(pair.input.name, ())) > pair.grows_on:
-                rows = shape[pair.grows_on]
+        for each in self._held if self.brings_state(params) else ():
+            if each.axis >= 0 and len(shape := shapes.get(each.input, ())) > each.axis:
+                rows = shape[each.axis]
         for name in self.tokens:
             if len(shape := shapes.get(name, ())) > 1:
                 return Step(shape[0], shape[1], rows)
@@ -166,21 +169,41 @@ class Decoder:
             shape, values = _MADE[spec.name](step, spec.shape or ())
             inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shape))
             contents.append(packed(spec.dtype, values))
-        held = {pair.input.name for pair in self.pairs}
-        if step.before:
-            held.update(self.constants)
-        state = {pair.output.name for pair in self.pairs}
-        outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in state)
+        outputs = params.outputs or tuple(OutputTensor(name=t.name) for t in self.without_state.outputs)
         more = dataclasses.replace(
             params,
             inputs=(*inputs, *params.inputs),
             raw_input_contents=(*contents, *(params.raw_input_contents or ())),
-            outputs=params.outputs or tuple(OutputTensor(name=tensor.name) for tensor in outputs),
+            outputs=outputs,
         )
+        held = self._state | set(self.constants) if step.before else self._state
+        if held.isdisjoint(given):
+            return more, self._later if step.before else self._first
         taken = tuple(t for t in self.interface.inputs if t.name not in held or t.name in given)
         return more, dataclasses.replace(self.interface, inputs=taken)
 
-    @property
+    def brings_state(self, params: InferParams) -> bool:
+        """Return whether a request has some of the state itself."""
+        return any(tensor.name in self._state for tensor in params.inputs)
+
+    @functools.cached_property
+    def _state(self) -> frozenset[str]:
+        return frozenset(pair.input.name for pair in self.pairs)
+
+    @functools.cached_property
+    def _first(self) -> Interface:
+        return self._without(self._state)
+
+    @functools.cached_property
+    def _later(self) -> Interface:
+        return self._without(self._state | set(self.constants))
+
+    def _without(self, held: frozenset[str]) -> Interface:
+        """Return the interface without inputs that the worker holds."""
+        inputs = tuple(tensor for tensor in self.interface.inputs if tensor.name not in held)
+        return dataclasses.replace(self.interface, inputs=inputs)
+
+    @functools.cached_property
     def has_forms(self) -> bool:
         """Whether forms with room for more tokens than there were can answer.
 
@@ -195,7 +218,7 @@ class Decoder:
             and all(t.shape is not None and t.shape[:2] == (-1, -1) and t.dtype in _FORMATS for t in outputs)
         )
 
-    @property
+    @functools.cached_property
     def counts(self) -> bool:
         """Whether the model counts the mask's ones for where new rows go, as nobody tells it the positions.
 
@@ -205,7 +228,12 @@ class Decoder:
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a form."""
-        held = {each.input: each for each in self.held(Step(1, form.tokens, 0))}
+        if form not in self._shapes:
+            self._shapes[form] = self._shapes_of(form)
+        return self._shapes[form]
+
+    def _shapes_of(self, form: Form) -> dict[str, tuple[int, ...]]:
+        held = {each.input: each for each in self._held}
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
             if (each := held.get(tensor.name)) is not None:
@@ -218,16 +246,12 @@ class Decoder:
             found[tensor.name] = tuple(shape)
         return found
 
-    @property
+    @functools.cached_property
     def without_state(self) -> Interface:
         """Return the interface of a form without what the worker holds."""
-        taken = {pair.input.name for pair in self.pairs}
         given = {pair.output.name for pair in self.pairs}
-        return dataclasses.replace(
-            self.interface,
-            inputs=tuple(tensor for tensor in self.interface.inputs if tensor.name not in taken),
-            outputs=tuple(tensor for tensor in self.interface.outputs if tensor.name not in given),
-        )
+        outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in given)
+        return dataclasses.replace(self._first, outputs=outputs)
 
     def made_up(self, model: str, step: Step) -> InferParams:
         """Return a request for a step of tokens 1, 2, ..., or of small values where those are embedded."""
@@ -270,25 +294,34 @@ class Decoder:
 
     def held(self, step: Step) -> tuple[HeldTensor, ...]:
         """Return what the worker holds of a sequence that has batches of that size."""
+        if step.batch == 1:
+            return self._held
+        return tuple(
+            dataclasses.replace(each, begins=(step.batch, *each.begins[1:])) if taken.shape[0] < 0 else each
+            for each, taken in zip(self._held, (pair.input for pair in self.pairs), strict=True)
+            if taken.shape
+        )
+
+    @functools.cached_property
+    def _held(self) -> tuple[HeldTensor, ...]:
+        """Return what the worker holds of one sequence.
+
+        Keys and values of what was encoded are made by the first request for good.
+        """
+        once = {pair.output.name for pair in self.pairs if ".encoder." in pair.input.name}
         return tuple(
             HeldTensor(
                 output=pair.output.name,
                 input=pair.input.name,
                 dtype=pair.input.dtype,
                 begins=tuple(
-                    size if size >= 0 else 0 if axis else step.batch
-                    for axis, size in enumerate(pair.input.shape or ())
+                    size if size >= 0 else int(not axis) for axis, size in enumerate(pair.input.shape or ())
                 ),
-                axis=pair.grows_on if pair.output.name not in self._once else -1,
-                once=pair.output.name in self._once,
+                axis=pair.grows_on if pair.output.name not in once else -1,
+                once=pair.output.name in once,
             )
             for pair in self.pairs
         )
-
-    @property
-    def _once(self) -> frozenset[str]:
-        """Return the state that the first request makes for good: keys and values of what was encoded."""
-        return frozenset(pair.output.name for pair in self.pairs if ".encoder." in pair.input.name)
 
 
 def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None:
