@@ -19,6 +19,7 @@ from honed.machine.files import gpu_hz
 from honed.machine.vendors import apart
 from honed.runtime.errors import NotFound
 from honed.valhall.bench import predicted
+from tests.pocl import ALL, ONE
 from tests.runtime.builder import PROFILE
 
 NAMES = ["ARM Platform/Mali-G610 r0p0", "PoCL/cortex-a76 #0", "PoCL/cortex-a76 #1"]
@@ -291,8 +292,12 @@ def test_the_two_drivers_of_these_tests_clash(clashing: dict[str, str]) -> None:
     assert done.returncode == -signal.SIGABRT
 
 
-@pytest.mark.parametrize(("spec", "name"), [("basic", "basic"), ("pthread", "pthread"), ("1", "pthread")])
-def test_drivers_that_clash_never_meet_in_a_process(clashing: dict[str, str], spec: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "name", "driver"), [(ONE, ONE, "basic"), (ALL, ALL, "pthread"), ("1", ALL, "pthread")]
+)
+def test_drivers_that_clash_never_meet_in_a_process(
+    clashing: dict[str, str], spec: str, name: str, driver: str
+) -> None:
     code = f"""
 import os
 from honed.machine.devices import select
@@ -305,7 +310,7 @@ assert select(device.spec).spec == device.spec  # once more, in a process that s
     assert done.returncode == 0, done.stderr
     chosen, file = done.stdout.splitlines()
     assert chosen.startswith(f"Portable Computing Language/{name}")
-    assert file.endswith(f"{name}.icd")
+    assert file.endswith(f"{driver}.icd")
 
 
 def test_the_devices_of_all_drivers_are_told(clashing: dict[str, str]) -> None:
@@ -319,8 +324,8 @@ except NotFound as error:
 """
     done = python(code, clashing)
     assert done.returncode == 0, done.stderr
-    assert "fits no device; use one of 0: Portable Computing Language/basic" in done.stdout
-    assert "; 1: Portable Computing Language/pthread" in done.stdout
+    assert "fits no device; use one of 0: Portable Computing Language/" + ONE in done.stdout
+    assert "; 1: Portable Computing Language/" + ALL in done.stdout
 
 
 @pytest.mark.parametrize(

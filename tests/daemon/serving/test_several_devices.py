@@ -19,6 +19,7 @@ from honed.runtime.errors import HonedError, InvalidArgument, NotFound, Unavaila
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
 from tests.daemon.running import DEADLINE, Service, wait_for
+from tests.pocl import ALL, ONE
 from tests.runtime.builder import Builder, add_constant, chain
 
 from .vendors import Vendors
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
 X = np.arange(SIZE, dtype=np.float32)
 Y = 2 * X + 1
-BOTH = '[service]\ndevices = ["pthread", "basic"]\nfallback = "pthread"\n'
+BOTH = f'[service]\ndevices = ["{ALL}", "{ONE}"]\nfallback = "{ALL}"\n'
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def service(start_service: Starter, vendors: Vendors, proven: Path) -> Service:
     running = start_service(config=BOTH, environment=vendors.environment)
     with running.client() as client:
         client.add(proven, name="here")
-        client.add(proven, name="there", device="basic")
+        client.add(proven, name="there", device=ONE)
     return running
 
 
@@ -106,28 +107,28 @@ def assert_right(outcomes: list[object], count: int) -> None:
 def test_each_device_has_a_worker_and_its_models(service: Service) -> None:
     with service.client() as client:
         devices = opencl(client)
-        assert [each["name"] for each in devices] == ["pthread", "basic"]
+        assert [each["name"] for each in devices] == [ALL, ONE]
         assert [each["default"] for each in devices] == [True, False]
         assert [each["models"] for each in devices] == [["here"], ["there"]]
         assert all(each["name"] in each["spec"] for each in devices)
         assert len({each["worker"]["pid"] for each in devices}) == 2
-        for model, device in (("here", "pthread"), ("there", "basic")):
+        for model, device in (("here", ALL), ("there", ONE)):
             np.testing.assert_array_equal(client.infer(model, {"x": X})["y"], Y)
             assert device in client.show(model)["checked"]["device"]
             assert device in client.profile(model, runs=1)["device"]["name"]
         assert placement(client, "there")["why"] == "asked for"
         told = client.openmetrics()
-        assert 'honed_device_ready{device="basic"} 1' in told
+        assert f'honed_device_ready{{device="{ONE}"}} 1' in told
         assert 'honed_model_away{model="there"} 0' in told
 
 
 @pytest.mark.slow
 def test_one_device_does_not_wait_for_another(service: Service) -> None:
     with service.client() as client:
-        held = worker(client, "basic")
+        held = worker(client, ONE)
         held.suspend()
         asking = Asking(service, "there", 3)
-        wait_for(lambda: lane(client, "basic")["queue"] == {"waiting": 2, "running": 1}, "the requests")
+        wait_for(lambda: lane(client, ONE)["queue"] == {"waiting": 2, "running": 1}, "the requests")
         assert client.status()["queue"] == {"waiting": 2, "running": 1}
         for _ in range(5):
             np.testing.assert_array_equal(client.infer("here", {"x": X})["y"], Y)
@@ -141,7 +142,7 @@ def test_one_device_does_not_wait_for_another(service: Service) -> None:
 @pytest.mark.slow
 def test_a_region_serves_all_devices_and_leaves_nothing(service: Service) -> None:
     with service.client() as client:
-        workers = [worker(client, name) for name in ("pthread", "basic")]
+        workers = [worker(client, name) for name in (ALL, ONE)]
 
         def mapped() -> list[int]:
             return [sum("memfd:honed" in m.path for m in w.memory_maps(grouped=False)) for w in workers]
@@ -160,7 +161,7 @@ def test_a_region_serves_all_devices_and_leaves_nothing(service: Service) -> Non
 @pytest.mark.slow
 def test_draining_covers_all_devices(service: Service) -> None:
     with service.client() as client:
-        workers = [worker(client, name) for name in ("pthread", "basic")]
+        workers = [worker(client, name) for name in (ALL, ONE)]
         for process in workers:
             process.suspend()
         asking = [Asking(service, model, 2) for model in ("here", "there")]
@@ -180,30 +181,30 @@ def test_where_models_go(start_service: Starter, vendors: Vendors, proven: Path,
     service = start_service(config=placed, environment=vendors.environment)
     with service.client() as client:
         client.add(proven, name="there")
-        client.add(proven, name="asked", device="basic-")  # part of its full name
-        client.add(proven, name="moved", device="basic")
-        assert lane(client, "basic")["models"] == ["asked", "moved", "there"]
+        client.add(proven, name="asked", device=f"{ONE}-")  # part of its full name
+        client.add(proven, name="moved", device=ONE)
+        assert lane(client, ONE)["models"] == ["asked", "moved", "there"]
         assert placement(client, "there")["why"] == "placed by the configuration"
         with pytest.raises(InvalidArgument, match=r"places there on BASIC"):
-            client.add(proven, name="there", replace=True, device="pthread")
+            client.add(proven, name="there", replace=True, device=ALL)
         with pytest.raises(
-            NotFound, match=r"'mali' is none of the devices of this service; use one of: .*pthread"
+            NotFound, match=r"'mali' is none of the devices of this service; use one of: .*" + ALL
         ):
             client.add(proven, name="other", device="mali")
         with pytest.raises(NotFound, match="fits several"):
             client.add(proven, name="other", device="portable")
         client.add(proven, name="asked", replace=True)
-        assert "asked" in lane(client, "basic")["models"], "it stays where it was"
-        client.add(proven, name="moved", replace=True, device="pthread")
+        assert "asked" in lane(client, ONE)["models"], "it stays where it was"
+        client.add(proven, name="moved", replace=True, device=ALL)
         np.testing.assert_array_equal(client.infer("moved", {"x": X})["y"], Y)
     service.stop()
     service = start_service(service.state, config=BOTH, environment=vendors.environment)
     with service.client() as client:
-        assert lane(client, "basic")["models"] == ["asked"]
-        assert lane(client, "pthread")["models"] == ["moved", "there"]
+        assert lane(client, ONE)["models"] == ["asked"]
+        assert lane(client, ALL)["models"] == ["moved", "there"]
     service.stop()
     service = start_service(
-        service.state, config='[service]\ndevice = "pthread"', environment=vendors.environment
+        service.state, config=f'[service]\ndevice = "{ALL}"', environment=vendors.environment
     )
     with service.client() as client:
         assert "not configured any more" in placement(client, "asked")["why"]
@@ -213,11 +214,11 @@ def test_where_models_go(start_service: Starter, vendors: Vendors, proven: Path,
 @pytest.mark.slow
 def test_replacing_on_another_device_takes_its_requests_along(service: Service, proven: Path) -> None:
     with service.client() as client:
-        held = worker(client, "basic")
+        held = worker(client, ONE)
         held.suspend()
         asking = Asking(service, "there", 3)
-        wait_for(lambda: lane(client, "basic")["queue"] == {"waiting": 2, "running": 1}, "the requests")
-        client.add(proven, name="there", replace=True, device="pthread")
+        wait_for(lambda: lane(client, ONE)["queue"] == {"waiting": 2, "running": 1}, "the requests")
+        client.add(proven, name="there", replace=True, device=ALL)
         wait_for(lambda: len(asking.outcomes) == 2, "those that waited to be answered")
         held.resume()
         assert_right(asking.join(), 3)
@@ -249,20 +250,20 @@ def test_a_lost_device_is_stood_in_for_and_comes_back(
 ) -> None:
     monkeypatch.setenv("HONED_SOCKET", str(service.socket))
     with service.client() as client:
-        held = worker(client, "basic")
+        held = worker(client, ONE)
         held.suspend()
         asking = Asking(service, "there", 4)
-        wait_for(lambda: lane(client, "basic")["queue"] == {"waiting": 3, "running": 1}, "the requests")
+        wait_for(lambda: lane(client, ONE)["queue"] == {"waiting": 3, "running": 1}, "the requests")
         vendors.have("pthread")
         held.kill()
         assert_right(asking.join(), 4)
         assert lane(client, "basic")["worker"]["state"] == "failed"
         assert "fits no device" in lane(client, "basic")["worker"]["reason"]
-        assert lane(client, "pthread")["models"] == ["here", "there"]
-        assert lane(client, "basic")["away"] == ["there"]
+        assert lane(client, ALL)["models"] == ["here", "there"]
+        assert lane(client, ONE)["away"] == ["there"]
         told = placement(client, "there")
-        assert "basic" in told["device"]
-        assert "pthread" in told["served_by"]
+        assert ONE in told["device"]
+        assert ALL in told["served_by"]
         assert "stands in for" in told["away"]
         state = next(m for m in client.models() if m["name"] == "there")
         assert state["state"] == "READY"
@@ -279,14 +280,14 @@ def test_a_lost_device_is_stood_in_for_and_comes_back(
         assert main(["show", "there"]) == 0
         assert "stands in for" in capsys.readouterr().out
         vendors.have("pthread", "basic")
-        wait_for(lambda: lane(client, "basic")["models"] == ["there"], "the model to go back", service)
+        wait_for(lambda: lane(client, ONE)["models"] == ["there"], "the model to go back", service)
         assert placement(client, "there")["away"] == ""
         assert client.ready("there")
         np.testing.assert_array_equal(client.infer("there", {"x": X})["y"], Y)
-        assert "basic" in client.show("there")["checked"]["device"]
+        assert ONE in client.show("there")["checked"]["device"]
         assert main(["list", "--json"]) == 0
         devices = {m["name"]: m["device"] for m in json.loads(capsys.readouterr().out)["models"]}
-        assert "basic" in devices["there"]
+        assert ONE in devices["there"]
         assert client.history("there")["versions"][0]["quarantine"] == ""
 
 
@@ -294,25 +295,25 @@ def test_a_lost_device_is_stood_in_for_and_comes_back(
 def test_a_stand_in_runs_only_while_it_is_needed(
     start_service: Starter, vendors: Vendors, proven: Path
 ) -> None:
-    alone = '[service]\ndevice = "basic"\nfallback = "pthread"\n'
+    alone = f'[service]\ndevice = "{ONE}"\nfallback = "{ALL}"\n'
     service = start_service(config=alone, environment=vendors.environment)
     with service.client() as client:
         client.add(proven, name="m")
         assert len(opencl(client)) == 1
         vendors.have("pthread")
-        worker(client, "basic").kill()
+        worker(client, ONE).kill()
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
-        stand_in = lane(client, "pthread")
+        stand_in = lane(client, ALL)
         assert (stand_in["stand_in"], stand_in["models"]) == (True, ["m"])
-        process = worker(client, "pthread")
+        process = worker(client, ALL)
         service.kill()
         wait_for(lambda: not process.is_running() or process.status() == "zombie", "its end")
     service = start_service(service.state, config=alone, environment=vendors.environment)  # still lost
     with service.client() as client:
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
-        process = worker(client, "pthread")
+        process = worker(client, ALL)
         vendors.have("pthread", "basic")
-        wait_for(lambda: lane(client, "basic")["models"] == ["m"], "the model to go back", service)
+        wait_for(lambda: lane(client, ONE)["models"] == ["m"], "the model to go back", service)
         wait_for(lambda: lane(client, "pthread")["worker"]["state"] == "resting", "the stand-in to end")
         wait_for(lambda: not process.is_running(), "its process to end", service)
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
@@ -343,17 +344,17 @@ def test_a_model_that_the_stand_in_cannot_serve_waits_for_its_device(
     start_service: Starter, vendors: Vendors, proven: Path, tmp_path: Path
 ) -> None:
     wrong = "__kernel void inc(__global const float* x, __global float* y) { y[get_global_id(0)] = 7; }"
-    config = '[service]\ndevice = "basic"\nfallback = "pthread"\n'
+    config = f'[service]\ndevice = "{ONE}"\nfallback = "{ALL}"\n'
     service = start_service(config=config, environment=vendors.environment)
     with service.client() as client:
         client.add(proven, name="fits")
         client.add(for_one_device(tmp_path, "unfit", "#error not here"), name="unfit")
         client.add(for_one_device(tmp_path, "wrong", wrong), name="wrong")
         vendors.have("pthread", define="STAND_IN")
-        held = worker(client, "basic")
+        held = worker(client, ONE)
         held.suspend()
         asking = Asking(service, "unfit", 2)
-        wait_for(lambda: lane(client, "basic")["queue"] == {"waiting": 1, "running": 1}, "the requests")
+        wait_for(lambda: lane(client, ONE)["queue"] == {"waiting": 1, "running": 1}, "the requests")
         held.kill()
         np.testing.assert_array_equal(client.infer("fits", {"x": X})["y"], Y)
         for outcome in asking.join():
@@ -370,7 +371,7 @@ def test_a_model_that_the_stand_in_cannot_serve_waits_for_its_device(
                 client.infer(name, {"x": X})
             assert client.history(name)["versions"][0]["quarantine"] == ""
         vendors.have("pthread", "basic")
-        wait_for(lambda: len(lane(client, "basic")["models"]) == 3, "the models to go back", service)
+        wait_for(lambda: len(lane(client, ONE)["models"]) == 3, "the models to go back", service)
         for name in ("unfit", "wrong"):
             np.testing.assert_array_equal(client.infer(name, {"x": X})["y"], X + 1)
         assert client.ready()
@@ -380,13 +381,13 @@ def test_a_model_that_the_stand_in_cannot_serve_waits_for_its_device(
 def test_a_model_can_be_removed_while_its_device_is_lost(
     start_service: Starter, vendors: Vendors, proven: Path
 ) -> None:
-    config = '[service]\ndevice = "basic"\nfallback = "pthread"\n'
+    config = f'[service]\ndevice = "{ONE}"\nfallback = "{ALL}"\n'
     service = start_service(config=config, environment=vendors.environment)
     with service.client() as client:
         client.add(proven, name="m")
         expected = client.show("m")["sha256"]
         vendors.have("pthread")
-        worker(client, "basic").kill()
+        worker(client, ONE).kill()
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
         with pytest.raises(Unavailable, match="own device only"):
             client.publish("m", proven, expected=expected, why="a test")
@@ -406,14 +407,14 @@ def test_without_a_stand_in_requests_are_told(
     start_service: Starter, vendors: Vendors, proven: Path, fallback: str
 ) -> None:
     """The CPU is no stand-in for a CPU."""
-    config = f'[service]\ndevice = "basic"\nfallback = "{fallback}"\n'
+    config = f'[service]\ndevice = "{ONE}"\nfallback = "{fallback}"\n'
     service = start_service(config=config, environment=vendors.environment)
     with service.client() as client:
         client.add(proven, name="m")
-        held = worker(client, "basic")
+        held = worker(client, ONE)
         held.suspend()
         asking = Asking(service, "m", 2)
-        wait_for(lambda: lane(client, "basic")["queue"] == {"waiting": 1, "running": 1}, "the requests")
+        wait_for(lambda: lane(client, ONE)["queue"] == {"waiting": 1, "running": 1}, "the requests")
         vendors.have("pthread")
         held.kill()
         outcomes = asking.join()
