@@ -1,4 +1,4 @@
-"""What PoCL calls its devices, which it knows by the names "pthread" and "basic" as well: cpu-... since 4.0."""
+"""What PoCL calls its devices, which may also be asked for as "pthread" and "basic": cpu-... since 4.0."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 
-_LIST = (
-    "import pyopencl as cl; print(*(d.name for p in cl.get_platforms() for d in p.get_devices()), sep='\\n')"
-)
+_LIST = """
+import pyopencl
+
+for platform in pyopencl.get_platforms():
+    for device in platform.get_devices():
+        print(device.name)
+"""
 
 
 def _names() -> tuple[str, str]:
