@@ -12,6 +12,7 @@ from tvm.target import Target
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
+from honed.runtime.execution import programs
 from honed.tuner.lower.opencl import Lowered, lower_function
 from tests.tuner.lower.lowering import run_lowered
 
@@ -37,6 +38,15 @@ def print_both(func: tirx.PrimFunc, name: str, target: Target, profile: DevicePr
     theirs = lower_function(func, name, target, long, tvm_printer(target))
     assert replace(ours, source="") == replace(theirs, source="")
     return Printed(func, ours, theirs.source)
+
+
+def builds(source: str, device: Device) -> bool:
+    """Whether the device's driver builds a program."""
+    try:
+        programs.build(device, source, None)
+    except programs.NotBuilt:
+        return False
+    return True
 
 
 def assert_same_answers(printed: Printed, device: Device) -> None:

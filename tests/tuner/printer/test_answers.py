@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.tuner.backend.run import RIGHT_LIST
 from tests.tuner.backend.worker import run_case
 from tests.tuner.search.search_functions import GRAPHS, draws, profile_of, tasks
 
-from .printers import Printed, assert_same_answers, print_both
+from .printers import Printed, assert_same_answers, builds, print_both
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
@@ -90,8 +91,12 @@ def test_drawn_schedules(name: str, family: str, device: Device, tmp_path: Path)
                 try:
                     both = print_both(drawn.mod["main"], "main", target, profile)
                 except LoweringFailed as failed:
-                    assert "above the device profile's" in str(failed)  # noqa: PT017 - one of several outcomes
+                    expected = "above the device profile's|_shared_[0-9]+ is read as"
+                    assert re.search(expected, str(failed))  # noqa: PT017 - one of several outcomes
                     continue
+                assert builds(both.ours.source, device)
+                if "packed" in name and not builds(both.theirs, device):
+                    continue  # TVM's printer shifts a number by a vector, which OpenCL C has not
                 assert_same_answers(both, device)
                 compared += 1
     assert compared
