@@ -57,15 +57,15 @@ def _info(name: str, kind: Any, shape: list[Any]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, KINDS[np.dtype(kind)], shape)
 
 
-def decoder(path: Path, *, layers: int = 2, encoder: bool = False, named: bool = True, slow: int = 0) -> Path:
+def decoder(path: Path, *, layers: int = 2, encoder: bool = False, slow: int = 0) -> Path:
     """Write a decoder in Optimum's convention, which attends to an encoder's output with `encoder`.
 
-    It keeps what it makes of that only if it is told that there is no cache. Sizes have names if `named`.
+    It keeps what it makes of that only if it is told that there is no cache.
     Twice `slow` operators are one kernel, and take ONNX Runtime a run each: the compiled form is the faster
     engine.
     """
     g = _Graph()
-    batch, tokens, past, total = ("batch", "tokens", "past", "past + tokens") if named else (None,) * 4
+    batch, tokens, past, total = "batch", "tokens", "past", "past + tokens"
     inputs = [
         _info("input_ids", np.int64, [batch, tokens]),
         _info("attention_mask", np.int64, [batch, total]),

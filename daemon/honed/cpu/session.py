@@ -7,7 +7,7 @@ import dataclasses
 import os
 import resource
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +100,10 @@ class Session:
         out.
         """
         self._asked = {name: array.shape for name, array in inputs.items()}
-        try:
-            if self._narrow:
-                found = _run_narrow(self._session, self._outputs, inputs)
-            else:
-                found = self._session.run(self._outputs, dict(inputs))
-        except Exception as error:
-            if _out_of_memory(error):
-                raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
-            if MISLED in str(error) and self._by_names:
-                self._forget_names()
-                return self.run(inputs)
-            raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
+        if self._narrow:
+            found = self._ran(lambda: _run_narrow(self._session, self._outputs, inputs))
+        else:
+            found = self._ran(lambda: self._session.run(self._outputs, dict(inputs)))
         tensors: dict[str, Array] = {}
         value: Any
         for name, value in zip(self._outputs, found, strict=True):
@@ -130,17 +122,21 @@ class Session:
 
         Raises as `run`.
         """
-        given = {name: given_value(array) for name, array in inputs.items()}
+        given = {name: given_value(array) for name, array in inputs.items()} | dict(state)
+        found = self._ran(lambda: self._session.run_with_ort_values(list(outputs), given))
+        return dict(zip(outputs, found, strict=True))
+
+    def _ran(self, run: Callable[[], list[Any]]) -> list[Any]:
+        """Return what a run of the session gives; raise InvalidArgument or MemoryError."""
         try:
-            found = self._session.run_with_ort_values(list(outputs), {**given, **state})
+            return run()
         except Exception as error:
             if _out_of_memory(error):
                 raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
             if MISLED in str(error) and self._by_names:
                 self._forget_names()
-                return self.step(inputs, state, outputs)
+                return self._ran(run)
             raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
-        return dict(zip(outputs, found, strict=True))
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""

@@ -31,7 +31,6 @@ from honed.daemon.worker.calls import (
     ProfileModel,
     RunStep,
     RunTurn,
-    StepRan,
     UnloadModel,
 )
 from honed.daemon.worker.host import Array, Host, connect
@@ -140,16 +139,12 @@ class CpuEngine(Host):
         session.run(inputs)
         return ComparedTurn(ns=time.monotonic_ns() - begun, sets=len(sets))
 
-    def _step(self, call: RunStep) -> StepRan:
-        start = time.monotonic_ns()
-        session, inputs = self.loaded(call.run.key), self.given(call.run)
-        begun = time.monotonic_ns()
-        computed, rows, nbytes = self._sequences.step(session, call, inputs)
-        ended = time.monotonic_ns()
-        result = self.answer_of(call.run, computed, start, begun, ended, ())
-        return StepRan(result=result, rows=rows, nbytes=nbytes)
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+        """Run a step of a sequence whose state ONNX Runtime holds."""
+        return self._sequences.step(self.loaded(call.run.key), call, inputs)
 
-    def _drop_sequences(self, call: DropSequences) -> Empty:
+    def drop_sequences(self, call: DropSequences) -> Empty:
+        """Let go of sequences."""
         self._sequences.drop(call.sequences)
         return Empty()
 
@@ -177,8 +172,6 @@ class CpuEngine(Host):
         {
             CheckProbe: _check,
             RunTurn: _turn,
-            RunStep: _step,
-            DropSequences: _drop_sequences,
             UnloadModel: _unload,
             ProfileModel: _profile,
         }

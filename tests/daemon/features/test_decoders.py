@@ -89,6 +89,17 @@ def test_state_that_does_not_grow_makes_no_decoder() -> None:
     assert decoder_of(fixed, {}) is None
 
 
+def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
+    inputs = [spec("input_ids", "int64", 1, -1), spec("cached_key.0", "float32", 16, -1, 64)]
+    outputs = [spec("logits", "float32", 1, -1, 9), spec("new_cached_key.0", "float32", 16, -1, 64)]
+    given = {"new_cached_key.0": "cached_key.0"}
+    assert decoder_of(interface(inputs, outputs), given) is None
+    inputs[1], outputs[1] = (spec(t.name, "float32", -1, 2, -1, 64) for t in (inputs[1], outputs[1]))
+    known = decoder_of(interface(inputs, outputs), given)
+    assert known is not None
+    assert known.held(Step(3, 1, 0))[0].begins == (3, 2, 0, 64)
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
     with serving(tmp_path_factory, cache_dir, config=CPU) as running:

@@ -91,8 +91,9 @@ def test_drawn_schedules(name: str, family: str, device: Device, tmp_path: Path)
                 try:
                     both = print_both(drawn.mod["main"], "main", target, profile)
                 except LoweringFailed as failed:
-                    expected = "above the device profile's|_shared_[0-9]+ is read as"
-                    assert re.search(expected, str(failed))  # noqa: PT017 - one of several outcomes
+                    # Bytes and numbers of a product may share memory of a work-group, which is not printed.
+                    shared = "packed" in name and re.search("_shared_[0-9]+ is read as", str(failed))
+                    assert shared or "above the device profile's" in str(failed)  # noqa: PT017
                     continue
                 assert builds(both.ours.source, device)
                 if "packed" in name and not builds(both.theirs, device):

@@ -80,7 +80,7 @@ class SessionTuning(Feature):
             return None
         for entry in self.registry.models():
             if self._due(entry):
-                return Work(f"choosing the threads of {entry.name}", partial(self._choose, entry))
+                return Work(f"choosing how ONNX Runtime runs {entry.name}", partial(self._choose, entry))
         return None
 
     def _due(self, entry: ServedModel) -> bool:
@@ -94,7 +94,7 @@ class SessionTuning(Feature):
         return self._pauses.over(entry.name) and _timed(entry.manifest)
 
     async def _choose(self, entry: ServedModel) -> None:
-        with self.leasing.adding(0, "the threads of a model are being chosen"):
+        with self.leasing.adding(0, "how ONNX Runtime runs a model is being chosen"):
             async with self.changes.begin(entry.name):
                 self._pauses.begin(entry.name)
                 manifest = entry.manifest

@@ -25,7 +25,7 @@ _CHUNK: Final = 64  # tokens of a form for many
 _CAPACITIES: Final = (256, 512, 1024, 2048)
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _POSITIONS: Final = "position_ids"
-_MADE_UP = 7  # tokens of made-up prompts are below
+_MADE_UP: Final = 7  # tokens of made-up prompts are below
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Step:
 
 
 class Form(NamedTuple):
-    """A compiled form: the tokens of a run, and how many may be before."""
+    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for."""
 
     tokens: int
     capacity: int
@@ -54,7 +54,10 @@ FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of a form: the tokens `start` to `start + count` of a request, after `before` others."""
+    """One run of a form, for tokens `start` to `start + count` of a request.
+
+    `before` tokens of the sequence come before them.
+    """
 
     form: Form
     before: int
@@ -89,7 +92,7 @@ def _positions(step: Step, shape: tuple[int, ...]) -> Values:
     return (*sizes, step.tokens), [*range(step.before, step.after)] * math.prod(sizes)
 
 
-def _length(before: bool) -> Callable[[Step, tuple[int, ...]], Values]:
+def _length(*, before: bool) -> Callable[[Step, tuple[int, ...]], Values]:
     return lambda step, shape: ((1,) * len(shape), [step.before if before else step.after])
 
 
@@ -114,12 +117,15 @@ _FORMATS: Final[Mapping[str, str]] = {
 
 
 def packed(kind: str, values: Sequence[int]) -> bytes:
-    """Return numbers as a tensor of a type that `is_packed` has them."""
+    """Return numbers as the bytes of a tensor of a type in `_FORMATS`, row-major."""
     return struct.pack(f"<{len(values)}{_FORMATS[kind]}", *values)
 
 
 def difference(kind: str, found: Data, right: Data) -> float:
-    """Return how far tensors are from each other, of the largest value: infinitely far where one is NaN."""
+    """Return the largest difference of two tensors, relative to the largest value of `right`.
+
+    Infinity where `found` has a NaN.
+    """
     form = f"<{len(right) // dtype(kind).itemsize}{_FORMATS[kind]}"
     pairs = [*zip(struct.unpack(form, found), struct.unpack(form, right), strict=True)]
     if any(math.isnan(one) for one, _ in pairs):
@@ -213,7 +219,7 @@ class Decoder:
         return (
             not made.isdisjoint(_MASKS)
             and made <= {*_MASKS, _POSITIONS}
-            and all(held.axis >= 0 for held in self.held(Step(1, 1, 0)))
+            and all(held.axis >= 0 for held in self._held)
             and len(self.tokens) == len(self.interface.inputs) - len(self.pairs) - len(made) == 1
             and all(t.shape is not None and t.shape[:2] == (-1, -1) and t.dtype in _FORMATS for t in outputs)
         )
@@ -254,10 +260,10 @@ class Decoder:
         return dataclasses.replace(self._first, outputs=outputs)
 
     def made_up(self, model: str, step: Step) -> InferParams:
-        """Return a request for a step of tokens 1, 2, ..., or of small values where those are embedded."""
+        """Return a request for made-up tokens, which every vocabulary has, or for made-up embeddings."""
         (name,) = self.tokens
         spec = next(tensor for tensor in self.interface.inputs if tensor.name == name)
-        shape = (1, step.tokens, *(tensor_size for tensor_size in (spec.shape or ())[2:]))
+        shape = (1, step.tokens, *(spec.shape or ())[2:])
         numbers = [number % _MADE_UP for number in range(step.before, step.before + math.prod(shape))]
         return InferParams(
             model_name=model,
@@ -296,10 +302,10 @@ class Decoder:
         """Return what the worker holds of a sequence that has batches of that size."""
         if step.batch == 1:
             return self._held
+        opens = [(pair.input.shape or (0,))[0] < 0 for pair in self.pairs]
         return tuple(
-            dataclasses.replace(each, begins=(step.batch, *each.begins[1:])) if taken.shape[0] < 0 else each
-            for each, taken in zip(self._held, (pair.input for pair in self.pairs), strict=True)
-            if taken.shape
+            dataclasses.replace(each, begins=(step.batch, *each.begins[1:])) if is_open else each
+            for each, is_open in zip(self._held, opens, strict=True)
         )
 
     @functools.cached_property

@@ -39,22 +39,20 @@ class StatePair:
     def grows_on(self) -> int:
         """The axis on which keys or values of attention grow with each request; -1 for other state.
 
-        The batch, which is the first axis, does not grow.
+        Its size has another name in the output than in the input, or neither has one; then it is not among
+        the first two axes, which may be a batch.
         """
         taken, given = self.input, self.output
-        named = map(str.lower, _WORDS.findall(taken.name))
-        if taken.shape is None or given.shape is None or not any(map(_ATTENTION.fullmatch, named)):
+        words = map(str.lower, _WORDS.findall(taken.name))
+        if taken.shape is None or given.shape is None or not any(map(_ATTENTION.fullmatch, words)):
             return -1
-        axes = [
-            axis
-            for axis, sizes in enumerate(zip(taken.shape, given.shape, strict=True))
-            if axis and sizes == (-1, -1)
-        ]
-        if taken.symbols and given.symbols:
-            differ = [axis for axis in axes if taken.symbols[axis] != given.symbols[axis]]
-            same = [axis for axis in axes if axis not in differ and taken.symbols[axis]]
-            axes = differ or [axis for axis in axes if axis not in same]
-        return axes[-1] if axes else -1
+
+        def grows(axis: int) -> bool:
+            before, after = (spec.symbols[axis] if spec.symbols else "" for spec in (taken, given))
+            return axis > 0 and before != after if before or after else axis > 1
+
+        sizes = zip(taken.shape, given.shape, strict=True)
+        return max((axis for axis, pair in enumerate(sizes) if pair == (-1, -1) and grows(axis)), default=-1)
 
 
 def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:

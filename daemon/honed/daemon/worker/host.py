@@ -34,6 +34,7 @@ from .calls import (
     ComparedTurn,
     CompareRows,
     DropRegion,
+    DropSequences,
     GivenInput,
     InferenceResult,
     MapRegion,
@@ -42,6 +43,8 @@ from .calls import (
     RowsCompared,
     RunBatch,
     RunModel,
+    RunStep,
+    StepRan,
     WantedOutput,
     WarmUp,
 )
@@ -233,23 +236,43 @@ class Host(Server, ABC):
     def _infer(self, call: RunModel) -> InferenceResult:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = self.given(call)
+        given = self._given(call)
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
         observed = self.ran(call.key, given, call.keep)
-        return self.answer_of(call, computed, start, begun, ended, observed)
+        return self._answer_of(call, computed, start, begun, ended, observed)
+
+    @abstractmethod
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+        """Run a step of a sequence; return the outputs wanted, and the rows and bytes of its state now.
+
+        Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
+        step would be too large, and what runs of a model raise.
+        """
+
+    @abstractmethod
+    def drop_sequences(self, call: DropSequences) -> Empty:
+        """Let go of sequences, as far as they are here."""
+
+    def _step(self, call: RunStep) -> StepRan:
+        start = time.monotonic_ns()
+        inputs = self._given(call.run)
+        begun = time.monotonic_ns()
+        computed, rows, nbytes = self.stepped(call, inputs)
+        result = self._answer_of(call.run, computed, start, begun, time.monotonic_ns(), ())
+        return StepRan(result=result, rows=rows, nbytes=nbytes)
 
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = [self.given(member) for member in call.members]
+        given = [self._given(member) for member in call.members]
         begun = time.monotonic_ns()
         computed = run(model.run, given)
         ended = time.monotonic_ns()
         return BatchRan(
             members=tuple(
-                self.answer_of(member, rows, start, begun, ended, ())
+                self._answer_of(member, rows, start, begun, ended, ())
                 for member, rows in zip(call.members, computed, strict=True)
             )
         )
@@ -264,7 +287,7 @@ class Host(Server, ABC):
         self.loaded(call.key).run(zeros)
         return ComparedTurn(ns=time.monotonic_ns() - begun)
 
-    def given(self, call: RunModel) -> dict[str, Array]:
+    def _given(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
         contents = iter(call.raw)
         given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
@@ -272,7 +295,7 @@ class Host(Server, ABC):
             _check_finite(given)
         return given
 
-    def answer_of(
+    def _answer_of(
         self,
         call: RunModel,
         computed: dict[str, Array],
@@ -364,6 +387,8 @@ class Host(Server, ABC):
             DropRegion: _drop,
             Ping: _ping,
             RunModel: _infer,
+            RunStep: _step,
+            DropSequences: lambda host, call: host.drop_sequences(call),
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,
             WarmUp: _warm_up,

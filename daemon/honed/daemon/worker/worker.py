@@ -46,7 +46,6 @@ from .calls import (
     ReadSequence,
     RunStep,
     SequenceState,
-    StepRan,
     UnloadModel,
 )
 from .host import Array, Host, check_timeline, connect
@@ -293,14 +292,9 @@ class Worker(Host):
             executor.close()
         return Empty()
 
-    def _step(self, call: RunStep) -> StepRan:
-        start = time.monotonic_ns()
-        form, inputs = self._form(call.run.key), self.given(call.run)
-        begun = time.monotonic_ns()
-        computed, rows, nbytes = self._sequences.step(form, call, inputs)
-        ended = time.monotonic_ns()
-        result = self.answer_of(call.run, computed, start, begun, ended, ())
-        return StepRan(result=result, rows=rows, nbytes=nbytes)
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+        """Run a step of a sequence by a compiled form, which has its state."""
+        return self._sequences.step(self._form(call.run.key), call, inputs)
 
     def _read_sequence(self, call: ReadSequence) -> SequenceState:
         state = self._sequences.state(call.sequence)
@@ -313,7 +307,8 @@ class Worker(Host):
             raw=tuple(rows),
         )
 
-    def _drop_sequences(self, call: DropSequences) -> Empty:
+    def drop_sequences(self, call: DropSequences) -> Empty:
+        """Let go of sequences."""
         self._sequences.drop(call.sequences)
         return Empty()
 
@@ -325,9 +320,7 @@ class Worker(Host):
         {
             CheckProbe: _check,
             CompareTurn: _compare,
-            RunStep: _step,
             ReadSequence: _read_sequence,
-            DropSequences: _drop_sequences,
             UnloadModel: _unload,
             ProfileModel: _profile,
         }

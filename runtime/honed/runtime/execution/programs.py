@@ -41,7 +41,7 @@ class NotBuilt(DeviceError):
 def build(device: Device, source: str, cache_dir: Path | None) -> Any:
     """Return the built pyopencl Program of `source`; raise NotBuilt with the compiler's first error.
 
-    Raises DeviceError where memory ran out.
+    Raises MemoryError where memory ran out.
     """
     kept = _kept_at(device, source, cache_dir) if cache_dir else None
     if kept is not None:
@@ -52,10 +52,7 @@ def build(device: Device, source: str, cache_dir: Path | None) -> Any:
         program = cl.Program(context(device.cl), source).build(options=list(OPTIONS), cache_dir=False)
     except cl.Error as error:
         if data_is_short():  # a driver that gets no memory calls the program wrong
-            raise DeviceError(
-                f"{device.spec} had no memory left to build a kernel of this model; raise compile_memory_mib "
-                "of [limits] in the configuration, or use a smaller model"
-            ) from error
+            raise MemoryError(f"{device.spec} built a kernel of the model") from error
         raise NotBuilt(device, _complaint(error)) from error
     if kept is not None:
         _keep(program, kept)
