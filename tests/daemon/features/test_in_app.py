@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import subprocess
@@ -443,6 +444,16 @@ def test_loans_are_bounded(app: Client, name: str, monkeypatch: pytest.MonkeyPat
         for each in others:
             each.close()
     wait_for(lambda: app.show(name)["in_apps"] == 0, "their ends")
+    wait_for(lambda: not pages(served), "the service to let go of their pages")
+
+
+def pages(served: Service) -> list[str]:
+    """The pages of loans that a service holds."""
+    found = []
+    for each in Path(f"/proc/{served.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(each))
+    return [path for path in found if "honed-loan" in path]
 
 
 def test_threads_run_where_those_of_the_cpu_engine_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,11 +204,15 @@ class InApp(Feature):
         """Count what apps have run."""
         while True:
             await asyncio.sleep(COUNT_SECONDS)
-            ended, self._ended = self._ended, []
-            for loan in (*self._loans, *ended):
-                self._count(loan)
-                if loan.words[RETURNED]:
-                    self._recall(loan, "the app has given it back")
+            self._counted()
+
+    def _counted(self) -> None:
+        """Count all loans, for the last time those that have ended; nothing holds the pages of these any more."""
+        ended, self._ended = self._ended, []
+        for loan in (*self._loans, *ended):
+            self._count(loan)
+            if loan.words[RETURNED]:
+                self._recall(loan, "the app has given it back")
 
     def _count(self, loan: _Loan) -> None:
         """Count the runs since the last time, as far as these can be."""
