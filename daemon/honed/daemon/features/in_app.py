@@ -207,7 +207,7 @@ class InApp(Feature):
             self._counted()
 
     def _counted(self) -> None:
-        """Count all loans; those that have ended for the last time, and nothing holds their pages any more."""
+        """Count all loans, those that have ended for the last time; nothing holds their pages then."""
         ended, self._ended = self._ended, []
         for loan in (*self._loans, *ended):
             self._count(loan)
