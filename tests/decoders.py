@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 VOCABULARY = 50
 HEADS, SIZE = 2, 4
+_GENAI = ("input_ids", "tokens"), ("attention_mask", "total")
 WIDTH = HEADS * SIZE
 KINDS = {np.dtype(np.float32): onnx.TensorProto.FLOAT, np.dtype(np.int64): onnx.TensorProto.INT64}
 Array = NDArray[Any]
@@ -111,6 +112,43 @@ def decoder(path: Path, *, layers: int = 2, encoder: bool = False, slow: int = 0
     return path
 
 
+def grouped(path: Path, *, layers: int = 2) -> Path:
+    """Write a decoder in onnxruntime-genai's convention: two heads of queries for each of keys and values."""
+    g = _Graph()
+    width, size = 32, 8
+    inputs = [_info(name, np.int64, ["batch", length]) for name, length in _GENAI]
+    outputs = [_info("logits", np.float32, ["batch", "tokens", VOCABULARY])]
+    int32 = onnx.TensorProto.INT32
+    ones = g.op("ReduceSum", "attention_mask", g.constant([1]), keepdims=0)
+    lengths = g.op("Cast", g.op("Sub", ones, g.constant(1)), to=int32)
+    columns = g.op("Gather", g.op("Shape", "attention_mask"), g.constant(1))
+    total = g.op("Cast", columns, to=int32)
+    x = g.op("Gather", g.weight(VOCABULARY, width), "input_ids")
+    for layer in range(layers):
+        names = [f"past_key_values.{layer}.{what}" for what in ("key", "value")]
+        afters = [name.replace("past_key_values", "present") for name in names]
+        inputs += [_info(name, np.float32, ["batch", 2, "past", size]) for name in names]
+        outputs += [_info(name, np.float32, ["batch", 2, "total", size]) for name in afters]
+        rows = [g.op("MatMul", x, g.weight(width, of)) for of in (width, width // 2, width // 2)]
+        mixed = f"mixed{layer}"
+        g.nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                [*rows, *names, lengths, total],
+                [mixed, *afters],
+                domain="com.microsoft",
+                num_heads=4,
+                kv_num_heads=2,
+            )
+        )
+        x = g.op("Add", x, g.op("MatMul", mixed, g.weight(width, width)))
+    g.op("MatMul", x, g.weight(width, VOCABULARY), name="logits")
+    graph = helper.make_graph(g.nodes, "decoder", inputs, outputs, initializer=g.weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
 def _cross(
     g: _Graph, x: str, layer: int, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
 ) -> str:
@@ -171,8 +209,10 @@ class InApp:
             **self._constants,
             **self.state,
         }
-        for name in self._shapes:
-            given.setdefault(name, np.zeros((ids.shape[0], HEADS, 0, SIZE), np.float32))
+        for name, (_, *sizes) in self._shapes.items():
+            if name not in given:
+                empty = [size if isinstance(size, int) else 0 for size in sizes]
+                given[name] = np.zeros((ids.shape[0], *empty), np.float32)
         feed = {name: given[name] for name in self._shapes}
         found: Mapping[str, Array] = dict(zip(self._outputs, self._session.run(None, feed), strict=True))
         for name in self._shapes:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ class Session:
         self._maps = {each.name: MAP_KEYS[each.type] for each in given_back if each.type in MAP_KEYS}
         ends = (*self._session.get_inputs(), *given_back)
         self._narrow = any(_is_narrow(end.type) for end in ends)
+        # Inputs that may be the same memory as their output, with room for more rows than are used.
+        self.in_place = _in_place(model)
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -116,17 +119,30 @@ class Session:
         return tensors
 
     def step(
-        self, inputs: Mapping[str, Array], state: Mapping[str, onnxruntime.OrtValue], outputs: Sequence[str]
+        self,
+        inputs: Mapping[str, Array],
+        state: Mapping[str, onnxruntime.OrtValue],
+        outputs: Mapping[str, onnxruntime.OrtValue | None],
     ) -> dict[str, onnxruntime.OrtValue]:
         """Run on inputs and on values that ONNX Runtime holds, and return outputs as such values.
 
-        Raises as `run`.
+        An output is written to the value given for it. Raises as `run`.
         """
         given = {name: given_value(array) for name, array in inputs.items()} | dict(state)
-        found = self._ran(lambda: self._session.run_with_ort_values(list(outputs), given))
-        return dict(zip(outputs, found, strict=True))
+        binding = self._session.io_binding()
+        for name, value in given.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, place in outputs.items():
+            if place is not None:
+                binding.bind_ortvalue_output(name, place)
+            else:
+                binding.bind_output(name)
+        self._ran(lambda: self._session.run_with_iobinding(binding))
+        found = zip(outputs.items(), binding.get_outputs(), strict=True)
+        # A place keeps its memory, which another value of it does not.
+        return {name: value if place is None else place for (name, place), value in found}
 
-    def _ran(self, run: Callable[[], list[Any]]) -> list[Any]:
+    def _ran(self, run: Callable[[], Any]) -> Any:
         """Return what a run of the session gives; raise InvalidArgument or MemoryError."""
         try:
             return run()
@@ -194,6 +210,26 @@ def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.Mode
     # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
     inside = external or alone or changed
     return model, model.SerializeToString() if inside else str(path)
+
+
+def _in_place(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the inputs of a model that are caches which ONNX Runtime can append to where they are.
+
+    GroupQueryAttention does where both are the same memory, and is told elsewhere how many rows are used.
+    """
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    given, taken = ({info.name for info in infos} for infos in (model.graph.input, model.graph.output))
+    pairs = (
+        pair
+        for node in model.graph.node
+        if node.op_type == "GroupQueryAttention" and node.domain == "com.microsoft"
+        for pair in zip(node.input[3:5], node.output[1:3], strict=False)
+    )
+    return frozenset(
+        before
+        for before, after in pairs
+        if before in given and after in taken and readers[before] == 1 and not readers[after]
+    )
 
 
 def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
@@ -297,7 +333,7 @@ def _run_narrow(
 
 
 def given_value(array: Array) -> onnxruntime.OrtValue:
-    """Return a copy of an array as ONNX Runtime holds it."""
+    """Return an array as ONNX Runtime takes it, which is in the array's memory where that is contiguous."""
     name = array.dtype.name
     if name not in _NARROW:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))

@@ -19,12 +19,17 @@ from .session import Session, given_value, taken_value
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
+_LEAST_ROOM = 64  # rows of a cache that is appended to where it is
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the next step of a sequence starts from, by input: state, and inputs that stay as they were."""
+    """What the next step of a sequence starts from, by input: state, and inputs that stay as they were.
 
+    There may be room for more rows in what grows.
+    """
+
+    rows: int = 0
     tensors: Sequence[HeldTensor] = ()
     state: Values = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
@@ -55,28 +60,41 @@ class HeldSequences:
         if call.rows and missing:
             raise SequenceLost("the process that held its state has ended")
         replaced = [tensor for tensor in tensors if tensor.axis < 0 and not tensor.once]
-        if held.state and replaced and _rows(held, tensors) != call.rows:
+        if held.state and replaced and held.rows != call.rows:
             raise SequenceLost("a request of it failed after it had run")
         taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
         wanted = [output.name for output in call.run.outputs]
-        names = dict.fromkeys((*wanted, *(tensor.output for tensor in taken)))
         constants = {
             **held.constants,
             **{name: array for name, array in inputs.items() if name in call.constants},
         }
-        before = {t.input: _before(t, held, call.rows) for t in tensors if t.input not in inputs}
-        found = session.step({**constants, **inputs}, before, list(names))
+        grown = {t.input for t in tensors if t.axis >= 0 and t.input not in inputs} & session.in_place
+        before = {
+            t.input: _with_room(t, held, call) if t.input in grown else _before(t, held, call.rows)
+            for t in tensors
+            if t.input not in inputs
+        }
+        outputs = {
+            **dict.fromkeys(wanted),
+            **{t.output: before[t.input] if t.input in grown else None for t in taken},
+        }
+        found = session.step({**constants, **inputs}, before, outputs)
         # What came in this message goes with it.
         kept = {name: np.array(array) if name in inputs else array for name, array in constants.items()}
-        given = {t.input: given_value(inputs[t.input]) for t in tensors if t.input in inputs}
-        after = _Held(tensors, {**held.state, **given, **{t.input: found[t.output] for t in taken}}, kept)
+        given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
+        state = {**held.state, **given, **{t.input: found[t.output] for t in taken}}
+        sizes = [state[t.input].shape()[t.axis] for t in tensors if t.axis >= 0 and t.input not in grown]
+        rows = call.rows + call.count if grown else max(sizes, default=0)
+        after = _Held(rows, tensors, state, kept)
         if after.nbytes > call.max_state_bytes:
             raise ResourceExhausted(
                 f"the sequence's state would have {after.nbytes} bytes, and its user may have "
                 f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
         self._held[call.sequence] = after
-        return {name: taken_value(found[name]) for name in wanted}, _rows(after, tensors), after.nbytes
+        values = {name: taken_value(found[name]) for name in wanted}
+        values |= {t.output: _start(t, found[t.output], rows) for t in taken if t.input in grown and t.output in values}
+        return values, rows, after.nbytes
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
@@ -91,11 +109,24 @@ def _before(tensor: HeldTensor, held: _Held, rows: int) -> onnxruntime.OrtValue:
         return given_value(np.zeros(tensor.begins, dtype(tensor.dtype).numpy))
     if tensor.axis < 0 or value.shape()[tensor.axis] == rows:
         return value
+    return given_value(np.ascontiguousarray(_start(tensor, value, rows)))
+
+
+def _with_room(tensor: HeldTensor, held: _Held, call: RunStep) -> onnxruntime.OrtValue:
+    """Return what a state input is given that the step appends to: what it has, or a larger copy."""
+    value, rows = held.state.get(tensor.input), call.rows + call.count
+    if value is not None and value.shape()[tensor.axis] >= rows:
+        return value
+    shape = list(tensor.begins)
+    shape[tensor.axis] = max(_LEAST_ROOM, 1 << (rows - 1).bit_length())
+    larger = np.zeros(shape, dtype(tensor.dtype).numpy)
+    if value is not None:
+        start = _start(tensor, value, call.rows)
+        larger[(slice(None),) * tensor.axis + (slice(call.rows),)] = start
+    return given_value(larger)
+
+
+def _start(tensor: HeldTensor, value: onnxruntime.OrtValue, rows: int) -> Array:
     if value.shape()[tensor.axis] < rows:
         raise Internal(f"the state {tensor.input!r} has fewer rows than its sequence")
-    cut = (slice(None),) * tensor.axis + (slice(rows),)
-    return given_value(np.ascontiguousarray(taken_value(value)[cut]))
-
-
-def _rows(held: _Held, tensors: Sequence[HeldTensor]) -> int:
-    return max((held.state[t.input].shape()[t.axis] for t in tensors if t.axis >= 0), default=0)
+    return taken_value(value)[(slice(None),) * tensor.axis + (slice(rows),)]

@@ -16,7 +16,7 @@ from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
-from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder
+from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder, grouped
 
 CPU = '[serve]\nengine = "cpu"\n' + NO_TUNER
 
@@ -140,6 +140,29 @@ def test_steps_are_those_of_a_cache_in_the_app(service: Service, path: Path, len
         assert status["bytes"] == sum(array.nbytes for array in own.state.values())
     with service.client() as client:
         assert client.status()["sequences"] == {"count": 0, "bytes": 0}
+
+
+@pytest.mark.service
+def test_caches_are_appended_to_where_they_are(service: Service, tmp_path: Path) -> None:
+    made = grouped(tmp_path / "m.onnx")
+    with service.client() as client:
+        client.add(made, name="grouped", engine="onnxruntime")
+        held = set()
+        with client.sequence("grouped") as one, client.sequence("grouped") as other:
+            owns, ids = (InApp(made), InApp(made)), [prompt(7, 1), prompt(60, 2)]
+            for _ in range(12):
+                for at, sequence in enumerate((one, other)):
+                    expected = owns[at].step(ids[at])
+                    np.testing.assert_array_equal(sequence.infer({"input_ids": ids[at]})["logits"], expected)
+                    ids[at] = best(expected)
+                held.add(client.status()["sequences"]["bytes"])
+            with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
+                one.infer({"input_ids": np.array([[VOCABULARY + 9]])})
+            found = one.infer({"input_ids": ids[0]}, outputs=["logits", "present.1.value"])
+            np.testing.assert_array_equal(found["logits"], owns[0].step(ids[0]))
+            np.testing.assert_array_equal(found["present.1.value"], owns[0].state["past_key_values.1.value"])
+        row = 2 * 2 * 2 * 8 * 4  # bytes in all caches
+        assert held == {(64 + 64) * row, (64 + 128) * row}
 
 
 @pytest.mark.service
