@@ -93,7 +93,8 @@ class HeldSequences:
             )
         self._held[call.sequence] = after
         values = {name: taken_value(found[name]) for name in wanted}
-        values |= {t.output: _start(t, found[t.output], rows) for t in taken if t.input in grown and t.output in values}
+        given_rows = [t for t in taken if t.input in grown and t.output in values]
+        values |= {t.output: _start(t, found[t.output], rows) for t in given_rows}
         return values, rows, after.nbytes
 
     def drop(self, sequences: Sequence[int]) -> None:
