@@ -88,6 +88,7 @@ class Sequence:
             tensors=self._known.held(Step(1, tokens, 0)),
             constants=(),
             max_state_bytes=self.most,
+            last_token=(),
         )
         return self._sequences.step(form, call, inputs)
 

@@ -274,6 +274,7 @@ def _options(parameters: Object, most_seconds: float) -> tuple[InferOptions, flo
         sequence_id=sequence or None,
         sequence_start=(bool(sequence) and _flag(parameters, "sequence_start")) or None,
         sequence_end=(bool(sequence) and _flag(parameters, "sequence_end")) or None,
+        last_token=_flag(parameters, "last_token") or None,
     )
     return options, seconds
 

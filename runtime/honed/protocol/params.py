@@ -84,7 +84,8 @@ class InferOptions:
     """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.
 
     The shared memory, in bytes, is room for outputs that have no place of their own: those that fit may be
-    answered there. A request in a sequence is answered without.
+    answered there. A request in a sequence is answered without. `last_token` has a decoder answer for the
+    last token alone.
     """
 
     timeout: int | None = None
@@ -93,6 +94,7 @@ class InferOptions:
     sequence_id: int | str | None = None
     sequence_start: bool | None = None
     sequence_end: bool | None = None
+    last_token: bool | None = None
     shared_memory_region: str | None = None
     shared_memory_offset: int | None = None
     shared_memory_byte_size: int | None = None

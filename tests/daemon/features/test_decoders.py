@@ -213,6 +213,23 @@ def test_masks_and_positions_may_be_given(service: Service, path: Path) -> None:
 
 
 @pytest.mark.service
+@pytest.mark.parametrize("length", [1, 9, 500])  # the last takes more than one run
+def test_the_last_token_alone_is_answered(service: Service, path: Path, length: int) -> None:
+    own, ids = InApp(path), prompt(length)
+    with service.client() as client, client.sequence("dec") as sequence:
+        for _ in range(3):
+            found = sequence.infer({"input_ids": ids}, last_token=True)["logits"]
+            expected = own.step(ids)[:, -1:]
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+            ids = best(expected)
+        found = sequence.infer({"input_ids": ids}, outputs=["logits", "present.0.key"], last_token=True)
+        own.step(ids)
+        np.testing.assert_allclose(found["present.0.key"], own.state["past_key_values.0.key"], rtol=1e-4)
+        with pytest.raises(InvalidArgument, match="last_token is for sequences of models that generate"):
+            client.infer("dec", {"input_ids": ids}, sequence=InSequence(0, last_token=True))
+
+
+@pytest.mark.service
 def test_state_is_given_to_who_names_it(service: Service, path: Path) -> None:
     own = InApp(path)
     own.step(prompt(3))

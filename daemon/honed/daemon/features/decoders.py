@@ -64,23 +64,26 @@ class _Steps:
     regions: RegionLookup
     max_answer_bytes: int
     max_state_bytes: int
+    last_token: bool
     ask: Ask
 
     async def by_file(self, entry: ServedModel, params: InferParams, step: Step) -> StepRan:
         """Have the CPU engine run a step."""
-        begins = not step.before or self.decoder.brings_state(params)
-        plan = self._checked(params, step)
-        return await self._run(entry, plan, step, step.before, step.tokens, begins=begins)
+        plan, begins = self._checked(params, step), not step.before or self.decoder.brings_state(params)
+        parts = self.decoder.parts(step) if self.last_token and names(params) == self.decoder.tokens else ()
+        if len(parts) < 2:
+            return await self._run(entry, plan, step, step.before, step.tokens, begins=begins)
+        params = self._in_line(params, plan)
+        for part in parts:
+            plan = self._checked(self.decoder.part(params, step, part), part)
+            ran = await self._run(entry, plan, part, part.before, part.tokens, begins=not part.before)
+        return ran
 
     async def by_forms(
         self, forms: Mapping[Form, ServedModel], params: InferParams, step: Step
     ) -> list[tuple[Piece, StepRan]]:
         """Have the device run a step, piece by piece, and return what each gave."""
-        places = {tensor.name: place for tensor, place in self._checked(params, step).inputs}
-        place = places[self.decoder.tokens[0]]
-        if place is not None:
-            params = _in_line(params, place.region.read(place.offset, place.nbytes))
-        found = []
+        params, found = self._in_line(params, self._checked(params, step)), []
         for piece in pieces(step):
             plan = self._plan(self.decoder.piece(params, piece), self.decoder.without_state)
             ran = await self._run(
@@ -88,6 +91,16 @@ class _Steps:
             )
             found.append((piece, ran))
         return found
+
+    def _in_line(self, params: InferParams, plan: InferencePlan) -> InferParams:
+        """Return a request, of which tokens are all, with its data in line."""
+        places = {tensor.name: place for tensor, place in plan.inputs}
+        place = places[self.decoder.tokens[0]]
+        if place is None:
+            return params
+        inputs = tuple(dataclasses.replace(tensor, parameters=None) for tensor in params.inputs)
+        data = place.region.read(place.offset, place.nbytes)
+        return dataclasses.replace(params, inputs=inputs, raw_input_contents=(data,))
 
     def _checked(self, params: InferParams, step: Step) -> InferencePlan:
         return self._plan(*self.decoder.given(params, step))
@@ -108,6 +121,7 @@ class _Steps:
                 tensors=self.decoder.held(step) if begins else (),
                 constants=self.decoder.constants,
                 max_state_bytes=self.max_state_bytes,
+                last_token=self.decoder.of_tokens if self.last_token else (),
             )
 
         return await self.ask(runner, plan, call)
@@ -180,11 +194,13 @@ class Decoders(Feature):
         if options.sequence_end and not params.inputs:
             sequences.drop(key)
             return nothing(params, entry)
-        plain = dataclasses.replace(options, sequence_id=None, sequence_start=None, sequence_end=None)
+        plain = dataclasses.replace(
+            options, sequence_id=None, sequence_start=None, sequence_end=None, last_token=None
+        )
         call = dataclasses.replace(call, params=dataclasses.replace(params, parameters=plain))
         try:
             with self.leasing.serving(entry.name, call.connection.peer.pid):
-                result = await self._step(sequence, call, decoder)
+                result = await self._step(sequence, call, decoder, last_token=bool(options.last_token))
         except SequenceLost as lost:
             sequences.drop(key, str(lost))
             raise SequenceLost(f"{key.shown} is not known: {lost}; begin it with sequence_start") from None
@@ -195,7 +211,9 @@ class Decoders(Feature):
             sequences.drop(key)
         return result
 
-    async def _step(self, sequence: HeldSequence, call: InferCall, decoder: Decoder) -> Inferred:
+    async def _step(
+        self, sequence: HeldSequence, call: InferCall, decoder: Decoder, *, last_token: bool
+    ) -> Inferred:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         step, most = decoder.step(call.params, sequence.rows), sequences.settings.max_tokens
         if step.after > most:
@@ -228,6 +246,7 @@ class Decoders(Feature):
             regions=call.connection.regions,
             max_answer_bytes=self.limits.max_answer_bytes,
             max_state_bytes=sequences.allowance(sequence),
+            last_token=last_token,
             ask=ask,
         )
         forms = self._forms(call, decoder, step)
@@ -245,11 +264,8 @@ class Decoders(Feature):
         work, _, plan = took[-1]
         whole = dataclasses.replace(ran.result, infer_ns=sum(each.result.infer_ns for _, each, _ in took))
         result = self.pool.asking.noted(entry, plan, work, whole, arrived)
-        return (
-            _joined(result, found)
-            if len(found) > 1 or any(p.count < p.form.tokens for p, _ in found)
-            else result
-        )
+        whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
+        return result if last_token or whole_runs else _joined(result, found)
 
     def _forms(self, call: InferCall, decoder: Decoder, step: Step) -> Mapping[Form, ServedModel]:
         """Return the forms that are to run a request; none where one is missing. Counts what is asked for."""
@@ -323,6 +339,7 @@ class Decoders(Feature):
             regions=RegionTable(0),
             max_answer_bytes=self.limits.max_answer_bytes,
             max_state_bytes=1 << 62,
+            last_token=False,
             ask=ask,
         )
         try:
@@ -389,12 +406,6 @@ class Decoders(Feature):
 
 def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
     return entry.manifest.source_key, form.key
-
-
-def _in_line(params: InferParams, data: bytes) -> InferParams:
-    """Return a request of one input with its data in line."""
-    inputs = tuple(dataclasses.replace(tensor, parameters=None) for tensor in params.inputs)
-    return dataclasses.replace(params, inputs=inputs, raw_input_contents=(data,))
 
 
 def _joined(result: Inferred, found: Sequence[tuple[Piece, StepRan]]) -> Inferred:

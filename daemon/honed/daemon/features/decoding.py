@@ -22,6 +22,7 @@ from honed.runtime.dtypes import dtype
 _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _CONSTANT: Final = "encoder_"
 _CHUNK: Final = 64  # tokens of a form for many
+_PART: Final = 256  # tokens of a run of the file, where those before the last need no answer
 _CAPACITIES: Final = (256, 512, 1024, 2048)
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _POSITIONS: Final = "position_ids"
@@ -259,6 +260,12 @@ class Decoder:
         outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in given)
         return dataclasses.replace(self._first, outputs=outputs)
 
+    @functools.cached_property
+    def of_tokens(self) -> tuple[str, ...]:
+        """The outputs that have a row for each token, [batch, tokens, ...]."""
+        outputs = self.without_state.outputs
+        return tuple(t.name for t in outputs if len(t.shape or ()) > 1 and (t.shape or ())[1] < 0)
+
     def made_up(self, model: str, step: Step) -> InferParams:
         """Return a request for made-up tokens, which every vocabulary has, or for made-up embeddings."""
         (name,) = self.tokens
@@ -297,6 +304,24 @@ class Decoder:
             inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shape))
             contents.append(content)
         return dataclasses.replace(params, inputs=tuple(inputs), raw_input_contents=tuple(contents))
+
+    def parts(self, step: Step) -> tuple[Step, ...]:
+        """Return the runs of the file by which the last token of a request is answered.
+
+        A long prompt has several, as the answers for all of its tokens may need more memory than there is.
+        """
+        if step.batch > 1:
+            return (step,)
+        starts = range(step.before, step.after, _PART)
+        return tuple(Step(1, min(_PART, step.after - start), start) for start in starts)
+
+    def part(self, params: InferParams, step: Step, part: Step) -> InferParams:
+        """Return what a part of a step is given, of a request with nothing but tokens, in line."""
+        (tensor,), (data,) = params.inputs, params.raw_input_contents or ()
+        row, start = len(data) // step.tokens, part.before - step.before
+        content = bytes(data[start * row : (start + part.tokens) * row])
+        cut = dataclasses.replace(tensor, shape=(1, part.tokens, *tensor.shape[2:]))
+        return dataclasses.replace(params, inputs=(cut,), raw_input_contents=(content,))
 
     def held(self, step: Step) -> tuple[HeldTensor, ...]:
         """Return what the worker holds of a sequence that has batches of that size."""

@@ -281,7 +281,8 @@ class RunStep(WorkerCall[StepRan]):
     It starts from the first `rows` rows of what grows, and anew where that is 0; without `tensors` they are
     those of the step before. Of its tokens the first
     `count` are the client's. The CPU engine keeps inputs among `constants` from the step that brings them.
-    Where the state would have more than `max_state_bytes`, it stays as it was.
+    Where the state would have more than `max_state_bytes`, it stays as it was. Of outputs in `last_token`
+    the answer has the row of the last of these tokens alone.
     """
 
     method = "Step"
@@ -293,6 +294,7 @@ class RunStep(WorkerCall[StepRan]):
     tensors: tuple[HeldTensor, ...]
     constants: tuple[str, ...]
     max_state_bytes: int
+    last_token: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

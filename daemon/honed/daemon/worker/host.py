@@ -260,6 +260,7 @@ class Host(Server, ABC):
         inputs = self._given(call.run)
         begun = time.monotonic_ns()
         computed, rows, nbytes = self.stepped(call, inputs)
+        computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
         result = self._answer_of(call.run, computed, start, begun, time.monotonic_ns(), ())
         return StepRan(result=result, rows=rows, nbytes=nbytes)
 
@@ -394,6 +395,11 @@ class Host(Server, ABC):
             WarmUp: _warm_up,
         }
     )
+
+
+def _row(value: Array, count: int) -> Array:
+    """Return the row of the last of `count` tokens, [batch, 1, ...]; some models have no others."""
+    return np.ascontiguousarray(value[:, count - 1 : count]) if value.shape[1] >= count else value
 
 
 def _check_finite(inputs: dict[str, Array]) -> None:

@@ -31,7 +31,6 @@ Tensors = Sequence[TensorMetadata]
 _WORD = "honed"  # where text is made up
 _TOKENS = ("input_ids", "decoder_input_ids")
 _MADE_UP = 10  # tokens of made-up prompts are below
-_PART = 64  # tokens of a prompt in one request, each of which has its logits answered
 _WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
 
 
@@ -330,10 +329,8 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         for done in range(arguments.tokens):
             reporter.update("run", done / arguments.tokens, f"{arguments.tokens} tokens")
             start = time.perf_counter()
-            for at in range(0, given.shape[1], _PART):
-                part = given[:, at : at + _PART]
-                logits = next(iter(sequence.infer({tokens.name: part, **files}).values()))
-                files = {}
+            logits = next(iter(sequence.infer({tokens.name: given, **files}, last_token=True).values()))
+            files = {}
             times.append(time.perf_counter() - start)
             given = logits[:, -1:].argmax(-1).astype(kind)
         kept = client.status()["sequences"]["bytes"]

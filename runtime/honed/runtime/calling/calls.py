@@ -97,12 +97,14 @@ class InferenceAnswer:
 class InSequence:
     """The sequence that a request is of, by its `id`, and whether it is the first or the last of it.
 
-    The service keeps the model's state from one request of a sequence to the next (docs/protocol.md).
+    The service keeps the model's state from one request of a sequence to the next (docs/protocol.md). With
+    `last_token` a decoder answers for the last token of the request alone.
     """
 
     id: int | str
     start: bool = False
     end: bool = False
+    last_token: bool = False
 
 
 class Inferences:
@@ -341,6 +343,7 @@ def _options(
     if sequence is not None:
         options.sequence_id = sequence.id
         options.sequence_start, options.sequence_end = sequence.start or None, sequence.end or None
+        options.last_token = sequence.last_token or None
     if lent is not None and lent.room:
         options.shared_memory_region = lent.region.name
         options.shared_memory_offset = lent.region.room(lent.room)
@@ -450,11 +453,11 @@ class _Course:
         self.begun = False
 
     @contextlib.contextmanager
-    def _next(self) -> Iterator[InSequence]:
+    def _next(self, last_token: bool) -> Iterator[InSequence]:
         """Yield what one request says of the sequence; a first request that fails has begun nothing."""
         first, self.begun = not self.begun, True
         try:
-            yield InSequence(self.id, start=first)
+            yield InSequence(self.id, start=first, last_token=last_token)
         except BaseException:
             if first:
                 self.begun = False
@@ -473,9 +476,14 @@ class RequestSequence(_Course):
         super().__init__(model)
         self._infer = infer
 
-    def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
-        """Run as `Client.infer` does, without the state; inputs that are state may be brought, too."""
-        with self._next() as sequence:
+    def infer(
+        self, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
+    ) -> dict[str, NDArray[Any]]:
+        """Run as `Client.infer` does, without the state; inputs that are state may be brought, too.
+
+        With `last_token` a model that generates answers for the last of its tokens alone.
+        """
+        with self._next(last_token) as sequence:
             return self._infer(self.model, inputs, sequence=sequence, **options)
 
     def close(self) -> None:
@@ -500,9 +508,14 @@ class AsyncRequestSequence(_Course):
         super().__init__(model)
         self._infer = infer
 
-    async def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
-        """Run as `AsyncClient.infer` does, without the state; inputs that are state may be brought, too."""
-        with self._next() as sequence:
+    async def infer(
+        self, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
+    ) -> dict[str, NDArray[Any]]:
+        """Run as `AsyncClient.infer` does, without the state; inputs that are state may be brought, too.
+
+        With `last_token` a model that generates answers for the last of its tokens alone.
+        """
+        with self._next(last_token) as sequence:
             return await self._infer(self.model, inputs, sequence=sequence, **options)
 
     async def close(self) -> None:
