@@ -58,6 +58,51 @@ def prepare(threads: int) -> ThreadPlacement:
     return placed
 
 
+class Bound:
+    """What a session runs on, step after step: only what is another value than before is bound again."""
+
+    def __init__(self, session: onnxruntime.InferenceSession) -> None:
+        self.session = session
+        self.outputs: dict[str, onnxruntime.OrtValue | None] = {}
+        self._binding = session.io_binding()
+        self._inputs: dict[str, onnxruntime.OrtValue] = {}
+
+    def bind(
+        self,
+        inputs: Mapping[str, onnxruntime.OrtValue],
+        outputs: Mapping[str, onnxruntime.OrtValue | None],
+    ) -> None:
+        """Have the next run take these values, and write to those given for outputs."""
+        for name, value in inputs.items():
+            if self._inputs.get(name) is not value:
+                self._binding.bind_ortvalue_input(name, value)
+                self._inputs[name] = value
+        for name, place in outputs.items():
+            if place is None:
+                self._binding.bind_output(name)
+            elif self.outputs.get(name) is not place:
+                self._binding.bind_ortvalue_output(name, place)
+            self.outputs[name] = place
+
+    def run(self) -> None:
+        """Run the session; raises what ONNX Runtime does."""
+        self.session.run_with_iobinding(self._binding)
+
+    def found(self, *, lasting: bool) -> dict[str, onnxruntime.OrtValue]:
+        """Return the outputs of the latest run, valid until the next unless `lasting`, which takes longer.
+
+        A place keeps its memory, which another value of it does not.
+        """
+        places = enumerate(self.outputs.items())
+        if lasting:
+            kept = self._binding.get_outputs()
+            return {name: kept[at] if place is None else place for at, (name, place) in places}
+        values = self._binding.get_outputs_as_ortvaluevector()
+        return {
+            name: onnxruntime.OrtValue(values[at]) if place is None else place for at, (name, place) in places
+        }
+
+
 class Session:
     """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good).
 
@@ -123,24 +168,18 @@ class Session:
         inputs: Mapping[str, Array],
         state: Mapping[str, onnxruntime.OrtValue],
         outputs: Mapping[str, onnxruntime.OrtValue | None],
-    ) -> dict[str, onnxruntime.OrtValue]:
-        """Run on inputs and on values that ONNX Runtime holds, and return outputs as such values.
+        before: Bound | None = None,
+    ) -> Bound:
+        """Run on inputs and on values that ONNX Runtime holds; what is returned has the outputs as such.
 
-        An output is written to the value given for it. Raises as `run`.
+        An output is written to the value given for it. The next step may take what is returned as `before`.
+        Raises as `run`.
         """
-        given = {name: given_value(array) for name, array in inputs.items()} | dict(state)
-        binding = self._session.io_binding()
-        for name, value in given.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, place in outputs.items():
-            if place is not None:
-                binding.bind_ortvalue_output(name, place)
-            else:
-                binding.bind_output(name)
-        self._ran(lambda: self._session.run_with_iobinding(binding))
-        found = zip(outputs.items(), binding.get_outputs(), strict=True)
-        # A place keeps its memory, which another value of it does not.
-        return {name: value if place is None else place for (name, place), value in found}
+        if before is None or before.session is not self._session or before.outputs.keys() != outputs.keys():
+            before = Bound(self._session)
+        before.bind({name: given_value(array) for name, array in inputs.items()} | dict(state), outputs)
+        self._ran(before.run)
+        return before
 
     def _ran(self, run: Callable[[], Any]) -> Any:
         """Return what a run of the session gives; raise InvalidArgument or MemoryError."""

@@ -15,11 +15,11 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
 from honed.runtime.dtypes import dtype
 
-from .session import Session, given_value, taken_value
+from .session import Bound, Session, given_value, taken_value
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
-_LEAST_ROOM = 64  # rows of a cache that is appended to where it is
+_SPARE = 64  # rows at least that a cache has room for when it is made, where it is appended to
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class _Held:
     tensors: Sequence[HeldTensor] = ()
     state: Values = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
+    bound: Bound | None = None
 
     @property
     def nbytes(self) -> int:
@@ -78,14 +79,15 @@ class HeldSequences:
             **dict.fromkeys(wanted),
             **{t.output: before[t.input] if t.input in grown else None for t in taken},
         }
-        found = session.step({**constants, **inputs}, before, outputs)
+        bound = session.step({**constants, **inputs}, before, outputs, held.bound)
+        found = bound.found(lasting=any(tensor.input not in grown for tensor in taken))
         # What came in this message goes with it.
         kept = {name: np.array(array) if name in inputs else array for name, array in constants.items()}
         given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
         state = {**held.state, **given, **{t.input: found[t.output] for t in taken}}
         sizes = [state[t.input].shape()[t.axis] for t in tensors if t.axis >= 0 and t.input not in grown]
         rows = call.rows + call.count if grown else max(sizes, default=0)
-        after = _Held(rows, tensors, state, kept)
+        after = _Held(rows, tensors, state, kept, bound)
         if after.nbytes > call.max_state_bytes:
             raise ResourceExhausted(
                 f"the sequence's state would have {after.nbytes} bytes, and its user may have "
@@ -119,7 +121,7 @@ def _with_room(tensor: HeldTensor, held: _Held, call: RunStep) -> onnxruntime.Or
     if value is not None and value.shape()[tensor.axis] >= rows:
         return value
     shape = list(tensor.begins)
-    shape[tensor.axis] = max(_LEAST_ROOM, 1 << (rows - 1).bit_length())
+    shape[tensor.axis] = 1 << (rows + _SPARE - 1).bit_length()
     larger = np.zeros(shape, dtype(tensor.dtype).numpy)
     if value is not None:
         start = _start(tensor, value, call.rows)

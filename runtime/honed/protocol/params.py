@@ -84,8 +84,8 @@ class InferOptions:
     """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.
 
     The shared memory, in bytes, is room for outputs that have no place of their own: those that fit may be
-    answered there. A request in a sequence is answered without. `last_token` has a decoder answer for the
-    last token alone.
+    answered there. A request in a sequence is answered without, but for one with `last_token`, which a
+    decoder answers for the last token alone.
     """
 
     timeout: int | None = None

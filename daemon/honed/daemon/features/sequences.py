@@ -344,8 +344,9 @@ class Sequencer(Feature):
             ) from error
         try:
             left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
-            # State is taken from what is answered in line, so that there is no room elsewhere.
-            left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
+            left_of = dataclasses.replace(options, timeout=left)
+            if not options.last_token:  # state, and parts of an answer, are taken from what is in line
+                left_of = dataclasses.replace(left_of, shared_memory_region=None)
             yield dataclasses.replace(params, parameters=left_of)
         finally:
             lock.release()

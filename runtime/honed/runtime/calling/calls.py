@@ -150,7 +150,8 @@ class Inferences:
             regions = list(self._regions.values())
             sizes = unplaced(arrays, regions)
             given, room = self._scratch.bytes_for(model, sizes)
-            room = room if sequence is None else 0  # whose state comes back in line
+            if sequence is not None and not sequence.last_token:
+                room = 0  # state comes back in line
             lent, why = None, None
             if given + room:
                 try:
