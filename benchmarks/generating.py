@@ -4,7 +4,8 @@ Each model generates greedily in a sequence of a service of its own, by ONNX Run
 tokens, in ONNX Runtime with its defaults and its cache in the app. Its threads are still busy for a while
 after a run, so that turns of one token would measure those. Shown are medians, their ratio, and the bytes
 that cross the socket. The models are those of `benchmarks.decoders`, or others in Optimum's or
-onnxruntime-genai's convention.
+onnxruntime-genai's convention. With `--encoder FILE` the model attends to what that gives for a made-up
+input, as Whisper's merged decoder does: 30 s of audio are [1, 80, 3000].
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ _TURNS = 3
 _BLOCK = 16
 _QUIET = 0.05  # seconds of processor time within one
 _ALLOWED = 0.05  # of the largest value: products in int8 depend on the threads
+_AUDIO = (1, 80, 3000)  # Whisper's features of 30 s
 Array = NDArray[Any]
+_Row = tuple[str, float, float, int]  # what, ms by honed, ms in the app, bytes over the socket
 
 
 class _InApp:
     """A decoder whose cache the app has, as arrays."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, hidden: Array | None) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -51,7 +54,7 @@ class _InApp:
             for name, each in given.items()
             if name.startswith("past")
         }
-        self._tokens = 0
+        self._tokens, self._hidden = 0, hidden
 
     def step(self, ids: Array) -> Array:
         """Return the logits of tokens [1, n]."""
@@ -60,10 +63,18 @@ class _InApp:
             "input_ids": ids,
             "attention_mask": np.ones((1, self._tokens), np.int64),
             "position_ids": np.arange(before, self._tokens)[None],
+            "encoder_hidden_states": self._hidden,
+            "use_cache_branch": np.array([before > 0]),
         }
         feed = {name: value for name, value in feed.items() if name in self._names}
         found = dict(zip(self._outputs, self._session.run(None, {**feed, **self._state}), strict=True))
-        self._state = {name: found[name.replace("past_key_values", "present")] for name in self._state}
+        self._state = {
+            # What was made of the encoder's output stays.
+            name: found[name.replace("past_key_values", "present")]
+            if not before or ".encoder." not in name
+            else value
+            for name, value in self._state.items()
+        }
         logits: Array = found["logits"]
         return logits
 
@@ -77,6 +88,7 @@ def main() -> None:
     """Print a row for each model."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.generating", description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--encoder", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=128)
     options = parser.parse_args()
@@ -88,7 +100,12 @@ def main() -> None:
             service(Path(folder), _CONFIG) as client,
         ):
             client.add(path, name="m", engine="onnxruntime")
-            measured = _measured(client, path, options.prompt, options.tokens)
+            hidden: Array | None = None
+            measured: list[_Row] = []
+            if options.encoder is not None:
+                client.add(options.encoder, name="e", engine="onnxruntime")
+                hidden, measured = _encoded(client, options.encoder)
+            measured += _measured(client, path, hidden, options.prompt, options.tokens)
         for what, own, app, nbytes in measured:
             name = path.parent.name
             print(f"| {name} | {what} | {own:.2f} | {app:.2f} | {app / own:.2f} | {nbytes} |", flush=True)
@@ -112,23 +129,56 @@ def _spent() -> float:
     return spent
 
 
-def _measured(client: Client, path: Path, prompt: int, tokens: int) -> list[tuple[str, float, float, int]]:
-    """Return milliseconds of a prompt and of a token, by honed and in the app, and the bytes of each."""
+def _encoded(client: Client, path: Path) -> tuple[Array, list[_Row]]:
+    """Return what the encoder gives, and how long it takes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    shape = [size if isinstance(size, int) else _AUDIO[axis] for axis, size in enumerate(given.shape)]
+    features = {given.name: np.random.default_rng(0).standard_normal(shape).astype(_TYPES[given.type])}
+    times: tuple[list[float], list[float]] = ([], [])
+    _quiet()
+    for _ in range(_TURNS):
+        begun = time.perf_counter()
+        hidden = next(iter(client.infer("e", features).values()))
+        middle = time.perf_counter()
+        expected = session.run(None, features)[0]
+        times[0].append(middle - begun)
+        times[1].append(time.perf_counter() - middle)
+        _check(hidden, expected, "the encoder")
+    return expected, [_row("encoder", times, features[given.name].nbytes + hidden.nbytes)]
+
+
+def _check(found: Array, expected: Array, what: str) -> None:
+    if float(np.abs(found - expected).max()) > _ALLOWED * float(np.abs(expected).max()):
+        raise SystemExit(f"the answers of {what} differ")
+
+
+def _row(what: str, times: tuple[list[float], list[float]], nbytes: int) -> _Row:
+    own, app = (1e3 * float(np.median(each)) for each in times)
+    return what, own, app, nbytes
+
+
+def _measured(client: Client, path: Path, hidden: Array | None, prompt: int, tokens: int) -> list[_Row]:
+    """Return the rows of a prompt and of a token."""
     times: dict[str, tuple[list[float], list[float]]] = {"prompt": ([], []), "token": ([], [])}
     nbytes: dict[str, int] = {}
     _quiet()
     for turn in range(_TURNS):
         ids = np.random.default_rng(turn).integers(1, _VOCABULARY, (1, prompt))
-        app = _InApp(path)
+        app = _InApp(path, hidden)
+        more = {} if hidden is None else {"encoder_hidden_states": hidden}
         with client.sequence("m") as sequence:
             for done in range(0, tokens, _BLOCK):
                 given, found = [], []
                 for step in range(done, min(done + _BLOCK, tokens)):
                     begun = time.perf_counter()
-                    logits = sequence.infer({"input_ids": ids}, last_token=True)["logits"]
+                    logits = sequence.infer({"input_ids": ids, **more}, last_token=True)["logits"]
                     what = "token" if step else "prompt"
                     times[what][0].append(time.perf_counter() - begun)
-                    nbytes[what] = logits.nbytes + ids.nbytes
+                    nbytes[what] = logits.nbytes + ids.nbytes + sum(each.nbytes for each in more.values())
+                    more = {}
                     given.append(ids)
                     found.append(logits)
                     ids = logits[:, -1:].argmax(-1)
@@ -136,12 +186,8 @@ def _measured(client: Client, path: Path, prompt: int, tokens: int) -> list[tupl
                     begun = time.perf_counter()
                     expected = app.step(each)[:, -1:]
                     times["token" if done + at else "prompt"][1].append(time.perf_counter() - begun)
-                    if float(np.abs(logits - expected).max()) > _ALLOWED * float(np.abs(expected).max()):
-                        raise SystemExit(f"{path}: the answers of step {done + at} differ")
-    return [
-        (what, 1e3 * float(np.median(own)), 1e3 * float(np.median(app_times)), nbytes[what])
-        for what, (own, app_times) in times.items()
-    ]
+                    _check(logits, expected, f"step {done + at}")
+    return [_row(what, each, nbytes[what]) for what, each in times.items()]
 
 
 if __name__ == "__main__":

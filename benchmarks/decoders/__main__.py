@@ -91,7 +91,7 @@ def export_with_optimum(source: Path, output: Path, task: str, precision: str) -
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from optimum.exporters.onnx import main_export  # type: ignore[import-not-found, unused-ignore]
 
-    main_export(str(source), str(output), task=task, do_validation=False, no_post_process=True)
+    main_export(str(source), str(output), task=task, do_validation=False)
     if precision == "fp16":
         for file in output.glob("*.onnx"):
             half = convert_float_to_float16(onnx.load(file), keep_io_types=False)
