@@ -160,6 +160,7 @@ class Publisher:
             brought=_new_schedules(successor.model, entry.compiled),
         )
         change.keep(server, key)
+        await server.wait_ready(self.changes.limits.load_seconds)  # it may have slept
         try:
             if entry.on_cpu or entry.state is not State.READY:
                 change.keep(server, entry.key)
