@@ -74,7 +74,7 @@ class DeviceRace(Feature):
     def _due(self, entry: ServedModel) -> bool:
         """Return whether a model's device is the service's to choose, and it has not chosen yet.
 
-        Before the cores were seen, that is not known of a model whose device was chosen.
+        Before the cores and the CPU engine were seen, that is not known of a model whose device was chosen.
         """
         pool, manifest = self.changes.pool, entry.manifest
         placed = pool.placement.home(entry.name, manifest.asked_device, "asked for").why
@@ -99,16 +99,17 @@ class DeviceRace(Feature):
         with self.leasing.adding(0, "devices are being compared for a model"):
             async with self.changes.begin(entry.name) as change:
                 self._pauses.begin("")
-                change.keep(self.sleeping, entry.key)
-                await self.sleeping.wait_ready(self.changes.limits.load_seconds)
+                for server in (self.sleeping, self.changes.pool.needed_cpu(None)):
+                    change.keep(server, entry.key_on(server.name))
+                    await server.wait_ready(self.changes.limits.load_seconds)
                 self._pauses.forget("")
                 if self._due(entry):
                     await self._raced(change, entry)
 
     async def _raced(self, change: Change, entry: ServedModel) -> None:
         """Compile a model for the other device, and have the faster form serve."""
-        default = self.changes.pool.default
-        other = default if entry.device == self.sleeping.name else self.sleeping
+        default, here = self.changes.pool.default, self.changes.pool.device_of(entry)
+        other = default if here is self.sleeping else self.sleeping
         devices = self._devices()
         try:
             staged = dataclasses.replace(await change.sources(entry.manifest), foreground=False)
@@ -123,7 +124,7 @@ class DeviceRace(Feature):
             await change.commit(moved, [(made.file, made.path)])
             _log.info("model %s is compiled for %s from now on: %s", entry.name, other.shown, result.why)
             return
-        _log.info("model %s stays compiled for %s: %s", entry.name, entry.device or "its device", result.why)
+        _log.info("model %s stays compiled for %s: %s", entry.name, here.shown, result.why)
         if not result.busy:
             await change.alter(entry, Raced(entry.number, devices))
 
