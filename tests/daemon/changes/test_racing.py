@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from honed.daemon.changes.add import as_given, made_manifest
 from honed.daemon.changes.change import Built
 from honed.daemon.changes.compilation import Staged
 from honed.daemon.changes.racing import DeviceRace
@@ -35,8 +36,9 @@ from honed.daemon.core.messages import (
 )
 from honed.daemon.core.model import CPU_ENGINE, Engine, Phase, ServedModel, State, kind_of
 from honed.daemon.core.state import Registry
+from honed.daemon.restoring import without_lost_devices
 from honed.daemon.serving.pool import Placement
-from honed.daemon.serving.selection import BusyWatch
+from honed.daemon.serving.selection import BusyWatch, unfinished
 from honed.daemon.store.store import EngineTimes, Manifest
 from honed.protocol.errors import ModelRefused
 from honed.runtime import Client
@@ -134,6 +136,10 @@ class House:
     @property
     def pool(self) -> House:
         return self
+
+    @property
+    def cpu(self) -> Device:
+        return self.ort
 
     @property
     def model(self) -> ServedModel:
@@ -289,6 +295,23 @@ def test_one_device_by_two_names_is_seen_once() -> None:
     assert house.compiled == 0
 
 
+def test_a_choice_is_no_wish_and_is_undone_with_the_driver_that_it_needs() -> None:
+    house = House(5.0, 3.0, 8.0)
+    house.look()
+    moved = house.model.manifest
+    staged = asyncio.run(house.sources(moved))
+    assert as_given("m", staged, "", house.model).device == "", "another file begins on the service's device"
+    made = asyncio.run(house.build(dataclasses.replace(staged, foreground=False), [house.default]))
+    assert made_manifest("m", made, staged, house.model, None).device == ""
+    again = made_manifest("m", made, staged, house.model, moved)
+    assert (again.device, again.raced) == ("cores", moved.raced), "a damaged file is made again where it was"
+    models = {"m": moved}
+    assert without_lost_devices(cast(Any, house), models) == models
+    house.placement = Placement("", (), {})
+    left = without_lost_devices(cast(Any, house), models)["m"]
+    assert (left.compiled, left.device, left.raced, unfinished(left, "fastest")) == (None, "", None, True)
+
+
 CONFIG = f'[serve]\nengine = "fastest"\n[service]\ndevice = "{ONE}"\nfallback = "{ALL}"\n' + IDLE
 X = np.arange(128, dtype=np.float32).reshape(2, 64)
 # Times are real, and what is concluded from them is given: whether the form for the cores is the fastest.
@@ -332,7 +355,7 @@ def test_a_model_on_the_cores_of_a_machine_with_two_drivers(
         assert lane(client, ALL)["worker"]["state"] == "resting"
         client.add(product(tmp_path / "m.onnx", 2, 2.0))
         said = " from now on: " if faster else "m stays compiled for "
-        wait_for(lambda: said in service.log, "a decision", service, seconds=120)
+        wait_for(lambda: said in service.log, "a decision", service, seconds=300)
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], 2 * X)
         wait_for(lambda: len(compiled(service)) == 1, "the form that lost to be dropped", service)
         if not faster:
@@ -355,7 +378,7 @@ def test_a_model_on_the_cores_of_a_machine_with_two_drivers(
     service.restart()
     with service.client() as client:
         told = "it to be compiled for the device that is left"
-        wait_for(lambda: client.show("m")["kernels"], told, service, seconds=120)
+        wait_for(lambda: client.show("m")["kernels"], told, service, seconds=300)
         assert ONE in client.show("m")["placement"]["device"]
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], 2 * X)
 
