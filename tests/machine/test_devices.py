@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -284,6 +285,26 @@ assert select(device.spec).spec == device.spec  # once more, in a process that s
     chosen, file = done.stdout.splitlines()
     assert chosen.startswith(f"Portable Computing Language/{name}")
     assert file.endswith(f"{driver}.icd")
+
+
+def test_a_whole_name_is_looked_for_in_no_more_drivers_than_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looked: list[str] = []
+
+    def shown(view: dict[str, str]) -> list[tuple[str, str, str]]:
+        looked.append(Path(view["OCL_ICD_VENDORS"]).stem)
+        return [("P", looked[-1], "GPU")]
+
+    monkeypatch.setattr(devices, "_shown", shown)
+    monkeypatch.setattr(devices, "discover", lambda: [Device(PROFILE, "P/mali", SimpleNamespace(type=4))])
+    for driver in ("mali", "pocl"):
+        (tmp_path / f"{driver}.icd").write_text(f"lib{driver}.so\n")
+    for spec, expected in (("P/mali", ["mali"]), ("mali", ["mali", "pocl"])):
+        monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path))
+        assert devices.select(spec).spec == "P/mali"
+        assert looked == expected
+        looked.clear()
 
 
 def test_the_devices_of_all_drivers_are_told(clashing: dict[str, str]) -> None:
