@@ -370,14 +370,15 @@ def test_a_model_on_the_cores_of_a_machine_with_two_drivers(
     service.kill()
     service.restart()
     service.wait_listening()
+    service.wait_ready()
     with service.client() as client:
-        wait_for(lambda: client.ready("m"), "the model on the cores again", service)
         assert lane(client, ALL)["models"] == ["m"]
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], 2 * X)
     service.kill()
     (tmp_path / "vendors" / "pthread.icd").unlink()
     service.restart()
     service.wait_listening()
+    service.wait_ready()
     with service.client() as client:
         told = "it to be compiled for the device that is left"
         wait_for(lambda: client.show("m")["kernels"], told, service, seconds=300)
