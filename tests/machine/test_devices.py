@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import ctypes.util
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +18,7 @@ from honed.machine.files import gpu_hz
 from honed.machine.vendors import apart
 from honed.runtime.errors import NotFound
 from honed.valhall.bench import predicted
-from tests.pocl import ALL, ONE
+from tests.pocl import ALL, ONE, two_drivers
 from tests.runtime.builder import PROFILE
 
 NAMES = ["ARM Platform/Mali-G610 r0p0", "PoCL/cortex-a76 #0", "PoCL/cortex-a76 #1"]
@@ -252,35 +251,10 @@ def test_no_code_asks_for_a_family_by_name() -> None:
     assert found == []
 
 
-# Two drivers that end a process which loads both: PoCL under the names of PoCL and of rusticl.
-_DRIVER = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-__attribute__((constructor)) static void load(void) {
-  if (dlopen(OTHER, RTLD_NOLOAD | RTLD_LAZY)) abort();
-  setenv("POCL_DEVICES", DEVICE, 1);
-}
-"""
-
-
 @pytest.fixture(scope="module")
 def clashing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a machine with both: a "pthread" of the one and a "basic" of the other."""
-    pocl, compiler = ctypes.util.find_library("pocl"), shutil.which("cc")
-    if pocl is None or compiler is None:
-        pytest.skip("this needs PoCL and a C compiler")
-    folder = tmp_path_factory.mktemp("vendors")
-    libraries = {"pthread": folder / "libpocl-one.so", "basic": folder / "libRusticlOpenCL.so.1"}
-    for (device, library), other in zip(libraries.items(), reversed(libraries.values()), strict=True):
-        macros = [f'-DDEVICE="{device}"', f'-DOTHER="{other}"']
-        command = [compiler, "-shared", "-fPIC", "-xc", "-", "-o", str(library), *macros]
-        subprocess.run(
-            [*command, "-xnone", "-Wl,--no-as-needed", f"-l:{pocl}"], input=_DRIVER.encode(), check=True
-        )
-        (folder / f"{device}.icd").write_text(f"{library}\n")
-    kept = {name: value for name, value in os.environ.items() if name not in ("OCL_ICD_FILENAMES",)}
-    return {**kept, "OCL_ICD_VENDORS": str(folder), "OPENCL_VENDOR_PATH": str(folder)}
+    """The environment of a machine with both."""
+    return two_drivers(tmp_path_factory.mktemp("vendors"))
 
 
 def python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -313,6 +287,26 @@ assert select(device.spec).spec == device.spec  # once more, in a process that s
     assert file.endswith(f"{driver}.icd")
 
 
+def test_a_whole_name_is_looked_for_in_no_more_drivers_than_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looked: list[str] = []
+
+    def shown(view: dict[str, str]) -> list[tuple[str, str, str]]:
+        looked.append(Path(view["OCL_ICD_VENDORS"]).stem)
+        return [("P", looked[-1], "GPU")]
+
+    monkeypatch.setattr(devices, "_shown", shown)
+    monkeypatch.setattr(devices, "discover", lambda: [Device(PROFILE, "P/mali", SimpleNamespace(type=4))])
+    for driver in ("mali", "pocl"):
+        (tmp_path / f"{driver}.icd").write_text(f"lib{driver}.so\n")
+    for spec, expected in (("P/mali", ["mali"]), ("mali", ["mali", "pocl"])):
+        monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path))
+        assert devices.select(spec).spec == "P/mali"
+        assert looked == expected
+        looked.clear()
+
+
 def test_the_devices_of_all_drivers_are_told(clashing: dict[str, str]) -> None:
     code = """
 from honed.machine.devices import select
@@ -332,7 +326,13 @@ except NotFound as error:
     ("files", "expected"),
     [
         ({"pocl": "libpocl.so.2"}, [{}]),
-        ({"pocl": "libpocl.so.2", "mali": "libmali.so.1"}, [{}]),
+        (
+            {"mali": "libmali.so.1", "pocl": "libpocl.so.2"},
+            [
+                {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/mali.icd"},
+                {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd"},
+            ],
+        ),
         ({"mesa": "libRusticlOpenCL.so.1", "nvidia": "libnvidia-opencl.so.1"}, [{}]),
         (
             {"pocl": "libpocl.so.2", "rusticl": "libRusticlOpenCL.so.1"},
@@ -343,7 +343,7 @@ except NotFound as error:
         ),
     ],
 )
-def test_only_drivers_that_clash_are_kept_apart(
+def test_pocl_is_kept_apart_from_other_drivers(
     tmp_path: Path, files: dict[str, str], expected: list[dict[str, str]]
 ) -> None:
     folder = tmp_path / "etc/OpenCL/vendors"

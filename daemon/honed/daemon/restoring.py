@@ -24,6 +24,24 @@ from .systemd import Systemd
 _log = logging.getLogger(__name__)
 
 
+def without_lost_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """Return the models, those of them without a compiled form that are compiled for a device which is gone.
+
+    That holds for a device that the service chose itself, and for models that the CPU engine serves until
+    they are compiled for their users' device.
+    """
+
+    def fitting(manifest: Manifest) -> Manifest:
+        there = manifest.raced is None or not manifest.device or pool.placement.find(manifest.device)
+        if there or pool.cpu is None or manifest.interface is None:
+            return manifest
+        return dataclasses.replace(
+            manifest, compiled=None, device="", chosen="", why="", times=None, raced=None
+        )
+
+    return {name: fitting(manifest) for name, manifest in models.items()}
+
+
 async def fill(
     pool: Pool, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
 ) -> list[tuple[Manifest, str]]:

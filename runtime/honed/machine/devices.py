@@ -49,8 +49,8 @@ class Device:
 def discover() -> list[Device]:
     """Return every device that can compile and run kernels, ordered by platform name, then device name.
 
-    It loads all drivers that this process sees: `select` has it see one where they clash. Raises DeviceError
-    where the loader itself fails; no device at all is an empty list.
+    It loads all drivers that this process sees: `select` has it see one where PoCL is beside another. Raises
+    DeviceError where the loader itself fails; no device at all is an empty list.
     """
     found: list[tuple[DeviceProfile, Any]] = []
     for platform in _platforms():
@@ -70,8 +70,8 @@ def select(spec: str | None = None) -> Device:
     part of "platform/device", in either case. Raises NotFound where it fits none or several, DeviceError
     where there is no device at all.
 
-    Where drivers are installed that must not meet in one process, this process and its children load the
-    driver of this device alone from now on.
+    Where PoCL is installed beside another driver, this process and its children load the driver of this
+    device alone from now on.
     """
     spec = spec or os.environ.get("HONED_DEVICE") or None
     if len(views := apart(os.environ)) > 1:
@@ -99,9 +99,14 @@ def _chosen(spec: str | None, devices: Sequence[tuple[str, str]]) -> int:
 def _see_one_driver(spec: str | None, views: Sequence[Mapping[str, str]]) -> str:
     """Have this process see the driver of the device that `spec` names alone; return the device's name.
 
-    Each of the `views`, variables by which a process loads one driver, is looked at in a process of its own.
+    Each of the `views`, variables by which a process loads one driver, is looked at in a process of its own,
+    until a device has `spec` for its whole name.
     """
-    found = [(*device, view) for view in views for device in _shown(view)]
+    found: list[tuple[str, str, str, Mapping[str, str]]] = []
+    for view in views:
+        found += [(*device, view) for device in _shown(view)]
+        if any(f"{platform}/{name}" == spec for platform, name, _, _ in found):
+            break
     found.sort(key=lambda device: device[:2])
     names = [f"{platform}/{name}" for platform, name, _, _ in found]
     devices = [(_numbered(names, i), kind) for i, (_, _, kind, _) in enumerate(found)]

@@ -1,4 +1,4 @@
-"""The installed OpenCL drivers, as the loader finds them, and those that must not meet in one process."""
+"""The installed OpenCL drivers, as the loader finds them, and how processes load one of them alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ _STACKS: tuple[tuple[str, Stack], ...] = (
     ("nvidia", "nvidia"),
 )
 _FOLDER = Path("/etc/OpenCL/vendors")
-# Each brings LLVM. Where a process loads both, on Debian 13, it can crash.
-CLASHING: frozenset[Stack] = frozenset({"pocl", "rusticl"})
 
 
 def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -50,13 +48,15 @@ def stack_of(library: str) -> Stack:
 
 
 def apart(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, str]]:
-    """Return the variables by which processes look at OpenCL so that no two drivers that clash meet.
+    """Return the variables by which processes look at OpenCL so that PoCL meets no other driver in one.
 
-    There is one map, without any, where no two installed drivers clash: a process may load them all. Else
-    there is one for each driver, by which a process loads that driver alone.
+    PoCL brings LLVM, as do rusticl and others. There is one map, without any variable, where PoCL is alone or
+    not installed: a process may load all drivers. Else there is one for each driver, by which a process loads
+    that driver alone.
     """
     files = [(file, library) for file, library in icd_files(root, environ) if library]
-    if not {stack_of(library) for _, library in files} >= CLASHING:
+    stacks = {stack_of(library) for _, library in files}
+    if "pocl" not in stacks or len(stacks) == 1:
         return [{}]
     no_others = {"OCL_ICD_FILENAMES": ""} if environ.get("OCL_ICD_FILENAMES") else {}
     return [

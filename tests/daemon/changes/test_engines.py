@@ -543,7 +543,7 @@ def test_engines_are_compared_again_on_another_driver_and_pinned_by_hand(
         service.wait_listening()
         service.wait_ready()
         served_by("gpu")
-        assert why() == "the engine gpu was pinned"
+        assert why() == "the engine opencl was pinned"
         assert main(["--socket", str(service.socket), "unpin", "m"]) == 0
         served_by("cpu")
         assert why() == measured, "the times are those of this driver"

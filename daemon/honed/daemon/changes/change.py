@@ -151,6 +151,7 @@ class Change:
         def report(stage: Stage) -> None:
             steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
 
+        self.keep(server, output.name)  # one that sleeps wakes, and has a profile then
         check_compiler_fits(sum(file.nbytes for file, _ in staged.sources), changes.limits)
         if changes.compiling.locked() and staged.foreground:
             # What will be refused need not wait for others to be compiled.

@@ -160,6 +160,7 @@ class Publisher:
             brought=_new_schedules(successor.model, entry.compiled),
         )
         change.keep(server, key)
+        await server.wait_ready(self.changes.limits.load_seconds)  # it may have slept
         try:
             if entry.on_cpu or entry.state is not State.READY:
                 change.keep(server, entry.key)
@@ -300,10 +301,11 @@ class Publisher:
             event = await self._engine_pinned(change, entry, engine) if engine else self._engine_let_go(entry)
             await change.alter(entry, event)
             self.changes.checks.begin(entry.manifest)
-        _log.info("model %s: engine %s", entry.name, f"{engine} is pinned" if engine else "is not pinned")
+        done = f"{ENGINE_NAMES[engine]} is pinned" if engine else "is not pinned"
+        _log.info("model %s: engine %s", entry.name, done)
 
     async def _engine_pinned(self, change: Change, entry: ServedModel, engine: str) -> EngineChosen:
-        why, manifest = f"the engine {engine} was pinned", entry.manifest
+        why, manifest = f"the engine {ENGINE_NAMES[engine]} was pinned", entry.manifest
         if engine == "gpu":
             if entry.compiled is None:
                 reason = manifest.why or entry.reason or "it is being compiled"
@@ -332,7 +334,7 @@ class Publisher:
         if wanted == "fastest":
             engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.why
         else:
-            engine, why = wanted, f"the engine {wanted} was asked for"
+            engine, why = wanted, f"the engine {ENGINE_NAMES[wanted]} was asked for"
         if engine == "gpu" and entry.compiled is None:
             engine, why = "cpu", manifest.why
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")

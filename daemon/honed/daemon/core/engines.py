@@ -20,6 +20,7 @@ from .messages import (
     NotCompared,
     OptimisationChecked,
     Persist,
+    Raced,
     Refuse,
     ServerStopped,
     StaysAway,
@@ -257,8 +258,9 @@ def comparable(core: Core, model: ServedModel) -> bool:
     if core.cpu_of(model.manifest.owner) is None or model.comparing or model.trial is not None:
         return False
     device = core.engines[model.device]
+    there = device.phase is Phase.READY or device.asleep
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
-    able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home
+    able = there and not model.failed and model.state is State.READY and model.at_home
     return free and able and model.takes_open
 
 
@@ -274,6 +276,13 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
             model.compared = float("-inf")
             if model.manifest.times is not None:
                 _compare(core, model)
+
+
+def raced(core: Core, event: Raced) -> None:
+    """Remember between which devices a model's was chosen."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.manifest = dataclasses.replace(model.manifest, raced=event.devices)
 
 
 def not_compared(core: Core, event: NotCompared) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +24,7 @@ LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which 
 _BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
 _LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
 Kind = Literal["gpu", "cpu"]
+Turn = Callable[[int], Awaitable[int]]  # runs a model on the inputs of that turn, and gives nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +75,30 @@ class BusyWatch:
         return percent if percent > _BUSY_PERCENT else None
 
 
+async def in_turns(first: Turn, second: Turn, allowed: float) -> Comparison:
+    """Run both in turns until it is known whether the second takes at most `allowed` times as long."""
+    runs, both = Comparison(allowed), (first, second)
+    while not runs.done:
+        turn, ns = len(runs.pairs), [0, 0]
+        for which in runs.order:
+            ns[which] = await both[which](turn)
+        runs.add(ns[0] / 1e9, ns[1] / 1e9)
+    return runs
+
+
 async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> EngineTimes:
     """Run both in turns between requests, on the inputs that came with the compiled form.
 
     `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
     HonedError where they cannot be compared.
     """
-    runs = Comparison(allowance(same_cores=device.engine.on_processor))
     watch = await BusyWatch.begin(device.pid, cpu.pid)
     async with device.comparing:
-        while not runs.done:
-            turn, ns = len(runs.pairs), [0, 0]
-            for which in runs.order:
-                ns[which] = await (device.alone(key, turn) if which else cpu.turn(source, compiled, turn))
-            runs.add(ns[0] / 1e9, ns[1] / 1e9)
+        runs = await in_turns(
+            partial(cpu.turn, source, compiled),
+            partial(device.alone, key),
+            allowance(same_cores=device.engine.on_processor),
+        )
     cpu_seconds, gpu_seconds = runs.times
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,

@@ -82,7 +82,8 @@ class Manifest:
     was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
     its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
     `settings` hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may
-    optimise the source, None before that was checked.
+    optimise the source, None before that was checked. `raced` tells the devices, with their drivers, between
+    which the service chose `device`; None: it did not choose, and `device` is what the user asked for.
     """
 
     name: str
@@ -106,6 +107,12 @@ class Manifest:
     owner: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
+    raced: str | None = field(default=None, metadata=strict.ABSENT)
+
+    @property
+    def asked_device(self) -> str:
+        """The device that the user asked for, "" for none."""
+        return self.device if self.raced is None else ""
 
     def engine_wanted(self, configured: str) -> str:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""

@@ -7,7 +7,7 @@ import sys
 from typing import Literal
 
 from honed.machine.families import mali_model, mesa_version
-from honed.machine.vendors import CLASHING, Stack
+from honed.machine.vendors import Stack
 from honed.protocol.dataclass import dataclass
 
 from .readings import (
@@ -336,10 +336,14 @@ def _enabled_by_mesa(version: str) -> bool:
     return found is not None and found >= (26, 2)
 
 
+# Each brings LLVM. Where a process loads both, on Debian 13, it can crash.
+_CLASHING: frozenset[Stack] = frozenset({"pocl", "rusticl"})
+
+
 def _clash(readings: Readings) -> list[Finding]:
     """Find drivers that can crash a process which loads both."""
-    files = [icd.path for icd in readings.icds if icd.stack in CLASHING and icd.ended == "ok"]
-    if not {icd.stack for icd in readings.icds if icd.ended == "ok"} >= CLASHING:
+    files = [icd.path for icd in readings.icds if icd.stack in _CLASHING and icd.ended == "ok"]
+    if not {icd.stack for icd in readings.icds if icd.ended == "ok"} >= _CLASHING:
         return []
     return [
         OPENCL.warn(

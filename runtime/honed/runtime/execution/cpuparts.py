@@ -290,7 +290,7 @@ def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:
     if wanted.dtype != given.dtype or not fits:
         raise InvalidArgument(
             f"a part of the model gave {given.name!r} as {given.dtype}{list(given.shape)} instead of "
-            f"{wanted.dtype}{list(wanted.shape)}; add the model with engine cpu"
+            f"{wanted.dtype}{list(wanted.shape)}; add the model with engine onnxruntime"
         )
     return np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
 
