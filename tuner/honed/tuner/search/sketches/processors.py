@@ -341,7 +341,7 @@ _MOST_ROWS = 6  # of a product: each is broadcast on its own
 
 def rectangle(sketch: Drawn) -> Drawn | None:
     """Return the sketch with the best rectangle to cut its image into; None where it is of another kind."""
-    if sketch.by_groups:
+    if sketch.by_groups or sketch.names.count("DecomposeReduction") > 1:
         return None
     laid_out = sketch.names.count("TransformLayout")
     extents = [tile.extent for _, tile in sketch.tiles]
