@@ -1,11 +1,13 @@
 """Products with packed constants in blocks that share a scale: each block is summed, and its sum scaled once.
 
 Numbers of few bits are not converted. Where they lie they are the last bits of the significand of a float
-that 2^23 (of halves 2^10) is then taken from, exactly, and their place is made up for by the other operand.
+that 2^23 (of halves 2^10) is then taken from, exactly, and their place is made up for by the other operand,
+or they are shifted first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,25 +27,16 @@ _PACKED_AXES = 4  # blocks, words of a block, numbers of a word, columns
 
 @dataclass(frozen=True, slots=True)
 class _Float:
-    """A type's unsigned integer of equal width, its explicit significand bits, and 2 to the power of these.
-
-    `places` says how many numbers of some bits are read where they lie: the other operand is divided by up to
-    2^23 for it, which the range of halves does not allow.
-    """
+    """A type's unsigned integer of equal width, its explicit significand bits, and 2 to the power of these."""
 
     word: str
     significand: int
     power: int
-    in_place: bool
-
-    def places(self, bits: int) -> int:
-        """Return how many numbers of so many bits fit the significand one beside another."""
-        return self.significand // bits if self.in_place else 1
 
 
 _FLOATS: Mapping[str, _Float] = {
-    "float32": _Float("uint32", 23, 0x4B000000, True),
-    "float16": _Float("uint16", 10, 0x6400, False),
+    "float32": _Float("uint32", 23, 0x4B000000),
+    "float16": _Float("uint16", 10, 0x6400),
 }
 
 
@@ -127,7 +120,7 @@ def _calls(expr: object, name: str) -> bool:
 
 
 def _in_words(words: npt.NDArray[np.uint32], kind: str) -> npt.NDArray[Any]:
-    """Return words [blocks, words, 1, columns] as those of another type, which the lowest bits come first in."""
+    """Return words [blocks, words, 1, columns] cut into words of a type, the lowest bits first."""
     width = 8 * np.dtype(kind).itemsize
     parts = [(words >> low).astype(kind) for low in range(0, _WORD, width)]
     return np.concatenate(parts, axis=2).reshape(words.shape[0], -1, 1, words.shape[-1])
@@ -140,7 +133,9 @@ def _product(
     blocks, of_block, _, columns = (int(extent) for extent in words.shape)
     outer, as_float = list(x.shape[:-1]), _FLOATS[kind]
     each = 8 * np.dtype(as_float.word).itemsize // bits
-    beside, terms = as_float.places(bits), of_block * each
+    # Only one row of singles: several would be divided each, and halves have not the range for it.
+    in_place = kind == "float32" and math.prod(map(int, outer)) == 1
+    beside, terms = as_float.significand // bits if in_place else 1, of_block * each
     term, block = te.reduce_axis((0, terms), "k"), te.reduce_axis((0, blocks), "b")
 
     def at_block(given: te.Tensor | float, b: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:

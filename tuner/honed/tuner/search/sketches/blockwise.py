@@ -84,13 +84,12 @@ def _lay_out(schedule: Schedule, sums: BlockPart, whole: BlockPart, lanes: int) 
     """Return the blocks that lay out those constants which are read along the columns."""
     func = schedule.mod["main"]
     constants = [func.params[n] for n in marked(func)]
-    found = []
-    for part, columns in ((sums, len(sums.kinds) - 2), (whole, len(whole.kinds) - 2)):
-        reads = schedule.get(part.block).reads
-        for n in reads_along(schedule, part.block, columns):
-            if any(reads[n].source.same_as(one) for one in constants):
-                found.append(pack(schedule, part.block, n, columns, lanes))
-    return found
+    return [
+        pack(schedule, part.block, n, columns, lanes)
+        for part, columns in ((sums, len(sums.kinds) - 2), (whole, len(whole.kinds) - 2))
+        for n in reads_along(schedule, part.block, columns)
+        if any(schedule.get(part.block).reads[n].source.same_as(one) for one in constants)
+    ]
 
 
 def _tile(
