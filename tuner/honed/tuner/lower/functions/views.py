@@ -23,6 +23,7 @@ _KIND = "honed.pattern"
 _ELEMENTWISE, INJECTIVE, PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 2}, {_KIND: 4}, {_KIND: 8}
 
 Shape = tuple[int, ...]
+_FEW_ROWS = 8
 Lookup = Callable[[relax.Var], relax.Expr | None]
 _Bytes = npt.NDArray[np.int8]
 
@@ -307,7 +308,8 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         """
         first, second = (self.visit_expr(expr) for expr in call.args)
         rank, last = len(extents(first)), len(extents(second)) - 1
-        right = next(self.seen_along(second, {last}), whole(second))
+        few = extents(first)[-2] <= _FEW_ROWS if rank > 1 else True
+        right = next(self.seen_along(second, {last - 1, last} if few else {last}), whole(second))
         lefts = list(self.seen_along(first, {rank - 2, rank - 1}))
         shared = [one for one in lefts if one.source.same_as(right.source)]
         return [next(iter((*shared, *lefts)), whole(first)), right]

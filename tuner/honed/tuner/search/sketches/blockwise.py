@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.workload import marked
-from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.decisions import Drawn, best_group, divisors
 from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
     BlockPart,
@@ -41,7 +41,7 @@ from honed.tuner.search.parts import (
 def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a product that sums blocks before it scales them. False where the function is none."""
     found = parts(schedule, Keep.NOTHING)
-    if not limits.contractions or not _is_blockwise(found):
+    if not _is_blockwise(found):
         return False
     sums, whole, *tails = found
     lanes = lanes_of(whole.extents[-2], most)
@@ -109,7 +109,7 @@ def _tile(
     return outer, tile, blocks
 
 
-_MOST = 12  # vectors of a tile, as sums of a block and once more as sums of all
+_MOST, _MOST_IN_GROUPS = 12, 4  # vectors of a tile, as sums of a block and once more as sums of all
 _MOST_ROWS = 6  # each is broadcast on its own
 _WRITTEN = 8  # terms, as many as a word has numbers of 4 bits
 
@@ -117,11 +117,16 @@ _WRITTEN = 8  # terms, as many as a word has numbers of 4 bits
 def blockwise_tile(sketch: Drawn) -> Drawn | None:
     """Return the sketch with its best tile; None where it is of another kind."""
     names = sketch.names
-    if names.count("DecomposeReduction") != 2 or names.count("ComputeAt") != 1 or sketch.by_groups:
+    if names.count("DecomposeReduction") != 2 or names.count("ComputeAt") != 1:
         return None
-    columns, *rows, terms = (tile for _, tile in sketch.tiles)
-    allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for one in rows)]
-    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST)
+    (_, columns), *between, (last, terms) = sketch.tiles
+    rows, most = (between[:-1], _MOST_IN_GROUPS) if sketch.by_groups else (between, _MOST)
+    allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for _, one in rows)]
+    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= most)
     steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
-    written = divisors(terms.extent, min(terms.most, _WRITTEN))[-1]
-    return sketch.with_most(sketch.cut([*steps, written]))
+    changed = sketch.cut(steps) | {last: terms.cut(divisors(terms.extent, min(terms.most, _WRITTEN))[-1])}
+    if sketch.by_groups:
+        place, threads = between[-1]
+        items = columns.extent * math.prod(one.extent for _, one in rows) // math.prod(steps)
+        changed[place] = threads.cut(best_group(items, threads.most), items)
+    return sketch.with_most(changed)
