@@ -27,7 +27,7 @@ _PACKED_AXES = 4  # blocks, words of a block, numbers of a word, columns
 
 @dataclass(frozen=True, slots=True)
 class _Float:
-    """A type's unsigned integer of equal width, the explicit bits of its significand, 2 to the power of these."""
+    """A type's word of equal width, the bits of its significand, and 2 to the power of these as a word."""
 
     word: str
     significand: int
