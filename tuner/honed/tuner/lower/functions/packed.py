@@ -99,9 +99,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         masked = self._first(self._first(moved, "astype"), "bitwise_and")
         words, shifts, *_ = self._given(masked, "right_shift")
         constants = (words, shifts, self._first(zeros, "astype") or zeros, scales)
-        if not all(isinstance(one, ir.GenericConst) for one in constants):
+        found = [one for one in constants if isinstance(one, ir.GenericConst)]
+        if len(found) < len(constants):
             return None
-        words, shifts, zeros, scales = constants
+        words, shifts, zeros, scales = found
         if len(extents(words)) != _PACKED_AXES or str(words.ty.dtype) != _FLOATS["float32"].word:
             return None
         return _Packed(words=words, bits=_WORD // shifts.value.numpy().size, zeros=zeros, scales=scales)
@@ -109,7 +110,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def _given(self, expr: relax.Expr | None, name: str) -> tuple[relax.Expr | None, ...]:
         """Return what the operator that makes a value is given; Nones where it is another operator."""
         made = self._made.get(expr)
-        return tuple(made.args) if _calls(made, name) else (None, None)
+        return tuple(made.args) if made is not None and _calls(made, name) else (None, None)
 
     def _first(self, expr: relax.Expr | None, name: str) -> relax.Expr | None:
         return self._given(expr, name)[0]
