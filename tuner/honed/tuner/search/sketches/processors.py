@@ -189,7 +189,7 @@ def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolut
 # and rows beyond the last are zeros, and what a tile computes there is dropped.
 
 _READ_AS_THEY_LIE = 8  # columns: of multiples that no panels are made, but for constants
-_FEW_ROWS = 8  # for which nothing is laid out but constants: that takes longer than the product
+_FEW_ROWS = 8  # for whose sake nothing is laid out: that takes longer than the product
 _ROWS = 4  # that rows are rounded up to, where no tile of at least so many divides them
 _MOST_TILE_ROWS = 16  # of a tile
 
@@ -245,8 +245,8 @@ def _panel_product(schedule: Schedule, main: BlockPart, most: int) -> _PanelProd
         multiples[columns] = most
     if rows is not None and not any(extents[rows] % n == 0 for n in range(_ROWS, _MOST_TILE_ROWS + 1)):
         multiples[rows] = _ROWS
-    odd = extents[columns] % _READ_AS_THEY_LIE != 0 or (rows is not None and multiples[rows] > 1)
-    odd = odd and rows is not None and extents[rows] > _FEW_ROWS
+    odd_rows = rows is not None and multiples[rows] > 1 and extents[rows] > _FEW_ROWS
+    odd = extents[columns] % _READ_AS_THEY_LIE != 0 or odd_rows
     if extents[columns] < most or not (odd or _is_constant(schedule, reads[laned[0]].source)):
         return None
     return _PanelProduct(
