@@ -77,7 +77,7 @@ def decoder(path: Path, *, layers: int = 2, encoder: bool = False, slow: int = 0
         inputs.append(_info("encoder_hidden_states", np.float32, [batch, "encoded", WIDTH]))
         inputs.append(helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1]))
     x = g.op("Gather", g.weight(VOCABULARY, WIDTH), "input_ids")
-    x = g.op("Add", x, g.op("Gather", g.weight(512, WIDTH), "position_ids"))
+    x = g.op("Add", x, g.op("Gather", g.weight(2048, WIDTH), "position_ids"))
     # A token sees those before it and itself, but those that the mask hides: column j of row i is hidden
     # where j > past + i.
     first = "past_key_values.0.decoder.key" if encoder else "past_key_values.0.key"

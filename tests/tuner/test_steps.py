@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of
+from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of, pieces
 from honed.daemon.worker.calls import HeldTensor, RunModel, RunStep
 from honed.daemon.worker.steps import DeviceSequences
 from honed.machine.devices import Device
@@ -19,6 +21,7 @@ from tests.decoders import HEADS, SIZE, VOCABULARY, Array, InApp, decoder
 
 pytestmark = [pytest.mark.opencl, pytest.mark.tvm]
 ROOM, CHUNK, LAYERS = 16, 4, 1
+TOLERANCE = 1e-3
 HELD_ONCE = (HeldTensor(output="h1", input="h0", dtype="float32", begins=(1, 2), axis=-1, once=False),)
 ROW_BYTES = 2 * LAYERS * HEADS * SIZE * 4
 
@@ -38,26 +41,34 @@ def known(path: Path) -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def forms(
+def compiled(
     path: Path, known: Decoder, device: Device, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[int, Executor]]:
+) -> Iterator[Callable[[Form], Executor]]:
+    """Any form, compiled once."""
+    folder = tmp_path_factory.mktemp("forms")
+    with ExitStack() as opened:
+
+        @cache
+        def make(form: Form) -> Executor:
+            request = CompileRequest(
+                path=path,
+                output=folder / f"{form.tokens}x{form.capacity}.honed",
+                profile=device.profile,
+                device=device,
+                shapes=known.shapes(form),
+                precision="auto",
+                filename=path.name,
+            )
+            compile_file(request, lambda *_: None)
+            return opened.enter_context(load(request.output, device))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def forms(compiled: Callable[[Form], Executor]) -> dict[int, Executor]:
     """The forms by their tokens."""
-    folder, made = tmp_path_factory.mktemp("forms"), {}
-    for tokens in (1, CHUNK):
-        request = CompileRequest(
-            path=path,
-            output=folder / f"{tokens}.honed",
-            profile=device.profile,
-            device=device,
-            shapes=known.shapes(Form(tokens, ROOM)),
-            precision="auto",
-            filename=path.name,
-        )
-        compile_file(request, lambda *_: None)
-        made[tokens] = load(request.output, device)
-    yield made
-    for form in made.values():
-        form.close()
+    return {tokens: compiled(Form(tokens, ROOM)) for tokens in (1, CHUNK)}
 
 
 class Sequence:
@@ -69,9 +80,11 @@ class Sequence:
 
     def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
         """Run tokens [1, n] by a form for as many or more."""
-        tokens, count = form.model.inputs[0].shape[1], ids.shape[1]
-        mask = np.zeros((1, ROOM + tokens), np.int64)
-        mask[0, : self.rows] = mask[0, ROOM : ROOM + count] = 1
+        shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
+        tokens, count = shapes["input_ids"][1], ids.shape[1]
+        mask = np.zeros(shapes["attention_mask"], np.int64)
+        room = mask.shape[1] - tokens
+        mask[0, : self.rows] = mask[0, room : room + count] = 1
         inputs = {
             "input_ids": np.resize(ids, (1, tokens)),
             "attention_mask": mask,
@@ -98,7 +111,23 @@ class Sequence:
         assert nbytes == self.rows * ROW_BYTES
         assert outputs.keys() == {"logits"}
         found = outputs["logits"][:, : ids.shape[1]]
-        np.testing.assert_allclose(found, self._app.step(ids), rtol=0, atol=1e-3)
+        np.testing.assert_allclose(found, self._app.step(ids), rtol=0, atol=TOLERANCE)
+
+    def generate(self, compiled: Callable[[Form], Executor], ids: Array) -> Array:
+        """Run tokens by the forms that serve them, and compare with ONNX Runtime; return its next token."""
+        found = []
+        for piece in pieces(Step(1, ids.shape[1], self.rows)):
+            outputs, self.rows, _ = self.asked(
+                compiled(piece.form), ids[:, piece.start : piece.start + piece.count]
+            )
+            found.append(outputs["logits"][:, : piece.count])
+        logits, expected = np.concatenate(found, axis=1), self._app.step(ids)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE)
+        second, first = np.sort(expected[0, -1])[-2:]
+        token = expected[:, -1:].argmax(-1)
+        if first - second > 2 * TOLERANCE:
+            np.testing.assert_array_equal(logits[:, -1:].argmax(-1), token)
+        return token
 
 
 def prompt(length: int, seed: int = 0) -> Array:
@@ -167,3 +196,21 @@ def test_state_that_does_not_grow_is_not_kept_in_a_form(
     monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
     with pytest.raises(InvalidArgument, match="state that does not grow"):
         one.asked(forms[1], prompt(1))
+
+
+@pytest.mark.slow
+def test_hundreds_of_greedy_steps_are_onnx_runtime_s_while_the_room_grows(
+    path: Path, known: Decoder, compiled: Callable[[Form], Executor]
+) -> None:
+    """All sequences take turns, so that each moves in and out of forms; prompts end within and at chunks."""
+    sequences = DeviceSequences()
+    lengths = (1, 63, 64, 65, 250, 900)
+    turns = [
+        (Sequence(number, path, known, sequences), [prompt(length, number)])
+        for number, length in enumerate(lengths)
+    ]
+    for step in range(500):
+        for each, ids in turns:
+            if step < 150 or each.number < 2:
+                ids.append(each.generate(compiled, ids[-1]))
+    assert [each.rows for each, _ in turns] == [500, 562, *(length + 149 for length in lengths[2:])]

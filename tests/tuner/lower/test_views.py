@@ -90,7 +90,8 @@ _HEADS = """h = Reshape(x, split) q = Slice(h, i0, i1, i2) k = Slice(h, i1, i2, 
     kh = Transpose <perm = [0, 2, 3, 1]> (ks) vh = Transpose <perm = [0, 2, 1, 3]> (vs) """
 _PRODUCTS = {
     "values of heads": ("s = MatMul(w, vh) y = Tanh(s)", "2,4,6,4", 1),
-    "keys, which are transposed": ("y = MatMul(qh, kh)", "2,4,6,6", 2),
+    "keys of few queries": ("y = MatMul(qh, kh)", "2,4,6,6", 1),
+    "keys of many queries": ("c = Concat <axis = 2> (qh, qh) y = MatMul(c, kh)", "2,4,12,6", 3),
     "values of the twin": ("r = Slice(vh, end, start, i0, back) y = MatMul(w, r)", "2,4,6,4", 1),
     "both of one value": (
         "s = Slice(x, i0, i6, i2) t = Slice(x, i24, i48, i2) g = MatMul(s, t) y = Tanh(g)",
@@ -102,7 +103,7 @@ _PRODUCTS = {
         "t = Transpose <perm = [0, 2, 1]> (a) s = Slice(t, i0, i3, i1) r = Transpose <perm = [0, 2, 1]> (s) "
         "o = Slice(t, i3, i6, i1) y = MatMul(r, o)",
         "2,6,6",
-        2,
+        1,
     ),
     "every second row": ("s = Slice(x, i0, i6, i1, i2) y = MatMul(s, u)", "2,3,5", 1),
     "one for all of a batch": ("s = Slice(x, i0, i1, i0) y = MatMul(a, s)", "2,6,48", 1),

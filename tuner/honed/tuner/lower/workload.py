@@ -111,7 +111,7 @@ def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return _has_window(func, weights) or (odd and _of_sums(func, weights))
 
 
-# What sketches lay out in a launch of their own: `packed`, `pointwise`, `channels` and `panels`.
+# What sketches lay out in a launch of their own: `packed`, `pointwise`, `channels`, `panels` and `blockwise`.
 _PACKED: Mapping[Packing, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
     Packing.NONE: lambda _func, _weights: False,
     Packing.WINDOWS: _has_window_or_odd_image,

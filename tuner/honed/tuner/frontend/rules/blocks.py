@@ -6,8 +6,6 @@ graph; the lowering joins it with the product that reads it.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
@@ -16,12 +14,12 @@ from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .arithmetic import plus
 from .indexing import wrapped
-from .layout import cut, reshape, with_axis
+from .layout import cut, pad_axis, reshape, with_axis
 from .linear import matmul
 
 DOMAIN = "com.microsoft"
 _BITS = (2, 4, 8)
-_LEAST_BLOCK, _LEAST_STEP = 16, 8
+_LEAST_BLOCK = 16
 
 
 @rule("MatMulNBits", domain=DOMAIN)
@@ -40,24 +38,19 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
         raise NodeRefused("its weights or zero points are not packed into bytes; export it with uint8")
     x, scales = c.x(0), c.const(2, "scales")
     blocks = -(-terms // block)
-    # All that is unpacked is multiplied: blocks are halved until the last one is full.
-    step = math.gcd(block, terms)
-    step = step if step >= _LEAST_STEP else block
-    rows = -(-terms // step)
-    of_block = np.arange(rows) * step // block
-    # A row for each number along the sum, so that neighbours are of neighbouring columns.
-    packed = c.const(1, "weights").reshape(columns, -1).T[: rows * step * bits // 8]
-    weights = reshape(b, _unpacked(b, packed[:, None, :], bits, axis=1), [rows, step, columns])
+    # Blocks of words, and a row for each word along the sum: neighbours are of neighbouring columns.
+    words = np.ascontiguousarray(c.const(1, "weights").reshape(columns, -1)).view("<u4").astype(np.uint32)
+    weights = _unpacked(b, words.T.reshape(blocks, -1, 1, columns), bits, axis=2)
     if zeros is None:
         middle = b.like(1 << (bits - 1), x)
     else:
         if zeros.dtype == np.uint8:  # they stay bytes, too
             zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
-        middle = b.cast(b.held(zeros.reshape(columns, blocks).T[of_block, None, :]), x.dtype)
-    scale = scales.reshape(columns, blocks).T[of_block, None, :].astype(x.dtype)
+        middle = b.cast(b.held(zeros.reshape(columns, blocks).T[:, None, None, :]), x.dtype)
+    scale = scales.reshape(columns, blocks).T[:, None, None, :].astype(x.dtype)
     real = b("Mul", b("Sub", b.cast(weights, x.dtype), middle), b.held(scale))
-    dense = cut(b, reshape(b, real, [rows * step, columns]), 0, 0, terms)
-    return plus(b, matmul(b, x, dense), c.opt(5))
+    whole = pad_axis(b, x, x.rank - 1, 0, blocks * block - terms)
+    return plus(b, matmul(b, whole, reshape(b, real, [blocks * block, columns])), c.opt(5))
 
 
 @rule("GatherBlockQuantized", domain=DOMAIN)
@@ -99,13 +92,14 @@ def gather_block_quantised(b: Builder, c: Call) -> Value:
 
 
 def _unpacked(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:
-    """Return the numbers of bytes, those of one byte along an axis of 1 that becomes as long."""
+    """Return the numbers of bytes or words, those of one along an axis of 1 that becomes as long."""
     held = packed if isinstance(packed, Value) else b.held(packed)
-    if bits == 8:
+    width = 8 * held.dtype.itemsize
+    if bits == width:
         return held
     shape = [1] * held.rank
-    shape[axis] = 8 // bits
-    shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint8).reshape(shape))
+    shape[axis] = width // bits
+    shifts = b.constant(np.arange(0, width, bits, dtype=held.dtype).reshape(shape))
     return b("BitwiseAnd", b("BitShift", held, shifts, direction="RIGHT"), (1 << bits) - 1)
 
 

@@ -300,7 +300,6 @@ class _Chain:
     """Calls of which each is read by the next alone."""
 
     bindings: tuple[relax.VarBinding, ...]
-    unpacks: bool = False  # whether the first unpacks constants for the other, which is one function always
 
     @property
     def functions(self) -> list[ir.GlobalVar]:
@@ -342,8 +341,9 @@ def join_functions(
             continue
         if chain.form not in names:
             forms = _forms(module, alike[chain.form], list(calls.values()))
-            joined = chain.unpacks or joins(forms)
-            names[chain.form] = builder.add_func(forms.joined.func, forms.joined.name) if joined else None
+            names[chain.form] = (
+                builder.add_func(forms.joined.func, forms.joined.name) if joins(forms) else None
+            )
         if names[chain.form] is not None:
             chains[chain.bindings[-1].var] = chain
             taken.update(binding.var for binding in chain.bindings)
@@ -360,10 +360,10 @@ def join_functions(
 
 
 def _chains(module: IRModule) -> Iterator[_Chain]:
-    """Yield what unpacks constants with the product that reads it, then chains that may be one function.
+    """Yield chains of calls that may be one function: an attention, or two convolutions of blocked tensors.
 
-    These may be an attention, or two convolutions of blocked tensors. Each call of a chain is read by the
-    next one only. An attention is a product, reductions of its rows, and another product.
+    Each call of a chain is read by the next one only. An attention is a product, reductions of its rows, and
+    another product.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
@@ -376,9 +376,6 @@ def _chains(module: IRModule) -> Iterator[_Chain]:
 
     for last in calls.values():
         if reductions[_function(last)] == 1:
-            yield from (
-                _Chain((one, last), True) for none, one in made_for(last) if not none and _unpacks(one)
-            )
             yield from _kernels(last, made_for)
 
 
@@ -393,19 +390,6 @@ def _kernels(
                     yield _Chain((first, middle, last))
         elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
             yield _Chain((middle, last))
-
-
-def _unpacks(binding: relax.VarBinding) -> bool:
-    """Return whether a call makes of constants alone what is larger than they are."""
-    given = list(binding.value.args[1])
-    if not all(isinstance(one, ir.GenericConst) for one in given) or not hasattr(binding.var.ty, "shape"):
-        return False
-    return _nbytes(binding.var) > sum(_nbytes(one) for one in given)
-
-
-def _nbytes(expr: relax.Expr) -> int:
-    """Return the bytes of a tensor."""
-    return math.prod(extents(expr)) * np.dtype(str(expr.ty.dtype)).itemsize
 
 
 def _axes(binding: relax.VarBinding) -> int:

@@ -22,6 +22,7 @@ from . import extremes, winograd
 from .dots import multiply_bytes
 from .fusing import Joins, Traced, join_functions, never, set_moves_apart, trace
 from .layouts import block_channels, block_lanes
+from .packed import multiply_packed
 from .views import annotate_views, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
@@ -69,7 +70,7 @@ def legalize(
         simplified = tvm.transform.Sequential(
             [steps.DecomposeOpsForInference(), steps.CanonicalizeBindings(), steps.EliminateCommonSubexpr()]
         )
-        simple = multiply_bytes(simplified(module), profile)
+        simple = multiply_packed(multiply_bytes(simplified(module), profile))
         strided, written = read_by_strides(simple) if passes.views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()

@@ -23,6 +23,7 @@ _KIND = "honed.pattern"
 _ELEMENTWISE, INJECTIVE, PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 2}, {_KIND: 4}, {_KIND: 8}
 
 Shape = tuple[int, ...]
+_FEW_ROWS = 8  # for which copying the second operand takes longer than reading it column by column
 Lookup = Callable[[relax.Var], relax.Expr | None]
 _Bytes = npt.NDArray[np.int8]
 
@@ -303,11 +304,13 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
         The second operand is read along its rows, as a copy would be: otherwise vectors of columns would be
         gathered, and no pair of halves would be adjacent. The first operand is read along rows or columns,
-        because each step of the sum needs several rows. Where both can be views of one value, they are.
+        because each step of the sum needs several rows; and so is the second, where these are few. Where both
+        can be views of one value, they are.
         """
         first, second = (self.visit_expr(expr) for expr in call.args)
         rank, last = len(extents(first)), len(extents(second)) - 1
-        right = next(self.seen_along(second, {last}), whole(second))
+        few = rank > 1 and extents(first)[-2] <= _FEW_ROWS
+        right = next(self.seen_along(second, {last - few, last}), whole(second))
         lefts = list(self.seen_along(first, {rank - 2, rank - 1}))
         shared = [one for one in lefts if one.source.same_as(right.source)]
         return [next(iter((*shared, *lefts)), whole(first)), right]

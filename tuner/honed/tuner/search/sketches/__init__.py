@@ -26,6 +26,7 @@ from honed.tuner.search.decisions import Drawn
 
 from .attention import attention_tile
 from .blocked import blocked_rectangle, moved_lines
+from .blockwise import blockwise_tile
 from .convolutions import point_groups, window_tile
 from .grouped import group_tiles, slices_of
 from .held import held_tiles
@@ -42,6 +43,7 @@ _SINGLES = (
     window_tile,
     point_groups,
     attention_tile,
+    blockwise_tile,
 )
 
 

@@ -189,6 +189,7 @@ def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolut
 # and rows beyond the last are zeros, and what a tile computes there is dropped.
 
 _READ_AS_THEY_LIE = 8  # columns: of multiples that no panels are made, but for constants
+_FEW_ROWS = 8  # for whose sake nothing is laid out: that takes longer than the product
 _ROWS = 4  # that rows are rounded up to, where no tile of at least so many divides them
 _MOST_TILE_ROWS = 16  # of a tile
 
@@ -244,7 +245,8 @@ def _panel_product(schedule: Schedule, main: BlockPart, most: int) -> _PanelProd
         multiples[columns] = most
     if rows is not None and not any(extents[rows] % n == 0 for n in range(_ROWS, _MOST_TILE_ROWS + 1)):
         multiples[rows] = _ROWS
-    odd = extents[columns] % _READ_AS_THEY_LIE != 0 or (rows is not None and multiples[rows] > 1)
+    odd_rows = rows is not None and multiples[rows] > 1 and extents[rows] > _FEW_ROWS
+    odd = extents[columns] % _READ_AS_THEY_LIE != 0 or odd_rows
     if extents[columns] < most or not (odd or _is_constant(schedule, reads[laned[0]].source)):
         return None
     return _PanelProduct(
@@ -341,7 +343,7 @@ _MOST_ROWS = 6  # of a product: each is broadcast on its own
 
 def rectangle(sketch: Drawn) -> Drawn | None:
     """Return the sketch with the best rectangle to cut its image into; None where it is of another kind."""
-    if sketch.by_groups:
+    if sketch.by_groups or sketch.names.count("DecomposeReduction") > 1:
         return None
     laid_out = sketch.names.count("TransformLayout")
     extents = [tile.extent for _, tile in sketch.tiles]

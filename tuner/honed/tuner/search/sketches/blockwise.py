@@ -1,0 +1,132 @@
+"""Products with packed constants in blocks that share a scale, as language models have them.
+
+A work-item computes a tile of rows and vectors of columns. It adds up a block in registers, out of words that
+it unpacks as it goes, and scales that sum once. On processors words and scales lie in panels one vector of
+columns wide, so that they are read from end to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from honed.tuner.lower.workload import marked
+from honed.tuner.search.decisions import Drawn, best_group, divisors
+from honed.tuner.search.packing import launch_rows, pack
+from honed.tuner.search.parts import (
+    BlockPart,
+    Keep,
+    SketchLimits,
+    accumulate,
+    alone,
+    below,
+    bind,
+    is_elementwise,
+    lanes_of,
+    parts,
+    reads_along,
+    sample_tile,
+    set_private,
+    sketch,
+    vectorise,
+    write_out,
+)
+
+
+@sketch(75)
+def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile a product that sums blocks before it scales them. False where the function is none."""
+    found = parts(schedule, Keep.NOTHING)
+    if not _is_blockwise(found):
+        return False
+    sums, whole, *tails = found
+    lanes = lanes_of(whole.extents[-2], most)
+    laid_out = _lay_out(schedule, sums, whole, lanes) if limits.groups_of_one else []
+    outer, tile, blocks = _tile(schedule, whole, lanes, limits)
+    under = bind(schedule, outer, limits)
+    result = accumulate(schedule, found[1:])
+    schedule.reverse_compute_at(result, under, preserve_unit_loops=True)
+    vectorise(schedule, result, under, lanes, limits)
+    write_out(schedule, tile)
+    schedule.compute_at(sums.block, blocks, preserve_unit_loops=True)
+    set_private(schedule, sums.block)
+    *rows, columns, terms = below(schedule, sums.block, blocks)
+    steps, written, _ = sample_tile(schedule, terms, limits.unroll)
+    vectors, vector = schedule.split(columns, [None, lanes])
+    schedule.reorder(steps, written, *rows, vectors, vector)
+    write_out(schedule, [written, *rows, vectors, vector])
+    schedule.decompose_reduction(sums.block, steps)
+    schedule.decompose_reduction(whole.block, blocks)
+    for block in laid_out:
+        launch_rows(schedule, block, lanes)
+    if tails and not is_elementwise(tails[0], whole):
+        alone(schedule, tails[0], limits, most)
+    return True
+
+
+def _is_blockwise(found: Sequence[BlockPart]) -> bool:
+    """Return whether blocks are sums [rows, blocks, columns] over terms, summed up, and perhaps a tail."""
+    if [part.is_reduction for part in found] not in ([True, True], [True, True, False]):
+        return False
+    sums, whole = found[:2]
+    last = len(whole.kinds) - 1
+    if last < 1 or whole.reducing != [last] or sums.reducing != [last + 1]:
+        return False
+    *rows, columns, blocks = whole.extents
+    return sums.extents[:-1] == (*rows, blocks, columns)
+
+
+def _lay_out(schedule: Schedule, sums: BlockPart, whole: BlockPart, lanes: int) -> list[SBlockRV]:
+    """Return the blocks that lay out those constants which are read along the columns."""
+    func = schedule.mod["main"]
+    constants = [func.params[n] for n in marked(func)]
+    return [
+        pack(schedule, part.block, n, columns, lanes)
+        for part, columns in ((sums, len(sums.kinds) - 2), (whole, len(whole.kinds) - 2))
+        for n in reads_along(schedule, part.block, columns)
+        if any(schedule.get(part.block).reads[n].source.same_as(one) for one in constants)
+    ]
+
+
+def _tile(
+    schedule: Schedule, whole: BlockPart, lanes: int, limits: SketchLimits
+) -> tuple[list[LoopRV], list[LoopRV], LoopRV]:
+    """Return the loops of the grid, those of a tile with the lanes last, and the loop over blocks."""
+    *outer, columns, blocks = schedule.get_loops(whole.block)
+    rest, vector = schedule.split(columns, [None, lanes])
+    groups, vectors, _ = sample_tile(schedule, rest, limits.vectors)
+    tile = [vectors, vector]
+    rows = [n for n, extent in enumerate(whole.extents[:-2]) if extent > 1]
+    if rows:
+        outer[rows[-1]], held, _ = sample_tile(schedule, outer[rows[-1]], limits.tile)
+        tile.insert(0, held)
+    outer.append(groups)
+    schedule.reorder(*outer, blocks, *tile)
+    return outer, tile, blocks
+
+
+_MOST, _MOST_IN_GROUPS = 12, 4  # vectors of a tile, as sums of a block and once more as sums of all
+_MOST_ROWS = 6  # each is broadcast on its own
+_WRITTEN = 8  # terms, as many as a word has numbers of 4 bits
+
+
+def blockwise_tile(sketch: Drawn) -> Drawn | None:
+    """Return the sketch with its best tile; None where it is of another kind."""
+    names = sketch.names
+    if names.count("DecomposeReduction") != 2 or names.count("ComputeAt") != 1:
+        return None
+    (_, columns), *between, (last, terms) = sketch.tiles
+    rows, most = (between[:-1], _MOST_IN_GROUPS) if sketch.by_groups else (between, _MOST)
+    allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for _, one in rows)]
+    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= most)
+    steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
+    changed = sketch.cut(steps) | {last: terms.cut(divisors(terms.extent, min(terms.most, _WRITTEN))[-1])}
+    if sketch.by_groups:
+        place, threads = between[-1]
+        items = columns.extent * math.prod(one.extent for _, one in rows) // math.prod(steps)
+        changed[place] = threads.cut(best_group(items, threads.most), items)
+    return sketch.with_most(changed)
