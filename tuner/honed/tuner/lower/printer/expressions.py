@@ -68,8 +68,8 @@ _COMPARISONS: dict[type, tuple[str, int]] = {
 }  # fmt: skip
 _RENAMED = {"nearbyint": "rint"}
 # Functions of singles that halves are computed by. Mesa 25.0 has no asin, exp2 and log of halves, and dies.
-# Its exp of halves is the exact one of singles, for which tiles spill; the device's own instruction is good to
-# more than the 11 bits of a half.
+# Its exp of halves is the exact one of singles, for which tiles spill; the device's own instruction is exact
+# to more than the 11 bits of a half.
 _OF_HALVES = {"asin": "asin", "exp2": "exp2", "log": "log", "exp": "native_exp"}
 TRUE, FALSE = Term("true", terms.BOOL), Term("false", terms.BOOL)
 
