@@ -61,7 +61,7 @@ def main() -> int:
             compiler = OfflineCompiler(ROOTS.get(name, Path(name)), options.jobs)
             judges[name] = MachineCodeJudge(stack.enter_context(compiler))
         if options.what == "models":
-            right = models.report(judges, options.only, options.draws or 0)
+            right = models.report(judges, options.only, options.draws)
         elif options.what == "nodes":
             nodes.report(judges, options.only)
         elif options.what == "tasks":

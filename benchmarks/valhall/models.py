@@ -116,11 +116,11 @@ _HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", 
 _WORST = 4  # of the losses that are printed
 
 
-def report(judges: Mapping[str, MachineCodeJudge], only: str, count: int) -> bool:
+def report(judges: Mapping[str, MachineCodeJudge], only: str, count: int | None) -> bool:
     """Print the table, and which kernels are refused or spill (stores:loads).
 
-    Return whether none is refused and no table's tile spills. `count` draws of each sketch, if any, are what
-    tables' tiles are compared with.
+    Return whether none is refused and no table's tile spills. Tables' tiles are compared with the best
+    known where `count`, the draws from each sketch, is a number.
     """
     heads = [f"{name}: {what}" for name in judges for what in _HEADS]
     table = Table("model", "kernels", "launches", *heads)
@@ -156,11 +156,11 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
                     print(f"{path.stem} is left out: {refused}")
 
 
-def _served(one: Extracted, device: DeviceProfile, judge: MachineCodeJudge, count: int) -> Served:
+def _served(one: Extracted, device: DeviceProfile, judge: MachineCodeJudge, count: int | None) -> Served:
     name, lowered, _ = first_kernels(one.func, "main", target_for(device), device)
     origin = Origin.parse(name)
-    tiled = origin.source is ScheduleSource.TABLES and count > 0
-    rivals = {each.source: each for each in _rivals(one, device, count)} if tiled else {}
+    compared = count is not None and origin.source is ScheduleSource.TABLES
+    rivals = {each.source: each for each in _rivals(one, device, count or 0)} if compared else {}
     begun = [(each, judge.begin(source)) for source, each in rivals.items() if source != lowered.source]
     return Served(one, origin, lowered, judge.begin(lowered.source), begun)
 
