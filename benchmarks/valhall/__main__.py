@@ -6,9 +6,9 @@ task computes of it. Nothing runs on a GPU: times are bounds (honed.valhall.judg
 inference: weights are packed before. They are given by the busiest pipe, by Mesa's `alu`, where pipes share
 the issue of instructions, and by the busiest pipe where halves are multiplied in pairs. `--judges 25.0,26.2`
 gives those of both compilers side by side. With `models`: whole models, and which kernels are refused or
-spill. With `check`: the bench beside what others measured on the chip. With `winograd`: what Winograd's
-convolutions could take at least. With `dots`: products and convolutions of bytes. With `nodes`: which kernels
-of ONNX's node tests are refused.
+spill; with `--draws 8` also how far tables are from the best. With `check`: the bench beside what others
+measured on the chip. With `winograd`: what Winograd's convolutions could take at least. With `dots`: products
+and convolutions of bytes. With `nodes`: which kernels of ONNX's node tests are refused.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .hand import product
 from .tasks import BenchTask, alone, profile, tasks
 
 _HEADS = ("us", "alu us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "spills", "half")
+_DRAWS = 32
 _Judges = Mapping[str, MachineCodeJudge]
 
 
@@ -52,27 +53,29 @@ def main() -> int:
     parser.add_argument("--only", default="", help="tasks or models whose names contain this")
     parser.add_argument("--show", action="store_true", help="print the best draw's OpenCL C")
     options = parser.parse_args()
+    count = _DRAWS if options.draws is None else options.draws
+    right = True
     with ExitStack() as stack:
         judges: dict[str, MachineCodeJudge] = {}
         for name in options.judges.split(","):
             compiler = OfflineCompiler(ROOTS.get(name, Path(name)), options.jobs)
             judges[name] = MachineCodeJudge(stack.enter_context(compiler))
         if options.what == "models":
-            models.report(judges, options.only)
+            right = models.report(judges, options.only, options.draws)
         elif options.what == "nodes":
             nodes.report(judges, options.only)
         elif options.what == "tasks":
             for task in tasks():
                 if options.only in task.name:
-                    _report(task, judges, options.draws, show=options.show)
+                    _report(task, judges, count, show=options.show)
         for name, judge in judges.items():
             if options.what == "check":
                 check.report(judge, name)
             elif options.what == "winograd":
-                winograd.report(judge, name, options.draws)
+                winograd.report(judge, name, count)
             elif options.what == "dots":
-                dots.report(judge, name, options.draws)
-    return 0
+                dots.report(judge, name, count)
+    return 0 if right else 1
 
 
 def _report(task: BenchTask, judges: _Judges, count: int, *, show: bool) -> None:

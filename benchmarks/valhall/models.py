@@ -1,34 +1,59 @@
 """Whole models by each judge: `python -m benchmarks.valhall models --judges 25.0,26.2`.
 
 What is first served of LightGlue and of the models in tests/models, in halves, to each judge's class of
-drivers: how many kernels a compiler refuses and how many spill registers, and what an inference takes by both
-bounds, as the compiler has it.
+drivers: where the schedules come from, how many kernels a compiler refuses and how many spill registers, and
+what an inference takes by both bounds, as the compiler has it. The program fails where a compiler refuses a
+kernel, or a tile of a table spills.
+
+With `--draws N`, how much longer than the best known a tile of a table takes at worst, by the busiest pipe:
+the best of the rows of all classes' tables, those that a search tries first, and N draws from each sketch.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from honed.machine.families import DriverClass
+from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.demo import lightglue
-from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
+from honed.tuner.search import rules, traces
+from honed.tuner.search.decisions import read
+from honed.tuner.search.sketches import starts
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.compiler import Dump, NotBuilt
-from honed.valhall.judge import LAUNCH_SECONDS, MachineCodeJudge
+from honed.valhall.judge import LAUNCH_SECONDS, MachineCodeJudge, seconds
 
 from .check import launches
+from .draws import draws
 from .tasks import profile
 
 _MODELS = Path(__file__).parents[2] / "tests/models"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What a class of drivers is first served for a task, being built, and what it may be compared with."""
+
+    task: Extracted
+    origin: Origin
+    lowered: Lowered
+    dump: Future[Dump]
+    rivals: Sequence[tuple[Lowered, Future[Dump]]]
 
 
 @dataclass(slots=True)
@@ -37,61 +62,86 @@ class Totals:
 
     kernels: int = 0
     launches: int = 0  # of an inference
+    served: Counter[str] = field(default_factory=Counter)  # functions, by what speaks for their schedules
     refused: list[str] = field(default_factory=list)
     spilling: list[str] = field(default_factory=list)
+    spilling_tiles: int = 0  # of those, from tables
     pipes: float = 0.0
     alu: float = 0.0
+    losses: list[tuple[float, str]] = field(default_factory=list)  # of tables' tiles to the best known
 
-    def add(self, one: Extracted, lowered: Lowered, judge: MachineCodeJudge, dump: Future[Dump]) -> None:
+    def add(self, one: Served, judge: MachineCodeJudge) -> None:
         """Add a task's kernels."""
-        launched = launches(one, lowered)
+        launched, weight, name = launches(one.task, one.lowered), one.task.task.weight, one.task.task.name
         self.kernels += len(launched)
-        self.launches += one.task.weight * len(launched)
+        self.launches += weight * len(launched)
+        self.served[one.origin.source] += 1
         try:
-            judged = judge.judge(lowered.source, launched, dump)
+            judged = judge.judge(one.lowered.source, launched, one.dump)
         except NotBuilt as failed:
-            self.refused.append(f"{one.task.name}: {str(failed)[:90]}")
+            self.refused.append(f"{name}: {str(failed)[:90]}")
             return
         for each in judged:
-            self.pipes += one.task.weight * (each.plain.seconds + LAUNCH_SECONDS)
-            self.alu += one.task.weight * (each.plain.shared_seconds + LAUNCH_SECONDS)
+            self.pipes += weight * (each.plain.seconds + LAUNCH_SECONDS)
+            self.alu += weight * (each.plain.shared_seconds + LAUNCH_SECONDS)
             if each.kernel.spills:
-                self.spilling.append(f"{one.task.name}: {each.kernel.spills}:{each.kernel.fills}")
+                self.spilling.append(f"{name} ({one.origin}): {each.kernel.spills}:{each.kernel.fills}")
+                self.spilling_tiles += one.origin.source is ScheduleSource.TABLES
+        taken = seconds(judged, DriverClass.MESA)
+        rivals = [found for each in one.rivals if (found := _seconds(one.task, *each, judge)) is not None]
+        if rivals:
+            self.losses.append((taken / min(taken, *rivals), f"{name}, {1e6 * taken:.1f} us, x{weight}"))
+
+    @property
+    def cells(self) -> list[str]:
+        """Those of the report's columns."""
+        loss = max(self.losses, default=None)
+        return [
+            ", ".join(f"{count} {source}" for source, count in sorted(self.served.items())),
+            str(len(self.refused)),
+            f"{len(self.spilling)} ({self.spilling_tiles})",
+            f"{1e3 * self.pipes:.2f}",
+            f"{1e3 * self.alu:.2f}",
+            "" if loss is None else f"{loss[0]:.2f}",
+        ]
+
+    def notes(self) -> Iterator[str]:
+        """Yield what is wrong, and how far the worst tiles are from the best."""
+        yield from (f"refuses {each}" for each in self.refused)
+        yield from (f"spills {each}" for each in self.spilling)
+        yield from (f"{loss:.2f} of the best: {what}" for loss, what in sorted(self.losses)[::-1][:_WORST])
 
 
-def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
-    """Print the table, and which kernels are refused or spill (stores:loads)."""
-    heads = [
-        f"{name}: {what}" for name in judges for what in ("refused", "spilling", "ms by pipes", "by alu")
-    ]
+_HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", "worst of tables")
+_WORST = 4  # of the losses that are printed
+
+
+def report(judges: Mapping[str, MachineCodeJudge], only: str, count: int | None) -> bool:
+    """Print the table, and which kernels are refused or spill (stores:loads).
+
+    Return whether none is refused and no table's tile spills. Tables' tiles are compared with the best
+    known where `count`, the draws from each sketch, is a number.
+    """
+    heads = [f"{name}: {what}" for name in judges for what in _HEADS]
     table = Table("model", "kernels", "launches", *heads)
-    notes = []
+    notes, right = list[str](), True
     for model, found in _found(only):
-        firsts = {name: [(one, _first(one, name)) for one in found] for name in judges}
-        begun = {
-            name: [judge.begin(lowered.source) for _, lowered in firsts[name]]
+        served = {
+            name: [_served(one, profile(name), judge, count) for one in found]
             for name, judge in judges.items()
         }
         by_judge = {name: Totals() for name in judges}
         for name, totals in by_judge.items():
-            for (one, lowered), dump in zip(firsts[name], begun[name], strict=True):
-                totals.add(one, lowered, judges[name], dump)
-            notes += [f"{model}, {name} refuses {each}" for each in totals.refused]
-            notes += [f"{model}, {name} spills {each}" for each in totals.spilling]
-        cells = [
-            cell
-            for one in by_judge.values()
-            for cell in (
-                len(one.refused),
-                len(one.spilling),
-                f"{1e3 * one.pipes:.2f}",
-                f"{1e3 * one.alu:.2f}",
-            )
-        ]
+            for one in served[name]:
+                totals.add(one, judges[name])
+            notes += [f"{model}, {name}: {each}" for each in totals.notes()]
+            right &= not totals.refused and not totals.spilling_tiles
         first = next(iter(by_judge.values()))
-        table.add_row(model, *map(str, (first.kernels, first.launches, *cells)))
-    Console(width=60 + 60 * len(judges)).print(table)
+        cells = [cell for totals in by_judge.values() for cell in totals.cells]
+        table.add_row(model, str(first.kernels), str(first.launches), *cells)
+    Console(width=60 + 80 * len(judges)).print(table)
     print(*notes, sep="\n")
+    return right
 
 
 def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
@@ -106,5 +156,30 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
                     print(f"{path.stem} is left out: {refused}")
 
 
-def _first(one: Extracted, judge: str) -> Lowered:
-    return first_kernels(one.func, "main", target_for(profile(judge)), profile(judge))[1]
+def _served(one: Extracted, device: DeviceProfile, judge: MachineCodeJudge, count: int | None) -> Served:
+    name, lowered, _ = first_kernels(one.func, "main", target_for(device), device)
+    origin = Origin.parse(name)
+    compared = count is not None and origin.source is ScheduleSource.TABLES
+    rivals = {each.source: each for each in _rivals(one, device, count or 0)} if compared else {}
+    begun = [(each, judge.begin(source)) for source, each in rivals.items() if source != lowered.source]
+    return Served(one, origin, lowered, judge.begin(lowered.source), begun)
+
+
+def _rivals(one: Extracted, device: DeviceProfile, count: int) -> Iterator[Lowered]:
+    """Yield kernels with the rows of all classes' tables, those of searches included, and with draws."""
+    func, target = narrow_indices(one.func), target_for(device)
+    sketches = [read(traces.to_text(sketch.trace)) for sketch in rules.space(func, target, device)]
+    rows = {row.text() for driver in DriverClass for row in starts(sketches, driver, trial=True)}
+    for row in sorted(rows):
+        with suppress(LoweringFailed):
+            yield lower_function(traces.apply(row, func).mod["main"], "main", target, device)
+    yield from (each.lowered for each in draws(one.func, device, count))
+
+
+def _seconds(one: Extracted, lowered: Lowered, dump: Future[Dump], judge: MachineCodeJudge) -> float | None:
+    """Return what a rival takes by Mesa's code; None where it is refused or spills."""
+    try:
+        judged = judge.judge(lowered.source, launches(one, lowered), dump)
+    except NotBuilt:
+        return None
+    return None if any(each.kernel.spills for each in judged) else seconds(judged, DriverClass.MESA)

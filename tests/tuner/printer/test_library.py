@@ -124,13 +124,13 @@ def test_doubles_are_left_to_the_driver() -> None:
     assert not definitions(source)
 
 
-@pytest.mark.parametrize("name", ["asin", "exp2", "log"])
+@pytest.mark.parametrize("name", ["asin", "exp2", "log", "exp"])
 def test_what_libclc_lacks_for_halves_is_computed_as_singles(name: str, device: Device) -> None:
     """Mesa 25.0 and 26.1 take functions from libclc 19, and end the process where it has none."""
-    make: Callable[..., object] = {"asin": te.asin, "exp2": tirx.exp2, "log": te.log}[name]
-    exactly: np.ufunc = {"asin": np.arcsin, "exp2": np.exp2, "log": np.log}[name]
+    make: Callable[..., object] = {"asin": te.asin, "exp2": tirx.exp2, "log": te.log, "exp": tirx.exp}[name]
+    exactly: np.ufunc = {"asin": np.arcsin, "exp2": np.exp2, "log": np.log, "exp": np.exp}[name]
     source = lowered(scheduled(over(lambda i, a: make(a[i]), *placeholders("float16")))).source
-    assert f"(half){name}((float)" in source
+    assert f"(half){'native_' if name == 'exp' else ''}{name}((float)" in source
     source = lowered(scheduled(over(lambda i, a: make(a[i]), *placeholders("float32")))).source
     assert f"= {name}(" in source
     with np.errstate(all="ignore"):

@@ -21,7 +21,9 @@ from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
+from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches.grouped import sliced
+from honed.tuner.search.sketches.held import loads_of
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import run_lowered
 from tests.tuner.search.search_functions import dense, draws, imagined
@@ -123,6 +125,24 @@ def test_a_product_moves_its_pointers_and_keeps_its_sums_in_registers() -> None:
     assert "vload" not in source
     assert not re.search(r"half\d* \w+\[\d+\]", source)
     assert re.search(r"(\w+) = mad\(.+, \1\);", loop)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "terms", "words"), [("float16", 512, 4), ("float16", 256, 0), ("float32", 512, 0)]
+)
+def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
+    dtype: str, terms: int, words: int
+) -> None:
+    profile = imagined("mali")
+    drawing = Drawing(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
+    func = drawing.played(min(rows, key=lambda row: loads_of(row.drawn)))
+    assert func is not None
+    source = lower_function(func, "f", target_for(profile), profile).source
+    assert len(re.findall(r"\buint4 (.*);", source)) == (words > 0)
+    added = re.findall(r"(\w+) = as_uint4\(as_half8\(\1\) \+ (\w+_part\w*)\);", source)
+    assert len(added) == words
+    assert all(f"{part} = mad(" in source for _, part in added), "those of a block are added up as they are"
 
 
 def test_a_tile_that_is_read_across_its_vectors_stays_in_registers(device: Device) -> None:

@@ -29,11 +29,13 @@ POINTS = [
     (512, 13, 1000),
     (128, 55, 16),
     (32, 27, 128),
+    (112, 4, 1280),
 ]  # channels, side, channels
+GATED = [
+    (32, 26, 32),
+    (64, 26, 64),
+]  # the same, times their sigmoids, which take registers for each of the sums
 WINDOWS = [(32, 56, 1), (16, 104, 2)]  # channels, side, stride
-# What is stored between the blocks of a long sum: on Mesa 25.0 a product of 4 x 8 stores 6 to 8 registers and
-# takes 152 us, one of 3 x 8 none and 182 us, by both bounds.
-FEW = 8
 
 
 def _models() -> list[str]:
@@ -43,9 +45,9 @@ def _models() -> list[str]:
     ]
     found += [
         f"g (float[1,{given},{side},{side}] x, float[{made},{given},1,1] w)"
-        f" => (float[1,{made},{side},{side}] y)"
-        " { c = Conv(x, w) y = Relu(c) }"
-        for given, side, made in POINTS
+        f" => (float[1,{made},{side},{side}] y) {{ c = Conv(x, w) {then} }}"
+        for then, points in (("y = Relu(c)", POINTS), ("s = Sigmoid(c) y = Mul(c, s)", GATED))
+        for given, side, made in points
     ]
     found += [
         f"g (float[1,{channels},{side},{side}] x, float[{channels},1,3,3] w)"
@@ -66,7 +68,7 @@ def _models() -> list[str]:
         for name, root in ROOTS.items()
     ],
 )
-def test_no_table_serves_a_tile_that_spills_in_its_loop(mesa: str, tmp_path: Path) -> None:
+def test_no_table_serves_a_tile_that_spills(mesa: str, tmp_path: Path) -> None:
     profile, sources = predicted("mali-g610", mesa), []
     for n, text in enumerate(_models()):
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
@@ -79,7 +81,7 @@ def test_no_table_serves_a_tile_that_spills_in_its_loop(mesa: str, tmp_path: Pat
     with OfflineCompiler(ROOTS[mesa], jobs=1) as compiler:
         begun = [(text, compiler.build(source)) for text, source in sources]
         spilling = [
-            text for text, dump in begun if any(one.spills > FEW for one in kernels(dump.result()).values())
+            text for text, dump in begun if any(one.spills for one in kernels(dump.result()).values())
         ]
     assert spilling == []
 

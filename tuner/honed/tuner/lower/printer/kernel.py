@@ -19,7 +19,15 @@ from .blocks import Block, Blocks, Declaration, Names
 from .bounds import bounded
 from .expressions import FALSE, TRUE, Expressions
 from .library import definitions
-from .memory import ArrayUses, KernelBuffer, KernelMemory, private_uses, register_width, space_of
+from .memory import (
+    ArrayUses,
+    KernelBuffer,
+    KernelMemory,
+    held_in_pairs,
+    private_uses,
+    register_width,
+    space_of,
+)
 from .terms import ADD, Term, Unprintable
 
 _MOST_TURNS = 16  # of a loop that is written out
@@ -107,18 +115,18 @@ class Statements:
         uses = self.uses.get(buffer, ArrayUses())
         width = register_width(uses, element, elements) if space == "private" else None
         if width is not None:
-            self._registers(made, elements * element.lanes, width)
+            made.width, made.paired = width, held_in_pairs(uses, element)
+            self._registers(made, elements * element.lanes)
         else:
             self._array(made, elements * element.lanes, uses)
 
-    def _registers(self, buffer: KernelBuffer, scalars: int, width: int) -> None:
-        count = -(-scalars // width)
-        buffer.width = width
+    def _registers(self, buffer: KernelBuffer, scalars: int) -> None:
+        count = -(-scalars // buffer.width)
         fresh = self.blocks.names.fresh
         buffer.registers = (
             [buffer.name] if count == 1 else [fresh(f"{buffer.name}_{n}") for n in range(count)]
         )
-        kind = terms.name(terms.vector(terms.vector(terms.stored(buffer.element), 1), width))
+        kind = terms.name(buffer.words if buffer.paired else buffer.vector)
         for first in range(0, count, 8):
             self.blocks.line(f"{kind} {', '.join(buffer.registers[first : first + 8])};")
 

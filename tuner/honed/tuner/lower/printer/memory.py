@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any, Literal
 
@@ -35,6 +36,17 @@ class KernelBuffer:
     aligned: int = ALIGNED  # bytes
     registers: list[str] = field(default_factory=list)  # the variables that an array in registers became
     width: int = 1  # scalars in each of them
+    paired: bool = False  # they are of words that hold two halves each
+
+    @property
+    def vector(self) -> Type:
+        """What one variable in registers holds."""
+        return terms.vector(terms.vector(terms.stored(self.element), 1), self.width)
+
+    @property
+    def words(self) -> Type:
+        """What variables that hold pairs of halves are declared as."""
+        return Type("uint", 32, self.width // 2)
 
     @property
     def wide(self) -> bool:
@@ -49,6 +61,7 @@ class ArrayUses:
     constant: bool = True
     lanes: set[int] = field(default_factory=set)
     widest: int = 1  # scalars read or written at once
+    waits: bool = False  # a loop that uses it has others within, and none of them uses it
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
@@ -56,12 +69,36 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
     found: dict[Any, ArrayUses] = {}
     memory_of = memory_behind(body)
     for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)):
-        buffer = one.source if isinstance(one, ir.TensorLoad) else one.buffer
+        buffer = _buffer_of(one)
         uses = found.setdefault(memory_of.get(buffer, buffer), ArrayUses())
         _note(uses, list(one.indices))
         lanes = terms.type_of(one.indices[0]).lanes * terms.parsed(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
+    for loop in nodes(body, tirx.For):
+        inner = nodes(loop.body, tirx.For)
+        within = {memory for one in inner for memory in _used(one, memory_of)}
+        for memory in _used(loop, memory_of) - within if inner else ():
+            found[memory].waits = True
     return found
+
+
+def _used(body: tirx.Stmt, memory_of: Mapping[Any, Any]) -> set[Any]:
+    used = (_buffer_of(one) for one in nodes(body, (ir.TensorLoad, tirx.BufferStore)))
+    return {memory_of.get(buffer, buffer) for buffer in used}
+
+
+def _buffer_of(one: ir.TensorLoad | tirx.BufferStore) -> Any:
+    return one.source if isinstance(one, ir.TensorLoad) else one.buffer
+
+
+def held_in_pairs(uses: ArrayUses, element: Type) -> bool:
+    """Return whether an array's variables are words of two halves each: sums that wait for those of a block.
+
+    Mesa before 26.1 gives each half that a loop carries a register of its own. As words the sums of a tile of
+    4 x 8 take 16, so that those of the block fit beside them.
+    """
+    vectors = element.kind == "float" and element.bits == 16 and element.lanes % 2 == 0
+    return vectors and uses.waits and uses.lanes == {1}
 
 
 def _note(uses: ArrayUses, indices: list[Any]) -> None:
@@ -298,7 +335,11 @@ class KernelMemory:
         if base is None or (buffer.registers and len(_pieces(buffer, base.constant, of.lanes)) > 1):
             self._scatter(buffer, index, of, value)
         elif buffer.registers:
-            self.blocks.line(f"{_pieces(buffer, base.constant, of.lanes)[0][0]} = {value.text};")
+            name, text = buffer.registers[base.constant // buffer.width], value.text
+            if buffer.paired:
+                self.blocks.line(f"{name} = as_{terms.name(buffer.words)}({text});")
+            else:
+                self.blocks.line(f"{_pieces(buffer, base.constant, of.lanes)[0][0]} = {text};")
         elif of.lanes == 1:
             self.blocks.line(f"{self._element(buffer, base, of)} = {value.text};")
         elif (place := self._vector(buffer, base, of)) is not None:
@@ -389,6 +430,8 @@ def _pieces(buffer: KernelBuffer, base: int, lanes: int) -> list[tuple[str, int]
         while count not in terms.LANES:
             count -= 1
         name = buffer.registers[register]
+        if buffer.paired:
+            name = f"as_{terms.name(buffer.vector)}({name})"
         swizzle = "".join(f"{first + n:x}" for n in range(count))
         found.append((name if count == buffer.width else f"{name}.s{swizzle}", count))
         at += count

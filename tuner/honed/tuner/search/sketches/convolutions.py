@@ -438,12 +438,9 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     A work-item loads the piece of the image under its pixels and a border: the larger and squarer the
     rectangle, the less border. docs/measurements.md compares these rectangles with drawn ones.
     """
-    tiles = sketch.tiles
-    if not sketch.by_groups or "ComputeAt" not in sketch.names:
+    if not _is_windowed(sketch):
         return None
-    if len(tiles) != 3 or tiles[1][1].most != _ROWS:
-        return None
-    (_, pixels), (_, rows), (at_threads, threads) = tiles
+    (_, pixels), (_, rows), (at_threads, threads) = sketch.tiles
     lanes = sketch.lanes
     if pixels.most == 1 and lanes > _SHORT:
         return None
@@ -453,12 +450,25 @@ def window_tile(sketch: Drawn) -> Drawn | None:
         if long * tall <= pixels.most
     )
 
-    def loads(cut: tuple[int, int]) -> float:
-        """Return the elements of the image loaded for each pixel."""
-        long, tall = cut[0] * lanes, cut[1]
-        return (long + _BORDER) * (tall + _BORDER) / (long * tall)
-
-    cut = min(fitting, key=lambda cut: (loads(cut), -cut[0]))
+    cut = min(fitting, key=lambda cut: (_loaded(cut[0] * lanes, cut[1]), -cut[0]))
     items = threads.extent * pixels.factors[1] * rows.factors[1] // math.prod(cut)
     group = threads.cut(best_group(items, threads.most), items)
     return sketch.with_most({**sketch.cut(cut), at_threads: group})
+
+
+def window_loads(start: Drawn) -> float:
+    """Return what is loaded for each pixel with a rectangle of `window_tile`, else 0."""
+    if not _is_windowed(start):
+        return 0.0
+    (_, pixels), (_, rows), _ = start.tiles
+    return _loaded(pixels.factors[-1] * start.lanes, rows.factors[-1])
+
+
+def _is_windowed(sketch: Drawn) -> bool:
+    rows = sketch.by_groups and "ComputeAt" in sketch.names and len(sketch.tiles) == 3
+    return rows and sketch.tiles[1][1].most == _ROWS
+
+
+def _loaded(long: int, tall: int) -> float:
+    """Return the elements of the image loaded for each pixel of a rectangle."""
+    return (long + _BORDER) * (tall + _BORDER) / (long * tall)
