@@ -50,7 +50,7 @@ def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator
     device, before = select(None), form.capacity // 2
     model = normalised(path, device.profile, known.shapes(form))
     growing = growth(known.held(Step(1, form.tokens, 0)))
-    state, given, whole = _values(known, form, before)
+    state, given, whole = values(known, form, before)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -76,7 +76,7 @@ def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator
                 yield f"  {row.us:9.1f} {row.count:4d} {row.name} {row.schedule}"
 
 
-def _values(known: Decoder, form: Form, before: int) -> tuple[Arrays, Arrays, Arrays]:
+def values(known: Decoder, form: Form, before: int) -> tuple[Arrays, Arrays, Arrays]:
     """Return made-up state, and the other inputs of a form and of the file, after `before` tokens."""
     rng = np.random.default_rng(0)
     state: Arrays = {}

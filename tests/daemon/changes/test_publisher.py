@@ -53,6 +53,10 @@ class Loader:
         return ComparisonResult(runs=Comparison(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
 
 
+async def _at_once(seconds: float) -> None:
+    """It is ready."""
+
+
 class Pool:
     """The machine with one worker, which is ready; of what it wants done only the store sees anything."""
 
@@ -60,7 +64,7 @@ class Pool:
         self.machine = Machine(models, ("",), "", 1)
         self.persisting: list[asyncio.Task[None]] = []
         self._commits = commits
-        self._server = SimpleNamespace(loader=Loader(), name="")
+        self._server = SimpleNamespace(loader=Loader(), name="", wait_ready=_at_once)
         self.handle(WorkerReady(engine="", worker=1, spec="d", family="cpu"))
 
     def handle(self, event: Event) -> None:
@@ -153,7 +157,7 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
             params = PublishParams(name="m", expected=model.key, why="tuned")
             publishing = asyncio.ensure_future(publisher.publish(params, [descriptor]))
             if at == "before it is stored":
-                while not commits.turn._waiters:  # type: ignore[attr-defined]
+                while not (commits.turn._waiters or publishing.done()):  # type: ignore[attr-defined]
                     await asyncio.sleep(0.01)
                 await crash()
                 commits.turn.release()
