@@ -364,3 +364,8 @@ def test_a_process_that_sees_one_driver_is_left_as_it_is(tmp_path: Path) -> None
         {"OCL_ICD_VENDORS": "/etc/OpenCL/vendors/pocl.icd", "OCL_ICD_FILENAMES": ""},
         {"OCL_ICD_VENDORS": "libRusticlOpenCL.so.1", "OCL_ICD_FILENAMES": ""},
     ]
+    twice = {"OCL_ICD_FILENAMES": "libRusticlOpenCL.so.1:libpocl.so.2"}  # each has a file as well
+    assert apart(twice, tmp_path) == [
+        {"OCL_ICD_VENDORS": f"/etc/OpenCL/vendors/{name}.icd", "OCL_ICD_FILENAMES": ""}
+        for name in ("pocl", "rusticl")
+    ]

@@ -52,15 +52,16 @@ def apart(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, 
 
     PoCL brings LLVM, as do rusticl and others. There is one map, without any variable, where PoCL is alone or
     not installed: a process may load all drivers. Else there is one for each driver, by which a process loads
-    that driver alone.
+    that driver alone; a driver that is named twice counts once.
     """
-    files = [(file, library) for file, library in icd_files(root, environ) if library]
-    stacks = {stack_of(library) for _, library in files}
+    files = {library: file for file, library in reversed(icd_files(root, environ)) if library}
+    stacks = set(map(stack_of, files))
     if "pocl" not in stacks or len(stacks) == 1:
         return [{}]
     no_others = {"OCL_ICD_FILENAMES": ""} if environ.get("OCL_ICD_FILENAMES") else {}
     return [
-        {"OCL_ICD_VENDORS": library if file.startswith("$") else file, **no_others} for file, library in files
+        {"OCL_ICD_VENDORS": library if file.startswith("$") else file, **no_others}
+        for library, file in reversed(files.items())
     ]
 
 
