@@ -54,14 +54,17 @@ def apart(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, 
     not installed: a process may load all drivers. Else there is one for each driver, by which a process loads
     that driver alone; a driver that is named twice counts once.
     """
-    files = {library: file for file, library in reversed(icd_files(root, environ)) if library}
+    files: dict[str, str] = {}
+    for file, library in icd_files(root, environ):
+        if library:
+            files.setdefault(library, file)
     stacks = set(map(stack_of, files))
     if "pocl" not in stacks or len(stacks) == 1:
         return [{}]
     no_others = {"OCL_ICD_FILENAMES": ""} if environ.get("OCL_ICD_FILENAMES") else {}
     return [
         {"OCL_ICD_VENDORS": library if file.startswith("$") else file, **no_others}
-        for library, file in reversed(files.items())
+        for library, file in files.items()
     ]
 
 

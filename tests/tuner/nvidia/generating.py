@@ -81,7 +81,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
         for _ in range(_TURNS):
             ours.append(_timed(lambda: executor.step(given, growing, before, 1)))
             theirs.append(_timed(lambda: beside.step(before)))
-        print(f"{device.cl.name}, room for {room} tokens, {before} taken; median of {_TURNS} turns, us a step")
+        print(f"{device.cl.name}, room for {room} tokens, {before} taken; medians of {_TURNS} turns, us")
         one, other = median(ours), median(theirs)
         print(f"honed {one:.0f}, PyTorch {torch.__version__} {other:.0f}: {other / one:.2f} times as fast")
         if kernels:
