@@ -359,8 +359,12 @@ def test_forms_that_are_asked_for_often_run_sequences(
             run(client, 70, 2)
         for form in ("dec@1x1x257x256", "dec@1x64x320x256"):
             wait_for(lambda form=form: f"{form} runs sequences of up to 256" in service.log, form, service)
-        assert set(run(client, 1, 8)) == {"gpu"}
-        assert set(run(client, 150, 8)) == {"gpu"}
+        # Which engine is the faster is measured again beside other work, and for a while it may be the other.
+        for length in (1, 150):
+            what = f"forms to run {length} tokens"
+            wait_for(lambda length=length: set(run(client, length, 8)) == {"gpu"}, what, service)
+        # There is no form yet for more tokens: the CPU engine goes on with the state of the device.
+        assert run(client, 250, 12) == ["gpu"] * 7 + ["cpu"] * 5
         with client.sequence("dec") as one, client.sequence("dec") as other:
             owns, ids = (InApp(made), InApp(made)), [prompt(70, 1), prompt(3, 2)]
             for _ in range(4):
@@ -369,8 +373,6 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     found = sequence.infer({"input_ids": ids[at]})["logits"]
                     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
                     ids[at] = best(expected)
-        # There is no form yet for more tokens: the CPU engine goes on with the state of the device.
-        assert run(client, 250, 12) == ["gpu"] * 7 + ["cpu"] * 5
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})
         kill_workers(service)
