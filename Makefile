@@ -8,7 +8,7 @@ run: setup ## show the main job: service, LightGlue, inference, check, profile
 
 # Tests wait for processes now and then: one more than there are processors keeps them busy.
 JOBS ?= $(shell expr $$(nproc) + 1)
-test: setup ## run the tests, the same every time: about five minutes on two quiet cores
+test: setup ## run the tests, the same every time: five to seven minutes on two quiet cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 test-slow: setup ## run the slow ones: real searches, large models, packages: 40 minutes

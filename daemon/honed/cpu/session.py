@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -36,6 +36,7 @@ from . import profiling
 from .profiling import NodeRun
 
 Array = NDArray[Any]
+T = TypeVar("T")
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
 _FEW = 1 << 26  # elements of a made-up input at most
 # Types that NumPy does not have go into ONNX Runtime and out of it as bits.
@@ -175,13 +176,20 @@ class Session:
         An output is written to the value given for it. The next step may take what is returned as `before`.
         Raises as `run`.
         """
-        if before is None or before.session is not self._session or before.outputs.keys() != outputs.keys():
-            before = Bound(self._session)
-        before.bind({name: given_value(array) for name, array in inputs.items()} | dict(state), outputs)
-        self._ran(before.run)
-        return before
+        given = {name: given_value(array) for name, array in inputs.items()} | dict(state)
 
-    def _ran(self, run: Callable[[], Any]) -> Any:
+        def run() -> Bound:
+            bound = before
+            # `_ran` may have replaced the session.
+            if bound is None or bound.session is not self._session or bound.outputs.keys() != outputs.keys():
+                bound = Bound(self._session)
+            bound.bind(given, outputs)
+            bound.run()
+            return bound
+
+        return self._ran(run)
+
+    def _ran(self, run: Callable[[], T]) -> T:
         """Return what a run of the session gives; raise InvalidArgument or MemoryError."""
         try:
             return run()

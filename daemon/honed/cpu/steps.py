@@ -65,6 +65,8 @@ class HeldSequences:
             raise SequenceLost("a request of it failed after it had run")
         taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
         wanted = [output.name for output in call.run.outputs]
+        # What is bound is held until the next step; the message, and shared memory, are not.
+        inputs = {name: np.array(array) for name, array in inputs.items()}
         constants = {
             **held.constants,
             **{name: array for name, array in inputs.items() if name in call.constants},
@@ -81,13 +83,11 @@ class HeldSequences:
         }
         bound = session.step({**constants, **inputs}, before, outputs, held.bound)
         found = bound.found(lasting=any(tensor.input not in grown for tensor in taken))
-        # What came in this message goes with it.
-        kept = {name: np.array(array) if name in inputs else array for name, array in constants.items()}
-        given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
+        given = {t.input: given_value(inputs[t.input]) for t in tensors if t.input in inputs}
         state = {**held.state, **given, **{t.input: found[t.output] for t in taken}}
         sizes = [state[t.input].shape()[t.axis] for t in tensors if t.axis >= 0 and t.input not in grown]
         rows = call.rows + call.count if grown else max(sizes, default=0)
-        after = _Held(rows, tensors, state, kept, bound)
+        after = _Held(rows, tensors, state, constants, bound)
         if after.nbytes > call.max_state_bytes:
             raise ResourceExhausted(
                 f"the sequence's state would have {after.nbytes} bytes, and its user may have "

@@ -25,10 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 def without_lost_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """Return the models, those of them without a compiled form that are compiled for a device which is gone.
+    """Return the models; one whose device is gone loses its compiled form, if the service chose that device.
 
-    That holds for a device that the service chose itself, and for models that the CPU engine serves until
-    they are compiled for their users' device.
+    The CPU engine serves it until it is compiled for its user's device again.
     """
 
     def fitting(manifest: Manifest) -> Manifest:

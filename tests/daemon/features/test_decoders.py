@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from honed.cpu.session import Bound, Session
+from honed.cpu.steps import HeldSequences
 from honed.daemon.features.decoding import Step, decoder_of
 from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.daemon.worker.calls import RunModel, RunStep, WantedOutput
+from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
@@ -98,6 +104,53 @@ def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
     known = decoder_of(interface(inputs, outputs), given)
     assert known is not None
     assert known.held(Step(3, 1, 0))[0].begins == (3, 2, 0, 64)
+
+
+def begun(session: Session, sequences: HeldSequences, ids: Array) -> Array:
+    """The logits of a step that begins a sequence, without a service."""
+    known = decoder_of(session.interface, {})
+    assert known is not None
+    count, outputs = ids.shape[1], (WantedOutput(name="logits", place=None),)
+    call = RunStep(
+        run=RunModel(
+            key="", inputs=(), outputs=outputs, room=None, raw=(), finite=False, keep=False, max_bytes=1 << 20
+        ),
+        sequence=1,
+        rows=0,
+        count=count,
+        tensors=known.held(Step(1, count, 0)),
+        constants=(),
+        max_state_bytes=1 << 30,
+        last_token=(),
+    )
+    inputs = {"input_ids": ids, "attention_mask": np.ones((1, count), np.int64)}
+    return sequences.step(session, call, inputs)[0]["logits"]
+
+
+def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> None:
+    session, sequences, ids = Session(grouped(tmp_path / "m.onnx"), 1), HeldSequences(), prompt(3)
+    begun(session, sequences, ids)
+    held = weakref.ref(ids)
+    del ids
+    gc.collect()
+    assert held() is None
+
+
+def test_a_step_goes_on_by_the_session_that_is_loaded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, ids, run = grouped(tmp_path / "m.onnx"), prompt(3), Bound.run
+    session = Session(made, 1)
+    first = session._session
+
+    def misled(bound: Bound) -> None:
+        if bound.session is first:
+            raise RuntimeError(MISLED)
+        run(bound)
+
+    monkeypatch.setattr(Bound, "run", misled)
+    logits = begun(session, HeldSequences(), ids)
+    np.testing.assert_array_equal(logits, InApp(made).step(ids))
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ class DeviceRace(Feature):
         self._pauses.begin(entry.name)
         with self.leasing.adding(0, "devices are being compared for a model"):
             async with self.changes.begin(entry.name) as change:
-                self._pauses.begin("")
+                self._pauses.begin("")  # of all models, until both workers have started
                 for server in (self.sleeping, self.changes.pool.needed_cpu(None)):
                     change.keep(server, entry.key_on(server.name))
                     await server.wait_ready(self.changes.limits.load_seconds)

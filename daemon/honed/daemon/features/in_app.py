@@ -207,7 +207,7 @@ class InApp(Feature):
             self._counted()
 
     def _counted(self) -> None:
-        """Count all loans, those that have ended for the last time; nothing holds their pages then."""
+        """Count all loans. Those that have ended are counted once more; then nothing holds their pages."""
         ended, self._ended = self._ended, []
         for loan in (*self._loans, *ended):
             self._count(loan)

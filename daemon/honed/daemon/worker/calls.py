@@ -279,10 +279,9 @@ class RunStep(WorkerCall[StepRan]):
     """Run the next step of a sequence, whose state the worker holds and gives to the model.
 
     It starts from the first `rows` rows of what grows, and anew where that is 0; without `tensors` they are
-    those of the step before. Of its tokens the first
-    `count` are the client's. The CPU engine keeps inputs among `constants` from the step that brings them.
-    Where the state would have more than `max_state_bytes`, it stays as it was. Of outputs in `last_token`
-    the answer has the row of the last of these tokens alone.
+    those of the step before. Of its tokens the first `count` are the client's. The CPU engine keeps inputs
+    among `constants` from the step that brings them. Where the state would have more than `max_state_bytes`,
+    it stays as it was. Of outputs in `last_token` the answer has one row, of the client's last token.
     """
 
     method = "Step"
