@@ -137,6 +137,8 @@ def test_priorities_timeouts_and_sequences(client: Any, service: Service) -> Non
     client.infer("same", inputs(binary=True), priority=1, timeout=30_000_000)
     with pytest.raises(InferenceServerException, match="priority must be a whole number from 0 to 3"):
         client.infer("same", inputs(binary=True), priority=4)
+    with pytest.raises(InferenceServerException, match="last_token is for sequences of models that generate"):
+        client.infer("same", inputs(binary=True), parameters={"last_token": True})
     frames = np.random.default_rng(0).uniform(-1, 1, (3, 1, 512)).astype(np.float32)
     with service.client() as direct, direct.sequence("vad") as sequence:
         wanted = [sequence.infer({"input": frame, "sr": np.array(16000)})["output"] for frame in frames]
