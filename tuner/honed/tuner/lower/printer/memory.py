@@ -74,8 +74,7 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
         _note(uses, list(one.indices))
         lanes = terms.type_of(one.indices[0]).lanes * terms.parsed(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
-    halves = any(str(memory.dtype).startswith("float16") for memory in found)
-    for loop in nodes(body, tirx.For) if halves else ():  # nothing else is held in pairs
+    for loop in nodes(body, tirx.For):
         inner = nodes(loop.body, tirx.For)
         within = {memory for one in inner for memory in _used(one, memory_of)}
         for memory in _used(loop, memory_of) - within if inner else ():
