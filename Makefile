@@ -11,8 +11,8 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 test: setup ## run the tests, the same every time: five to seven minutes on two quiet cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
-test-slow: setup ## run the slow ones: real searches, large models, packages: 40 minutes
-	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m slow
+test-slow: setup ## run the slow ones: real searches, large models, packages, more examples: 40 minutes
+	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "slow or hypothesis" --hypothesis-profile=more
 
 test-all: test test-slow ## run all tests
 

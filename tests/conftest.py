@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 
 # The same of the same code every time: examples follow from the test alone, and nothing is remembered. How
-# long one takes says more of the machine's load than of the code. tests/explore.py draws others.
-settings.register_profile("honed", deadline=None, derandomize=True, database=None, print_blob=True)
+# long one takes says more of the machine's load than of the code. `make test-slow` draws more of them, and
+# tests/explore.py draws others.
+settings.register_profile(
+    "honed", deadline=None, derandomize=True, database=None, print_blob=True, max_examples=30
+)
+settings.register_profile("more", settings.get_profile("honed"), max_examples=150)
 settings.register_profile(
     "explore",
-    deadline=None,
+    settings.get_profile("honed"),
     derandomize=False,
-    database=None,
+    print_blob=False,
     max_examples=300,
     phases=(Phase.generate, Phase.shrink),
 )
@@ -62,7 +66,7 @@ def pytest_configure() -> None:
     sys.dont_write_bytecode = False
     # Hypothesis draws constants of the modules that are loaded, too: which ones these are is chance, as tests
     # are dealt out to processes.
-    steady = settings.get_current_profile_name() == "honed"
+    steady = settings.get_current_profile_name() != "explore"
     providers._get_local_constants = (lambda: providers._local_constants) if steady else _constants_of_modules
 
 
@@ -156,9 +160,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays: no collection of garbage looks at it again."""
+    """What is collected stays: no collection of garbage looks at it again, nor often at what tests make."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

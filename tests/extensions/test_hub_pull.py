@@ -409,7 +409,7 @@ def test_old_drivers_and_compilers_are_left_behind(hub: Path) -> None:
     assert {line["workload"] for line in puller.lines} == {"w2", "w3", "w4"}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.text("abc", min_size=1, max_size=2)), max_size=8),
     st.randoms(use_true_random=False),

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.hub import index as indexes
@@ -112,7 +112,6 @@ HEADERS = st.lists(
 BODIES = st.sampled_from([b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"-5\r\nhello", b"5;x\r\nhel"])
 
 
-@settings(max_examples=60, deadline=None)
 @given(STARTS | st.binary(max_size=10), HEADERS, BODIES | st.binary(max_size=20))
 def test_whatever_a_server_answers_is_a_file_or_told(start: bytes, headers: list[bytes], body: bytes) -> None:
     def answer(handler: Handler) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.machine import profilefile
@@ -21,7 +21,6 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 FIGURE = st.floats(1e-6, 1e9)
 
 
-@settings(max_examples=100)
 @given(
     st.builds(DeviceIdentity, platform=TEXT, vendor=TEXT, name=TEXT, driver_version=TEXT, kernel_driver=TEXT),
     st.none()

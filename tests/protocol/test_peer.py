@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.protocol import streams
@@ -85,7 +85,6 @@ def plain(event: Event) -> Any:
 
 
 @given(calls=st.lists(st.tuples(WORDS, PARAMS), max_size=5), cuts=CUTS, most=st.integers(1, 50))
-@settings(max_examples=60)
 def test_calls_notifications_and_answers_arrive_however_the_stream_is_cut(
     calls: list[tuple[str, dict[str, Any]]], cuts: list[int], most: int
 ) -> None:
@@ -128,7 +127,6 @@ def events_and_fault(peer: Peer, data: bytes, cuts: list[int]) -> tuple[list[Any
 
 
 @given(data=st.binary(max_size=80) | st.builds(msgpack.packb, st.lists(PLAIN, max_size=5)), cuts=CUTS)
-@settings(max_examples=200)
 def test_hostile_bytes_end_in_one_fault_however_they_are_cut(data: bytes, cuts: list[int]) -> None:
     for make in (lambda: server(receiving=60), client):
         peer = make()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.protocol.decoder import Decoder
@@ -76,7 +76,6 @@ def test_examples_both_ways(message: Message, data: bytes) -> None:
     assert decode(data) == [message]
 
 
-@settings(max_examples=50)
 @given(messages=st.lists(MESSAGES, max_size=4), pieces=st.lists(st.integers(1, 50), min_size=1, max_size=20))
 def test_any_messages_in_any_pieces(messages: list[Message], pieces: list[int]) -> None:
     data = b"".join(map(encode, messages))
@@ -138,7 +137,6 @@ def test_random_bytes_are_the_peers_fault_or_nothing(data: bytes) -> None:
 
 
 @given(message=MESSAGES, at=st.integers(0, 10_000), byte=st.integers(0, 255))
-@settings(max_examples=100)
 def test_a_changed_byte_is_the_peers_fault_or_another_message(message: Message, at: int, byte: int) -> None:
     data = bytearray(encode(message))
     data[at % len(data)] = byte

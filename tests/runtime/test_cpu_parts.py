@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -310,7 +310,6 @@ def test_what_breaks_a_rule_is_refused(name: str) -> None:
         validate.check(WRONG[name](model().build()))
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
     def some(strategy: Any, value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime.compiled import modelfile
@@ -111,7 +111,6 @@ def test_added_bytes_are_an_error(path: Path, change: Callable[[bytes], bytes]) 
         modelfile.read(path)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_any_cut_is_an_error(written: Path, data: st.DataObject) -> None:
     content = written.read_bytes()
@@ -238,7 +237,6 @@ def test_a_header_that_is_no_map(path: Path, header: bytes) -> None:
         modelfile.read(path)
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_a_header_with_bytes_changed_never_breaks_the_reader(written: Path, data: st.DataObject) -> None:
     fuzzed = Path(shutil.copy(written, written.with_name("fuzzed.honed")))

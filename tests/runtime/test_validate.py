@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime.compiled import plan, validate
@@ -222,7 +222,6 @@ def test_preparation_reads_only_what_it_wrote_before() -> None:
         validate.check(b.build())
 
 
-@settings(max_examples=200)
 @given(st.data())
 def test_prepared_buffers_agree_with_comparing_every_pair(data: st.DataObject) -> None:
     b = Builder(prepared_bytes=2048)
@@ -298,7 +297,6 @@ def test_a_kernel_may_accumulate_in_its_output() -> None:
     validate.check(b.build())
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_sharing_agrees_with_comparing_every_pair(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 7))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.machine.devices import Device
@@ -137,7 +137,6 @@ def test_a_family_lives_as_long_as_any_of_it() -> None:
         validate.check(b.build())
 
 
-@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=20), st.data())
 def test_written_bytes_agree_with_a_set(spans: list[tuple[int, int]], data: st.DataObject) -> None:
     found, known = WrittenBytes(), set[int]()
@@ -159,7 +158,6 @@ class _Touch:
     writes: tuple[int, ...]
 
 
-@settings(max_examples=400)
 @given(st.data())
 def test_steps_agree_with_following_every_byte(data: st.DataObject) -> None:
     b = Builder()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.features.sizes import SizedPart, best, cost, next_sizes
@@ -32,7 +32,6 @@ def met(number: int = 0, **often: float) -> dict[ObservedSizes, float]:
     return {ObservedSizes(part=number, sizes=(int(name[1:]),)): count for name, count in often.items()}
 
 
-@settings(max_examples=300, deadline=None)
 @given(found=counts, most=st.integers(0, 4), by_rows=st.booleans())
 def test_the_sizes_chosen_were_met_are_bounded_and_none_cost_less(
     found: dict[tuple[int, ...], float], most: int, by_rows: bool
@@ -48,7 +47,6 @@ def test_the_sizes_chosen_were_met_are_bounded_and_none_cost_less(
     assert cost(found, chosen, by_rows=by_rows) == pytest.approx(least)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     found=counts,
     most=st.integers(1, 4),
@@ -120,7 +118,6 @@ def test_rows_that_differ_between_inputs_are_none_for_a_form() -> None:
     assert next_sizes([two], often, 10, 2) == (ObservedSizes(part=0, sizes=(7, 7)),)
 
 
-@settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, 40), max_size=200))
 def test_counts_are_bounded_and_those_met_least_go(sizes: list[int]) -> None:
     known = SizeCounts()

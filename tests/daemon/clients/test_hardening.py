@@ -372,7 +372,7 @@ def test_models_that_are_no_files(service: Service, tmp_path: Path) -> None:
     assert os.listdir(service.state / "staging") == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data=st.binary(max_size=400)
     | st.builds(

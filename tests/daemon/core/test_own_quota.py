@@ -110,7 +110,7 @@ def nbytes(models: list[OwnModel]) -> int:
 
 
 TestQuotas = Quotas.TestCase
-TestQuotas.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQuotas.settings = settings(stateful_step_count=40)
 
 
 def test_memory_is_a_quota_of_its_own() -> None:

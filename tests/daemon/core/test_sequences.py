@@ -200,7 +200,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(stateful_step_count=40)
 
 
 def test_it_is_told_why_a_sequence_is_gone() -> None:

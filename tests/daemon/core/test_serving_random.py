@@ -366,4 +366,4 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestServing.settings = settings(stateful_step_count=40)

@@ -8,7 +8,7 @@ from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime.compiled import validate
@@ -129,7 +129,6 @@ def test_a_picture_needs_nothing_from_elsewhere() -> None:
     assert "http" not in page(drawn, "m").replace("http://www.w3.org/2000/svg", "")
 
 
-@settings(max_examples=50)
 @given(st.data())
 def test_no_box_lies_over_another_and_lines_run_down(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))

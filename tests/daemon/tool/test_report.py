@@ -93,7 +93,7 @@ def numbered(texts: Sequence[str]) -> Callable[[], str]:
     return lambda: "".join(map(str, next(given)))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(TEXTS, min_size=1, max_size=4))
 @example([*HOSTILE])
 def test_no_name_becomes_markup(texts: list[str]) -> None:

@@ -117,7 +117,7 @@ def no_sin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confined, "run", in_this_process)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model=graphs(), seed=st.integers(0, 99))
 def test_parts_put_together_give_what_the_whole_gives(
     no_sin: None, model: onnx.ModelProto, seed: int
@@ -138,7 +138,6 @@ def test_parts_put_together_give_what_the_whole_gives(
     frontend.normalise(made.program, parts=made.between)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))

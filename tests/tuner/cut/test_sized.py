@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -132,7 +132,6 @@ def test_what_a_row_hangs_on_is_known(step: str) -> None:
     assert by_rows(*part([step])) == STEPS[step][1]
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4))
 def test_more_rows_change_no_row_where_that_is_said(steps: list[str]) -> None:
     model, inputs, outputs = part(steps)
@@ -304,7 +303,6 @@ def test_what_the_cpu_engine_is_faster_with_is_left_out_and_told(device: Device,
     assert {out.sizes for out in again.split.left_out} == {(2,), (3,)}
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     rows=st.integers(1, 200),
     us_per_row=st.floats(0.1, 10.0),

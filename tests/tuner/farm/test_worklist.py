@@ -188,7 +188,7 @@ class Farm(RuleBasedStateMachine):
 
 
 TestFarm = Farm.TestCase
-TestFarm.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFarm.settings = settings(stateful_step_count=40)
 
 
 class Listed:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
 
-from .test_rules import EXAMPLES, floats, run
+from .test_rules import floats, run
 
 pytestmark = pytest.mark.tvm
 small = st.integers(1, 4)
@@ -75,7 +75,6 @@ def mask(kind: str, batch: int, asking: int, total: int, *, causal: bool) -> np.
 masks = st.sampled_from(["none", "column", "places", "pairs", "ends", "both"])
 
 
-@EXAMPLES
 @given(small, small, st.integers(0, 3), masks, flags, flags)
 def test_attention(batch: int, length: int, past: int, kind: str, causal: bool, biased: bool) -> None:
     total = past + length
@@ -102,7 +101,6 @@ def test_attention_of_hidden_sizes_scale_and_mask_value_of_its_own() -> None:
     same("Attention", {"x": x, "w": w, "b": b, "m": ends}, qkv_hidden_sizes=[9, 9, 12], **attrs)
 
 
-@EXAMPLES
 @given(small, small, st.sampled_from([np.int8, np.uint8]), flags, masks, flags)
 def test_attention_of_integers(
     batch: int, length: int, kind: type[np.generic], columns: bool, masked: str, causal: bool
@@ -125,7 +123,6 @@ def test_attention_of_integers(
     )
 
 
-@EXAMPLES
 @given(small, small, small, st.integers(0, 3), st.sampled_from(["none", "places", "ends"]), flags, flags)
 def test_attention_over_what_is_given_apart(
     batch: int, asking: int, new: int, past: int, kind: str, causal: bool, biased: bool
@@ -154,7 +151,6 @@ def test_attention_over_keys_and_values_laid_out_already() -> None:
     same("MultiHeadAttention", {"q": floats(2, 5, WIDTH), **side}, num_heads=HEADS)
 
 
-@EXAMPLES
 @given(small, small, flags, flags, st.sampled_from(["rows", "first"]), flags)
 def test_rotary_embedding(
     batch: int, length: int, interleaved: bool, apart: bool, kind: str, partly: bool

@@ -16,7 +16,7 @@ from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
 
 from .test_quantised import integers, number
-from .test_rules import EXAMPLES, floats, run
+from .test_rules import floats, run
 
 pytestmark = pytest.mark.tvm
 flags = st.booleans()
@@ -95,7 +95,6 @@ def test_operators_that_are_as_onnx_has_them() -> None:
     )
 
 
-@EXAMPLES
 @given(flags, flags, st.sampled_from(["A", "B"]), st.floats(0.25, 4))
 def test_products_with_batches_behind_rows(left: bool, right: bool, side: str, alpha: float) -> None:
     def laid(rows: int, columns: int, moved: bool, turned: bool, seed: int) -> np.ndarray:
@@ -125,7 +124,6 @@ def test_gemm_with_an_activation(name: str, alpha: float, beta: float) -> None:
     )
 
 
-@EXAMPLES
 @given(
     st.sampled_from([2, 4, 8]), st.sampled_from([16, 40, 64]), st.sampled_from(["", "packed", "float"]), flags
 )
@@ -192,7 +190,6 @@ def test_embedding_of_integers(masked: bool, segmented: bool) -> None:
     same("QEmbedLayerNormalization", {"i": ids}, wanted, [np.float32, np.int32], epsilon=1e-5)
 
 
-@EXAMPLES
 @given(st.integers(1, 4), st.integers(1, 3), flags, flags, flags, flags)
 def test_lstm_of_integers(
     steps: int, batch: int, both: bool, signed: bool, columns: bool, started: bool

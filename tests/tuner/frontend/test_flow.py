@@ -15,7 +15,7 @@ from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
 from honed.tuner.frontend.flow import MAX_TRIPS
 
-from .test_rules import EXAMPLES, floats, run
+from .test_rules import floats, run
 
 pytestmark = pytest.mark.tvm
 BOOL, FLOAT, INT64 = TensorProto.BOOL, TensorProto.FLOAT, TensorProto.INT64
@@ -73,7 +73,6 @@ def loop(trips: np.ndarray, stop: str) -> onnx.ModelProto:
     return model([node], [info("x")], ["last", "all"], constants)
 
 
-@EXAMPLES
 @given(st.integers(1, 6), st.sampled_from(["never", "at three"]))
 def test_loops_of_known_length(trips: int, stop: str) -> None:
     same(loop(np.array(trips), stop), {"x": floats(2, 3)})
@@ -107,7 +106,6 @@ def test_loops_within_loops_are_bounded_together() -> None:
         normalise(model(nodes, [info("x")], ["y"], constants))
 
 
-@EXAMPLES
 @given(st.integers(1, 5), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.integers(-3, 2))
 def test_scans(length: int, axis: int, back: int, out_back: int, out_axis: int) -> None:
     body = helper.make_graph(

@@ -75,7 +75,7 @@ def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
     one_sentence(error)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.floats(0, 0.9999), st.binary(min_size=0, max_size=4)), min_size=1, max_size=4))
 def test_mutated_files_never_escape(tmp_path: Path, changes: list[tuple[float, bytes]]) -> None:
     data = bytearray(small_model().SerializeToString())

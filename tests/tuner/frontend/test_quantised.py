@@ -13,7 +13,7 @@ from onnx import helper
 
 from honed.tuner.frontend import normalise
 
-from .test_rules import EXAMPLES, floats, run
+from .test_rules import floats, run
 
 pytestmark = pytest.mark.tvm
 small = st.integers(1, 6)
@@ -57,7 +57,6 @@ def same(
         assert np.abs(got.astype(int) - expected.astype(int)).max() <= (0 if exact else 1)
 
 
-@EXAMPLES
 @given(small, small, small, st.sampled_from([np.uint8, np.int8]), st.booleans(), st.booleans())
 def test_products_of_integers_in_float(
     m: int, k: int, n: int, kind: type[np.generic], columns: bool, bias: bool
@@ -73,7 +72,6 @@ def test_products_of_integers_in_float(
     same("MatMulIntegerToFloat", names, data)
 
 
-@EXAMPLES
 @given(small, st.integers(2, 6), small, st.sampled_from([np.uint8, np.int8]), st.booleans())
 def test_products_with_inputs_quantised_by_their_range(
     m: int, k: int, n: int, kind: type[np.generic], bias: bool
@@ -88,7 +86,6 @@ def test_products_with_inputs_quantised_by_their_range(
     same("DynamicQuantizeMatMul", names, data, tolerance=1.01 * step)
 
 
-@EXAMPLES
 @given(small, small, small, st.integers(0, 1), st.integers(0, 1), st.booleans())
 def test_gemm(m: int, k: int, n: int, left: int, right: int, to_integers: bool) -> None:
     data = {
@@ -108,7 +105,6 @@ def test_gemm(m: int, k: int, n: int, left: int, right: int, to_integers: bool) 
     same("QGemm", names, data, kind=kind, transA=left, transB=right, alpha=1.0)
 
 
-@EXAMPLES
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
 def test_average_pool(size: int, stride: int, pad: int, counted: int, last: int) -> None:
     shape = (1, 6, 5, 3) if last else (1, 3, 6, 5)
@@ -127,7 +123,6 @@ def test_average_pool(size: int, stride: int, pad: int, counted: int, last: int)
     )
 
 
-@EXAMPLES
 @given(st.tuples(*[st.integers(2, 6)] * 3), st.integers(0, 2), st.sampled_from([11, 13]))
 def test_softmax(shape: tuple[int, int, int], axis: int, opset: int) -> None:
     data = {"x": integers(np.uint8, *shape), "s": number(0.02), "p": number(120, np.uint8)}
@@ -158,7 +153,6 @@ def test_halves_are_rounded_as_onnx_runtime_does(
     same(op, [*names], data, kind=np.uint8, exact=True, **attrs)
 
 
-@EXAMPLES
 @given(small, st.integers(2, 8), st.booleans())
 def test_skip_root_mean_square(rows: int, width: int, bias: bool) -> None:
     data = {"x": floats(1, rows, width), "y": floats(1, rows, width, seed=1), "g": floats(width, seed=2)}
@@ -167,7 +161,6 @@ def test_skip_root_mean_square(rows: int, width: int, bias: bool) -> None:
     same("SkipSimplifiedLayerNormalization", [*data], data, epsilon=1e-5)
 
 
-@EXAMPLES
 @given(st.integers(1, 3), small, st.integers(2, 8), st.booleans())
 def test_embedding(batch: int, length: int, width: int, segments: bool) -> None:
     rng = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
 from honed.tuner.frontend.rules.recurrence import LAYERS, MAX_STEPS
 
-from .test_rules import EXAMPLES, floats, run
+from .test_rules import floats, run
 
 pytestmark = pytest.mark.tvm
 # Those that need no parameters, but Softplus, which gives infinities above 88 in ONNX Runtime.
@@ -40,7 +40,6 @@ def layer(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@EXAMPLES
 @given(st.sampled_from(sorted(LAYERS)), st.integers(1, 4), st.integers(1, 3), st.data())
 def test_layers(op: str, steps: int, batch: int, draw: st.DataObject) -> None:
     direction = draw.draw(st.sampled_from(["forward", "reverse", "bidirectional"]))

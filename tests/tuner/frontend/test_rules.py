@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,7 +17,6 @@ from honed.tuner.frontend import normalise
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.tvm
-EXAMPLES = settings(max_examples=60)
 
 
 def make(
@@ -88,7 +87,6 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 small = st.integers(1, 5)
 
 
-@EXAMPLES
 @given(st.lists(small, min_size=1, max_size=3), st.data())
 def test_slice(shape: list[int], draw: st.DataObject) -> None:
     axes = draw.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1))
@@ -102,7 +100,6 @@ def test_slice(shape: list[int], draw: st.DataObject) -> None:
     same("Slice", {"x": x}, constants)  # of no elements, too
 
 
-@EXAMPLES
 @given(
     st.lists(st.integers(2, 4), min_size=1, max_size=3),
     st.sampled_from(["constant", "edge", "reflect"]),
@@ -117,7 +114,6 @@ def test_pad(shape: list[int], mode: str, draw: st.DataObject) -> None:
     same("Pad", {"x": floats(*shape)}, {"pads": np.array(pads), "fill": fill}, mode=mode)
 
 
-@EXAMPLES
 @given(
     st.integers(1, 2),
     st.sampled_from([1, 2, 4]),
@@ -145,7 +141,6 @@ def test_conv(
     )
 
 
-@EXAMPLES
 @given(
     st.sampled_from([1, 2]),
     st.integers(1, 3),
@@ -181,7 +176,6 @@ def test_conv_transpose_by_output(mode: str, stride: int) -> None:
     same("ConvTranspose", data, w, strides=[stride] * 2, output_shape=[5 * stride, 4 * stride])
 
 
-@EXAMPLES
 @given(
     st.sampled_from(["MaxPool", "AveragePool"]),
     st.integers(1, 3),
@@ -240,7 +234,6 @@ def test_resize_nearest(nearest: str, scales: tuple[float, float]) -> None:
     )
 
 
-@EXAMPLES
 @given(st.lists(small, min_size=2, max_size=3), st.data())
 def test_gather_and_scatter_elements(shape: list[int], draw: st.DataObject) -> None:
     axis = draw.draw(st.integers(-len(shape), len(shape) - 1))

@@ -23,7 +23,7 @@ def _model(body: str, amounts: list[int], value: np.float32 = ZERO, groups: int 
     return parsed(text, amounts=np.array(amounts), value=value, w=weight)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     widths=st.tuples(*[st.integers(0, 2)] * 4),
     own=st.tuples(*[st.integers(0, 1)] * 4),

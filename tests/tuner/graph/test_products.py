@@ -39,7 +39,7 @@ def _text(body: str, inputs: str = "float[1,5,8] x", output: str = "float[1,5,8]
     return f"({inputs}) => ({output}) {{ {body} }}"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.tuples(st.booleans(), st.booleans(), st.booleans()), st.integers(8, 16), st.sampled_from([8, 12]))
 def test_a_product_of_a_product_is_one(biased: tuple[bool, bool, bool], inner: int, columns: int) -> None:
     """With biases or without, but for an inner one that no outer one can take."""
@@ -82,7 +82,7 @@ def test_what_is_no_chain_or_costs_more_is_left_alone(body: str, inner: int) -> 
     assert operators(after(model, CHAINS))["MatMul"] == 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["Add", "Sub", "Mul", "Div"]), min_size=2, max_size=5), st.booleans())
 def test_factors_and_offsets_go_into_weights_and_bias(steps: list[str], convolution: bool) -> None:
     lines = ["v0 = Conv(x, w)" if convolution else "v0 = MatMul(x, w)"]

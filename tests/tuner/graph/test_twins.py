@@ -136,7 +136,7 @@ def _convolutions(images: int) -> onnx.ModelProto:
     return parsed(text, w=weights(4, 3, 3, 3), w2=weights(4, 4, 1, 1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=3, max_size=12), st.integers(2, 3))
 @example(["dense", "attend", "attend", "attend", "mean", "pad", "attend"], 3)
 def test_made_up_twins_answer_as_before(steps: list[str], count: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime.compiled import validate
@@ -189,7 +189,6 @@ def _planned(program: Program) -> Plan:
     return made
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_random_programs_give_the_same_answers(data: st.DataObject) -> None:
     model = _Model()

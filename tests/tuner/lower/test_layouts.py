@@ -151,7 +151,7 @@ _KINDS = {
 }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @pytest.mark.slow
 @given(st.data())
 def test_answers_stay_the_same(device: Device, data: st.DataObject) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime.compiled import validate
@@ -277,7 +277,6 @@ def outcome(made: Plan, preparation: tuple[Preparation, ...], runs: int) -> list
     return [held[b] for b in made.output_buffers]
 
 
-@settings(max_examples=300, deadline=None)
 @given(programs(), st.sampled_from([0, 512, ROOM]))
 def test_prepared_plans_keep_all_rules_and_give_the_same_answers(
     drawn: tuple[Program, dict[str, Function]], room: int

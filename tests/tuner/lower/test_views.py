@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
@@ -39,7 +39,6 @@ class _Moved:
         self.bound[self.made] = typed
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_view_has_the_elements_of_what_it_is_a_view_of(data: st.DataObject) -> None:
     """Of values that are transposed, sliced and reshaped at random."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.tuner.graph.fp16_casts import Exemptions
@@ -72,7 +72,6 @@ def test_without_trials_for_more_all_products_are_added_up_in_float32() -> None:
 _SIZES = st.one_of(st.just(0.0), st.floats(0, 0.05), st.floats(0, 5), st.just(float("inf")))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(OPERATORS), _SIZES),
     st.dictionaries(st.sampled_from(PRODUCTS), _SIZES),

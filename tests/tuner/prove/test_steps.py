@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -130,7 +130,6 @@ UNARY = ["Sin", "Neg", "Round", "Floor", "Sign", "Relu", "Cast"]
         max_size=10,
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_any_graph_opened_makes_the_values_of_the_whole(nodes: list[tuple[str, int, int]]) -> None:
     values, text = ["x"], []
     for i, (op, a, b) in enumerate(nodes):

@@ -189,7 +189,7 @@ def test_a_file_that_breaks_off_changes_nothing(source: Records, target: Records
     assert list(target.finished(SETUP)) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_lines_damaged_anywhere(source: Records, target: Records, data: st.DataObject) -> None:
     text = bytearray(exported(source))
