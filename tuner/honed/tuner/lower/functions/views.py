@@ -262,9 +262,9 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         """Return a cheaper replacement for a call of the module, or the call itself where there is none."""
         new = self.visit_expr_post_order(call)
         made: relax.Expr | None = None
-        if call.args and call.args[0] in self.products and _is(call, "relax.permute_dims"):
+        if call.args and call.args[0] in self.products and is_call(call, "relax.permute_dims"):
             made = self.transposed(call)
-        elif _is(call, "relax.add"):
+        elif is_call(call, "relax.add"):
             made = self.added(call)
         elif _is_product(call):
             made = self.multiplied(call)
@@ -355,13 +355,14 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return self.builder_.emit(reshape)
 
 
-def _is(expr: relax.Expr, name: str) -> bool:
+def is_call(expr: object, name: str) -> bool:
+    """Return whether an expression is a call of the operator `name`."""
     return isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == name
 
 
 def _is_product(expr: relax.Expr) -> bool:
     """Return whether an expression is a product of matrices, or stacks of them, of known shapes."""
-    if not _is(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
+    if not is_call(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
         return False
     return min(len(extents(one)) for one in expr.args) > 1
 
