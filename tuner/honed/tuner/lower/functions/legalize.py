@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tvm
@@ -18,7 +19,7 @@ from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 
-from . import extremes, winograd
+from . import extremes, updates, winograd
 from .dots import multiply_bytes
 from .fusing import Joins, Traced, join_functions, never, set_moves_apart, trace
 from .layouts import block_channels, block_lanes
@@ -75,6 +76,7 @@ def legalize(
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()
         rules["relax.right_shift"] = _shifted
+        rules["relax.where"] = partial(updates.where, updates.updated(laid_out))
         rules["relax.mean"] = partial(_mean, {b.var: b.value for b in bindings(laid_out["main"])})
         legalised = tvm.transform.Sequential(
             [steps.LegalizeOps(rules), steps.DeadCodeElimination(), steps.AnnotateTIROpPattern()]
@@ -155,11 +157,11 @@ def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, cal
 
     TVM fuses nothing with a mean that it reads, so that each square, and each single, would be stored.
     """
-    square = made.get(call.args[0])
+    square: Any = made.get(call.args[0])
     if not is_call(square, "relax.multiply") or not square.args[0].same_as(square.args[1]):
         return ir.Op.get("relax.mean").get_attr("FLegalize")(builder, call)
     given, dtype = square.args[0], str(call.ty.dtype)
-    cast = made.get(given)
+    cast: Any = made.get(given)
     axes, keep = [int(axis) for axis in call.attrs.axis], bool(call.attrs.keepdims)
 
     def mean(x: te.Tensor) -> te.Tensor:
