@@ -91,6 +91,11 @@ def test_what_is_stored_in_place_is_not_tuned(device: Device, tmp_path: Path) ->
     assert update.key not in {one.task.key for one in found.tasks}
 
 
+def test_a_choice_between_an_input_and_itself_is_made(device: Device) -> None:
+    (found,) = run_sets(_model("Where(changes, past, past)"), [_given(4)], device, "auto", first_kernels)
+    np.testing.assert_array_equal(found["present"], _given(4)["past"])
+
+
 def test_what_is_no_output_has_memory_of_its_own(device: Device) -> None:
     model = _model("Exp(changed)", f"changed = {KEEPS}")
     assert set(_plan(model, device).output_buffers).isdisjoint(_plan(model, device).input_buffers)

@@ -21,7 +21,7 @@ _UPDATE = "honed.update"  # of the block that stores what changes
 
 
 def updated(module: IRModule) -> Set[relax.Var]:
-    """Return the parameters of `main` that nothing reads but a Where whose result is an output."""
+    """Return the parameters of `main` that only a Where reads, as one of its values, which makes an output."""
     main, outputs, read = module["main"], given_back(module), readers(module["main"])
     return {
         one
@@ -29,6 +29,7 @@ def updated(module: IRModule) -> Set[relax.Var]:
         if binding.var in outputs and is_call(binding.value, "relax.where")
         for one in binding.value.args[1:]
         if one in main.params and read[one] == 1 and one.ty == binding.var.ty
+        if sum(map(one.same_as, binding.value.args)) == 1
     }
 
 
