@@ -21,7 +21,7 @@ _UPDATE = "honed.update"  # of the block that stores what changes
 
 
 def updated(module: IRModule) -> Set[relax.Var]:
-    """Return the parameters of `main` that only a Where reads, as one of its values, which makes an output."""
+    """Return the parameters of `main` that only a Where reads, as one of its values, to make an output."""
     main, outputs, read = module["main"], given_back(module), readers(module["main"])
     return {
         one
