@@ -76,8 +76,9 @@ def legalize(
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()
         rules["relax.right_shift"] = _shifted
-        rules["relax.where"] = partial(updates.where, updates.updated(laid_out))
-        rules["relax.mean"] = partial(_mean, {b.var: b.value for b in bindings(laid_out["main"])})
+        bound = {b.var: b.value for b in bindings(laid_out["main"])}
+        rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
+        rules["relax.mean"] = partial(_mean, bound)
         legalised = tvm.transform.Sequential(
             [steps.LegalizeOps(rules), steps.DeadCodeElimination(), steps.AnnotateTIROpPattern()]
         )
