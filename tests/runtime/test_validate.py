@@ -21,11 +21,12 @@ from honed.runtime.compiled.model import (
     Part,
     Probe,
     Proof,
+    Tensor,
     View,
 )
 from honed.runtime.errors import ModelFileError
 
-from .builder import PROFILE, Builder, add_constant, add_prepared, chain
+from .builder import INCREMENT, PROFILE, Builder, add_constant, add_prepared, chain
 
 Change = Callable[[CompiledModel], CompiledModel]
 
@@ -97,7 +98,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "input without name": (with_item("inputs", 0, name=""), "empty name"),
     "two inputs of a name": (lambda m: replace(m, inputs=m.inputs * 2), "same name"),
     "input in a missing buffer": (with_item("inputs", 0, buffer=9), "buffer 9, which does not exist"),
-    "input in an output": (with_item("inputs", 0, buffer=3), "which is of place output"),
+    "input in a constant": (with_item("inputs", 0, buffer=1), "which is of place constant"),
     "input of another shape": (with_item("inputs", 0, shape=(4, 2)), "shape [4, 2] and its buffer [8]"),
     "input cast from integers": (with_item("inputs", 0, dtype="int32"), "cannot be cast"),
     "output without tensor": (with_fields(outputs=()), "output buffer belongs to no output"),
@@ -287,6 +288,15 @@ def test_empty_buffers_need_no_writer() -> None:
     b.output("none", "float32", (0, 3))
     b.copy(b.scratch("float32", (0,)), b.scratch("float32", (0,)))
     validate.check(b.build())
+
+
+def test_an_input_may_become_an_output_in_place() -> None:
+    b = Builder()
+    x, y = b.input("x", "float32", (8,)), b.output("y", "float32", (8,))
+    b.inputs.append(Tensor(name="past", dtype="float32", shape=(8,), buffer=y))
+    b.launch(b.kernel(INCREMENT, "increment", "rw", 32, groups=8, block=1, flops=8, moved=64), x, y)
+    validate.check(b.build())
+    validate.check(replace(b.build(), steps=()))
 
 
 def test_a_kernel_may_accumulate_in_its_output() -> None:

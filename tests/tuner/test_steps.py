@@ -17,7 +17,7 @@ from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.executor import Executor, load
 from honed.tuner.compiler.compile import CompileRequest, compile_file
-from tests.decoders import HEADS, SIZE, VOCABULARY, Array, InApp, decoder
+from tests.decoders import HEADS, SIZE, VOCABULARY, Array, InApp, decoder, grouped
 
 pytestmark = [pytest.mark.opencl, pytest.mark.tvm]
 ROOM, CHUNK, LAYERS = 16, 4, 1
@@ -31,13 +31,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return decoder(tmp_path_factory.mktemp("m") / "dec.onnx", layers=LAYERS)
 
 
-@pytest.fixture(scope="module")
-def known(path: Path) -> Decoder:
+def known_of(path: Path) -> Decoder:
     from honed.cpu.session import Session
 
     found = decoder_of(Session(path, 1).interface, {})
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="module")
+def known(path: Path) -> Decoder:
+    return known_of(path)
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +51,21 @@ def compiled(
     """Any form, compiled once."""
     folder = tmp_path_factory.mktemp("forms")
     with ExitStack() as opened:
+        yield cache(lambda form: opened.enter_context(compile_form(path, known, form, folder, device)))
 
-        @cache
-        def make(form: Form) -> Executor:
-            request = CompileRequest(
-                path=path,
-                output=folder / f"{form.tokens}x{form.capacity}.honed",
-                profile=device.profile,
-                device=device,
-                shapes=known.shapes(form),
-                precision="auto",
-                filename=path.name,
-            )
-            compile_file(request, lambda *_: None)
-            return opened.enter_context(load(request.output, device))
 
-        yield make
+def compile_form(path: Path, known: Decoder, form: Form, folder: Path, device: Device) -> Executor:
+    request = CompileRequest(
+        path=path,
+        output=folder / f"{form.tokens}x{form.capacity}.honed",
+        profile=device.profile,
+        device=device,
+        shapes=known.shapes(form),
+        precision="auto",
+        filename=path.name,
+    )
+    compile_file(request, lambda *_: None)
+    return load(request.output, device)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,7 @@ class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
     def __init__(self, number: int, path: Path, known: Decoder, sequences: DeviceSequences) -> None:
-        self.number, self.rows, self.most = number, 0, 1 << 30
+        self.number, self.rows, self.most, self.row_bytes = number, 0, 1 << 30, ROW_BYTES
         self._known, self._sequences, self._app = known, sequences, InApp(path)
 
     def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
@@ -83,13 +86,14 @@ class Sequence:
         shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
         tokens, count = shapes["input_ids"][1], ids.shape[1]
         mask = np.zeros(shapes["attention_mask"], np.int64)
-        room = mask.shape[1] - tokens
-        mask[0, : self.rows] = mask[0, room : room + count] = 1
+        new = self.rows if self._known.counts else mask.shape[1] - tokens
+        mask[0, : self.rows] = mask[0, new : new + (tokens if self._known.counts else count)] = 1
         inputs = {
             "input_ids": np.resize(ids, (1, tokens)),
             "attention_mask": mask,
             "position_ids": np.arange(self.rows, self.rows + tokens)[None],
         }
+        inputs = {name: value for name, value in inputs.items() if name in shapes}
         run = RunModel(
             key="", inputs=(), outputs=(), room=None, raw=(), finite=False, keep=False, max_bytes=0
         )
@@ -108,7 +112,7 @@ class Sequence:
     def step(self, form: Executor, ids: Array) -> None:
         """Run tokens by both, and compare."""
         outputs, self.rows, nbytes = self.asked(form, ids)
-        assert nbytes == self.rows * ROW_BYTES
+        assert nbytes == self.rows * self.row_bytes
         assert outputs.keys() == {"logits"}
         found = outputs["logits"][:, : ids.shape[1]]
         np.testing.assert_allclose(found, self._app.step(ids), rtol=0, atol=TOLERANCE)
@@ -139,6 +143,30 @@ def test_a_sequence_moves_between_forms(path: Path, known: Decoder, forms: dict[
     for length in (4, 3, 1, 1, 2, 1, 4):
         one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
     assert one.rows == ROOM
+
+
+@pytest.mark.slow
+def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -> None:
+    path = grouped(tmp_path / "g.onnx", layers=1)
+    known = known_of(path)
+    with ExitStack() as opened:
+        forms = {
+            tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
+            for tokens in (1, CHUNK)
+        }
+        for form in forms.values():
+            bound = {tensor.name: tensor.buffer for tensor in form.model.outputs}
+            for tensor in form.model.inputs:
+                assert (
+                    bound.get(tensor.name.replace("past_key_values", "present"), tensor.buffer)
+                    == tensor.buffer
+                )
+        sequences = DeviceSequences()
+        both = [Sequence(number, path, known, sequences) for number in (1, 2)]
+        for at, length in enumerate((4, 3, 1, 1, 2, 1)):
+            for each in both:
+                each.row_bytes = 2 * 2 * 8 * 4
+                each.step(forms[1 if length == 1 else CHUNK], prompt(length, 7 * at + each.number))
 
 
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import pytest
@@ -112,6 +114,25 @@ def test_factors_and_offsets_go_into_weights_and_bias(steps: list[str], convolut
 def test_what_is_no_factor_of_weights_is_left_alone(body: str, factor: np.ndarray) -> None:
     model = parsed(_text(body), w=weights(8, 8), c=factor)
     assert operators(after(model, FACTORS)) == operators(after(model, ()))
+
+
+_SCALED = "s = Tanh(x) a = Mul(s, c) t = Sin(x) b = Mul(d, t) e = Transpose<perm=[0,2,1]>(t) f = Mul(e, d) "
+
+
+@pytest.mark.parametrize(
+    ("body", "factor", "fewer"),
+    [
+        ("y = MatMul(a, f)", 0.25, 1),
+        ("y = MatMul(a, f)", 3.0, 0),  # the first might become too large
+        ("y = MatMul(a, f)", 1e-3, 0),  # or vanish
+        ("y = MatMul(s, f)", 0.25, 0),  # the first has no factor
+        ("z = MatMul(a, f) g = ReduceSum(f) y = Add(z, g)", 0.25, 0),  # others read it
+    ],
+)
+def test_one_of_two_values_that_are_multiplied_is_scaled(body: str, factor: float, fewer: int) -> None:
+    text = _text(_SCALED + body, output="float[1,5,5] y")
+    model = parsed(text, c=np.float32(0.5), d=np.float32([factor]))
+    assert operators(after(model, FACTORS)) == operators(after(model, ())) - Counter(Mul=fewer)
 
 
 HEADS = "{o}r = Reshape({v}, heads) {o} = Transpose<perm=[0,2,1,3]>({o}r)"

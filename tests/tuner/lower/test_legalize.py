@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +68,26 @@ def test_gelu_of_a_large_negative_number_is_nothing(device: Device) -> None:
     )
     found = run_model(model, {"x": np.array([-1e30, 1e30, np.nan], np.float32)}, device)["y"]
     np.testing.assert_array_equal(found, np.array([0, 1e30, np.nan], np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_root_mean_square_is_one_kernel(dtype: type[np.floating[Any]], device: Device) -> None:
+    x, gamma = normal(3, 64).astype(dtype), normal(64)
+
+    def norm(b: relax.BlockBuilder, v: Mapping[str, relax.Var]) -> relax.Expr:
+        wide = b.emit(relax.op.astype(v["x"], "float32")) if dtype is np.float16 else v["x"]
+        square = b.emit(relax.op.mean(b.emit(relax.op.multiply(wide, wide)), [-1], keepdims=True))
+        root = b.emit(relax.op.sqrt(b.emit(relax.op.add(square, relax.const(1e-5)))))
+        return relax.op.multiply(b.emit(relax.op.divide(wide, root)), v["gamma"])
+
+    func = only_function(relax_module(norm, {"x": x, "gamma": gamma}), device.profile)
+    if dtype is np.float16 and not device.profile.limits.fp16:
+        return  # one function all the same
+    _, lowered, _ = default_kernels(func, "norm", target_for(device.profile), device.profile)
+    found, wide = np.zeros(x.shape, np.float32), x.astype(np.float32)
+    run_lowered(lowered, [x, gamma], [found], device)
+    expected = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * gamma
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def _twice(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:

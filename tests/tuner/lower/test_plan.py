@@ -105,6 +105,15 @@ def test_an_input_that_is_an_output_is_copied() -> None:
     assert made.steps == (Copy(source=made.input_buffers[0], target=made.output_buffers[0]),)
 
 
+def test_an_output_that_keeps_an_input_has_its_buffer() -> None:
+    calls = [FunctionCall(function="f", inputs=(0,), outputs=(1,), keeps=0)]
+    made = plan(_program(2, calls, [1, 1]), {"f": _function("f", 1)}, 64, ROOM)
+    assert made.input_buffers == made.output_buffers[:1]
+    assert made.buffers[made.input_buffers[0]].place == "output"
+    assert isinstance(made.steps[1], Copy)
+    assert len(made.buffers) == 2
+
+
 def test_a_value_under_two_output_names_is_computed_once_and_copied() -> None:
     calls = [FunctionCall(function="f", inputs=(0,), outputs=(1,))]
     made = plan(_program(2, calls, [1, 1]), {"f": _function("f", 1)}, 64, ROOM)

@@ -55,14 +55,27 @@ def test_a_view_has_the_elements_of_what_it_is_a_view_of(data: st.DataObject) ->
         assert moved.copied
         return
     places = np.indices(found.shape)
-    index = [np.broadcast_to(one.start + one.sign * places[one.axis], found.shape) for one in found.indices]
+    index = [
+        np.broadcast_to(one.start + one.sign * (places[one.axis] // one.times), found.shape)
+        for one in found.indices
+    ]
     flat = np.ravel_multi_index(index, found.dimensions) if index else np.zeros(found.shape, int)
     np.testing.assert_array_equal(flat, moved.held)
 
 
 def _move(moved: _Moved, data: st.DataObject) -> None:
-    held, op = moved.held, data.draw(st.sampled_from(["permute", "slice", "reshape"]))
-    if op == "permute":
+    held, op = moved.held, data.draw(st.sampled_from(["permute", "slice", "reshape", "repeat"]))
+    if op == "repeat":
+        axis, times = data.draw(st.integers(0, held.ndim - 1)), data.draw(st.integers(2, 3))
+        new, many = list(held.shape), list(held.shape)
+        new.insert(axis + 1, 1)
+        many.insert(axis + 1, times)
+        held = held.repeat(times, axis)
+        moved.move(relax.op.reshape(moved.made, new), held)
+        moved.move(relax.op.broadcast_to(moved.made, many), held)
+        moved.move(relax.op.reshape(moved.made, held.shape), held)
+        moved.copied = True
+    elif op == "permute":
         axes = data.draw(st.permutations(range(held.ndim)))
         moved.move(relax.op.permute_dims(moved.made, axes), held.transpose(axes))
     elif op == "slice":
@@ -87,10 +100,17 @@ _GIVEN = {"x": (2, 6, 48), "w": (2, 4, 6, 6), "a": (2, 6, 6)}
 _HEADS = """h = Reshape(x, split) q = Slice(h, i0, i1, i2) k = Slice(h, i1, i2, i2) v = Slice(h, i2, i3, i2)
     qs = Squeeze(q, i2) ks = Squeeze(k, i2) vs = Squeeze(v, i2) qh = Transpose <perm = [0, 2, 1, 3]> (qs)
     kh = Transpose <perm = [0, 2, 3, 1]> (ks) vh = Transpose <perm = [0, 2, 1, 3]> (vs) """
+_SHARED = "p = Slice(vh, i1, i3, i1) e = Unsqueeze(p, i2) b = Expand(e, twice) r = Reshape(b, shared)"
 _PRODUCTS = {
     "values of heads": ("s = MatMul(w, vh) y = Tanh(s)", "2,4,6,4", 1),
     "keys of few queries": ("y = MatMul(qh, kh)", "2,4,6,6", 1),
     "keys of many queries": ("c = Concat <axis = 2> (qh, qh) y = MatMul(c, kh)", "2,4,12,6", 3),
+    "values that heads share": (f"{_SHARED} s = MatMul(w, r) y = Tanh(s)", "2,4,6,4", 1),
+    "keys that heads of few queries share": (
+        f"{_SHARED} t = Transpose <perm = [0, 1, 3, 2]> (r) y = MatMul(qh, t)",
+        "2,4,6,6",
+        1,
+    ),
     "values of the twin": ("r = Slice(vh, end, start, i0, back) y = MatMul(w, r)", "2,4,6,4", 1),
     "both of one value": (
         "s = Slice(x, i0, i6, i2) t = Slice(x, i24, i48, i2) g = MatMul(s, t) y = Tanh(g)",
@@ -133,6 +153,7 @@ def test_products_of_views_are_right_and_save_the_copies(name: str, device: Devi
     text = f"(float[2,6,48] x, float[2,4,6,6] w, float[2,6,6] a) => (float[{shape}] y) {{ {_HEADS} {body} }}"
     ends = {f"i{n}": np.array([n]) for n in (0, 1, 2, 3, 6, 8, 24, 48)} | {"end": -ONE, "start": -9 * ONE}
     constants = {"split": np.array([2, 6, 3, 4, 4]), "back": -ONE, "u": weights(48, 5), "z": weights(16, 5)}
+    constants |= {"twice": np.array([2, 2, 2, 6, 4]), "shared": np.array([2, 4, 6, 4])}
     constants |= {"rows": np.array([2, 6, 16]), "mixed": np.array([2, 6, 4, 4])}
     model = parsed(text, **ends, **constants)
     rng = np.random.default_rng(1)

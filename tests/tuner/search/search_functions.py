@@ -53,6 +53,18 @@ GRAPHS = {
         w = ConstantOfShape <value = uint8[1] {83}> (bytes)
         s = ConstantOfShape <value = float[1] {0.1}> (blocks)
         y = com.microsoft.MatMulNBits <K = 64, N = 48, bits = 4, block_size = 32> (x, w, s) }""",
+    "product with packed weights and a residual": """(float[1, 192] x, float[1, 40] r) => (float[1, 40] y)
+        <int64[3] bytes = {40, 12, 8}, int64[2] blocks = {40, 12}> {
+        w = ConstantOfShape <value = uint8[1] {83}> (bytes)
+        s = ConstantOfShape <value = float[1] {0.1}> (blocks)
+        m = com.microsoft.MatMulNBits <K = 192, N = 40, bits = 4, block_size = 16> (x, w, s)
+        y = Add(m, r) }""",
+    "product with packed weights, padded": """(float[1, 1, 96] x, float[1, 1, 40] r) => (float[1, 1, 44] y)
+        <int64[3] bytes = {40, 3, 16}, int64[2] blocks = {40, 3}, int64[6] around = {0, 0, 0, 0, 0, 4}> {
+        w = ConstantOfShape <value = uint8[1] {83}> (bytes)
+        s = ConstantOfShape <value = float[1] {0.1}> (blocks)
+        m = com.microsoft.MatMulNBits <K = 96, N = 40, bits = 4, block_size = 32> (x, w, s)
+        t = Mul(m, r) y = Pad(t, around) }""",
     "product of rows with packed weights": """(float[12, 64] x) => (float[12, 48] y)
         <int64[3] bytes = {48, 4, 8}, int64[2] blocks = {48, 4}, int64[2] zeros = {48, 2}> {
         w = ConstantOfShape <value = uint8[1] {83}> (bytes)

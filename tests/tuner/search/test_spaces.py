@@ -28,7 +28,10 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
+from honed.tuner.search.decisions import read
 from honed.tuner.search.parts import Sketch
+from honed.tuner.search.sketches import starts
+from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import packed, pointwise, windowed
 from honed.tuner.search.sketches.held import held
 from honed.tuner.search.sketches.processors import channels, panels
@@ -215,6 +218,34 @@ def test_products_of_panels_are_right(
     if constant:
         one = replace(one, func=mark_constants(one.func, [1], profile))
     _draws_are_right(one, _made(one, profile, panels), profile, measurer, workload)
+
+
+@pytest.mark.parametrize("profile", ["gpu"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("product with packed weights", 1),
+        ("product with packed weights and a residual", 1),
+        ("product with packed weights, padded", 2),
+    ],
+)
+def test_groups_that_share_the_blocks_of_a_row_are_right(
+    name: str,
+    kernels: int,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
+    space = rules.space(one.func, target_for(profile), profile)
+    shared = [each for each in space if shares_blocks(read(traces.to_text(each.trace)))]
+    measurer.load(workload(one))
+    drawn = draws(one.func, profile, shared, 6)
+    first, *_ = starts([read(traces.to_text(each.trace)) for each in shared])
+    drawn.append(traces.apply(first.text(), one.func))
+    assert sum(_right(one, schedule, profile, measurer) for schedule in drawn) > 2
+    assert {len(_lowered(schedule, profile).launches) for schedule in drawn} == {kernels}
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def _check_order(model: CompiledModel) -> None:
     """
     buffers = model.buffers
     written = {i for i, b in enumerate(buffers) if b.place in ("constant", "input") or b.nbytes == 0}
+    written |= {tensor.buffer for tensor in model.inputs}
     parts = {root: WrittenBytes() for root in families(buffers) if buffers[root].place != "input"}
     writers: set[int] = set()
 

@@ -78,7 +78,8 @@ def load(
 class Growth(NamedTuple):
     """Values that grow along an axis: the input that has those so far, and the output with new ones.
 
-    New ones are last in the output, or where it is as long as the input, behind those so far.
+    New ones are last in the output, or where it is as long as the input, behind those so far: perhaps in the
+    same buffer, to which then nothing is copied.
     """
 
     input: str
@@ -273,6 +274,8 @@ class Executor:
         inputs, outputs = ({p.name: p for p in ports} for ports in (self._inputs.ports, self._outputs.ports))
         for each in growing:
             taken, made = inputs[each.input], outputs[each.output]
+            if taken.buffer == made.buffer:  # the model wrote them there
+                continue
             outer = math.prod(taken.shape[: each.axis])
             row = math.prod(taken.shape[each.axis + 1 :]) * taken.held.itemsize
             capacity, made_rows = taken.shape[each.axis], made.shape[each.axis]

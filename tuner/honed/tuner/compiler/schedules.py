@@ -30,6 +30,7 @@ from honed.tuner.search.costmodel import Array, Prior, prior_of
 from honed.tuner.search.draw import Draw, Drawing, features_of
 from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
+from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import window_loads
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import loads_of
@@ -166,7 +167,7 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFu
     rows = [one for sketch in (*sliced, *others) for one in drawing.tabled(sketch)]
     least = _FILLED * profile.limits.compute_units
     if sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES:
-        rows = [one for one in rows if groups_of(one.drawn) >= least]
+        rows = [one for one in rows if shares_blocks(one.drawn) or groups_of(one.drawn) >= least]
     rows.sort(key=lambda one: max(0.0, least - groups_of(one.drawn)))
     return (played for one in rows if (played := drawing.played(one)) is not None)
 

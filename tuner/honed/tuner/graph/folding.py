@@ -138,6 +138,7 @@ def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, s
 
 # Of factors that are folded: others could make weights too small for their type.
 _LEAST, _MOST = 2.0**-16, 2.0**16
+_LEAST_SCALE = 2.0**-4  # by which a value that is not constant may become smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,48 @@ def fold_factors(graph: Graph) -> tuple[Graph, int]:
         if new and len(new) <= len(one.steps):
             replaced |= {step.output[0]: [] for step in one.steps} | {name: new}
             fewer += 1 + len(one.steps) - len(new)
+    for node in graph.nodes:
+        if new := _with_one_factor(graph, found, node, replaced):
+            replaced[node.output[0]] = new
+            fewer += 1
     return found.replacing(replaced), fewer
+
+
+def _with_one_factor(
+    graph: Graph, to: Graph, node: onnx.NodeProto, replaced: Replaced
+) -> list[onnx.NodeProto]:
+    """Return a product of two scaled values with the first scaled by both factors; none for other nodes.
+
+    So the second, as the keys of a cache, is read where it lies.
+    """
+    if node.op_type != "MatMul":
+        return []
+    scaled = [found for name in node.input if (found := _scaled(graph, name)) is not None]
+    if len(scaled) < len(node.input) or not replaced.keys().isdisjoint(node.input):
+        return []
+    (first, one), (second, other) = scaled
+    if not 1 >= abs(other) >= _LEAST_SCALE or graph.only(node.input[1]) is None:
+        return []
+    kind, value = graph.types[node.input[0]], to.unique(f"{node.output[0]}/scaled")
+    factor = np.array(one * other, helper.tensor_dtype_to_np_dtype(kind.elem))
+    scale = to.constant(factor, f"{value}/factor")
+    result = str(node.output[0])
+    return [
+        to.node("Mul", [first, scale], value, kind),
+        to.node("MatMul", [value, second], result, graph.types[result]),
+    ]
+
+
+def _scaled(graph: Graph, value: str) -> tuple[str, float] | None:
+    """Return what a value is times a constant, and the constant; None where it is no such value."""
+    made = graph.makers.get(value)
+    if made is None or made.op_type != "Mul":
+        return None
+    for given, by in (made.input, reversed(made.input)):
+        constant = graph.constants.get(by)
+        if constant is not None and constant.size == 1 and graph.types[given] == graph.types[value]:
+            return str(given), float(constant.item())
+    return None
 
 
 def _root(graph: Graph, node: onnx.NodeProto) -> _Linear | None:

@@ -20,6 +20,7 @@ from honed.runtime.compiled.model import CPU_PART
 
 from .functions.fusing import Joins, move_of, never
 from .functions.legalize import ALL_PASSES, FusionPasses, legalize
+from .functions.updates import kept
 from .opencl import Lowered, LoweringFailed, lower_function
 from .plan import Plan, plan
 from .program import (
@@ -373,6 +374,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             outputs=tuple(s.value for s in outputs),
             operators=reader.operators.get(var, ()),
             moves=_moves(reader, function, inputs, outputs),
+            keeps=None if (place := kept(reader.module[function])) is None else inputs[place].value,
         )
     )
 

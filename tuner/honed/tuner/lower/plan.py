@@ -249,9 +249,10 @@ def plan(
     `alignment` is the device's of sub-buffers, `room` the most that may be prepared, both in bytes.
     """
     draft = _Draft(program)
+    kept = {call.outputs[0]: call.keeps for call in program.calls if isinstance(call, FunctionCall)}
     for v in program.inputs:
-        draft.add_value(v, "input")
-    outputs, copies = _outputs(draft)
+        draft.add_value(v, "output" if v in kept.values() else "input")
+    outputs, copies = _outputs(draft, kept)
     for v, value in enumerate(program.values):
         if value.constant is not None and v not in draft.at:
             draft.at[v] = draft.add_constant(value.constant)
@@ -302,13 +303,20 @@ def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> 
     return tuple(found)
 
 
-def _outputs(draft: _Draft) -> tuple[list[int], list[tuple[int, int]]]:
-    """Give every output a buffer; a value that has one already (input, constant, other output) is copied."""
+def _outputs(draft: _Draft, kept: Mapping[int, int | None]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Give every output a buffer; a value that has one already (input, constant, other output) is copied.
+
+    An output that keeps an input (`kept`) has that input's.
+    """
     program = draft.program
     buffers: list[int] = []
     copies: list[tuple[int, int]] = []
     for v, shape in zip(program.outputs, program.output_shapes, strict=True):
-        value = program.values[v]
+        value, source = program.values[v], kept.get(v)
+        if source is not None and v not in draft.at:
+            draft.at[v] = draft.at[source]
+            buffers.append(draft.at[v])
+            continue
         b = draft.add(MemoryValue(dtype=value.dtype, shape=shape), "output")
         buffers.append(b)
         if v in draft.at or value.constant is not None:

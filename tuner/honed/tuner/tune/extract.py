@@ -26,6 +26,7 @@ from honed.tuner.compiler import sized
 from honed.tuner.compiler.compile import compiled_before, prepare
 from honed.tuner.compiler.fusion import Contest, Joining, joins
 from honed.tuner.compiler.partition import Cut
+from honed.tuner.lower.functions.updates import kept
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
 from honed.tuner.lower.schedule import fresh
@@ -43,6 +44,8 @@ from honed.tuner.mixed import choose
 
 from .task import TuningTask
 
+_ON_THE_HOST = "a part of the model that the CPU engine runs"
+_IN_PLACE = "it stores what changes of a value, and candidates are judged by all of it"
 SETS = 3  # of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
@@ -80,9 +83,9 @@ def extract(
 ) -> Extraction:
     """Extract the tasks of an ONNX file; raises as compiling does.
 
-    Its calls of partitions are a task that cannot be tuned. `calibration` and `like` are as in
-    `honed.tuner.compiler.compile.CompileRequest`. Partitions have the sizes that `like` was compiled for,
-    whether the CPU engine was faster or not.
+    Its calls of partitions are a task that cannot be tuned, and so is what updates inputs in place.
+    `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Partitions have the
+    sizes that `like` was compiled for, whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
     normalised, before = prepared.normalised, compiled_before(like, prepared, precision)
@@ -97,13 +100,18 @@ def extract(
     tasks = [
         Extracted(_task(func, name, task_key(func), weights[name], outputs[name]), func)
         for name, func in legal.functions.items()
+        if kept(func) is None
     ]
+    updates = {task_key(func): name for name, func in legal.functions.items() if kept(func) is not None}
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
     rivals, contests = _rivals(joining, {one.task.key for one in tasks}, profile)
     whole = Extraction(
         tasks=tasks,
         rivals=rivals,
-        opaque=[_opaque(name, weight) for name, weight in hosts.items()],
+        opaque=[
+            *(_opaque(f"host:{name}", name, weight, _ON_THE_HOST) for name, weight in hosts.items()),
+            *(_opaque(key, name, weights[name], _IN_PLACE) for key, name in updates.items()),
+        ],
         contests=contests,
     )
     return _together([whole, *_of_parts(prepared.cut, precision, profile, before)])
@@ -165,10 +173,9 @@ def _rivals(
     return list(rivals.values()), tuple(contests)
 
 
-def _opaque(name: str, weight: int) -> TuningTask:
-    """Return calls of partitions as a task that cannot be tuned."""
-    why = "opaque: a part of the model that the CPU engine runs"
-    return TuningTask(key=f"host:{name}", name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=why)
+def _opaque(key: str, name: str, weight: int, why: str) -> TuningTask:
+    """Return calls as a task that cannot be tuned."""
+    return TuningTask(key=key, name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=f"opaque: {why}")
 
 
 def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:

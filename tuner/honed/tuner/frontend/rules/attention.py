@@ -278,12 +278,13 @@ class _Cache:
                 b("Gather", cut(b, new, 0, i, i + 1), pick(b, places, 0, i), axis=2) for i in range(batch)
             ]
             new = join(b, each, 0)
-        old = None if past is None or not past.size else past
-        if old is not None:
-            old = pad_axis(b, old, 2, 0, self.length - old.shape[2])
-            old = old if self.keeps else b("Where", b("Less", offsets, 0), old, 0)
-        inside = b("And", b("LessOrEqual", 0, offsets), b("Less", offsets, count))
-        return b("Where", inside, new, 0 if old is None else old)
+        begun, ended = b("LessOrEqual", 0, offsets), b("LessOrEqual", count, offsets)
+        old: Value | int = 0
+        if past is not None and past.size:
+            old = pad_axis(b, past, 2, 0, self.length - past.shape[2])
+        if self.keeps:
+            return b("Where", b("And", begun, b("Not", ended)), new, old)
+        return b("Where", begun, b("Where", ended, 0, new), old)
 
     def seen(self, b: Builder, group: int, *, causal: bool, window: int = -1) -> Value:
         """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to."""

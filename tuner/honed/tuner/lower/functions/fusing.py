@@ -128,7 +128,7 @@ def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) ->
     graph = _Graph(
         calls=calls,
         given={b.var: tuple(variables(b.value)) for b in bindings(main)},
-        outside={*main.params, *_given_back(annotated)},
+        outside={*main.params, *given_back(annotated)},
     )
     left = {var: move for var in calls if (move := graph.move(var, alignment)) is not None}
     apart: dict[relax.Var, Move] = {}
@@ -251,7 +251,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
     return builder.get()
 
 
-def _given_back(module: IRModule) -> set[relax.Var]:
+def given_back(module: IRModule) -> set[relax.Var]:
     """Return the variables that the result of `main` is made of without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(variables(module["main"].body.body))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tvm
@@ -18,12 +19,12 @@ from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 
-from . import extremes, winograd
+from . import extremes, updates, winograd
 from .dots import multiply_bytes
 from .fusing import Joins, Traced, join_functions, never, set_moves_apart, trace
 from .layouts import block_channels, block_lanes
 from .packed import multiply_packed
-from .views import annotate_views, read_by_strides
+from .views import annotate_views, bindings, is_call, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
@@ -75,7 +76,12 @@ def legalize(
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()
         rules["relax.right_shift"] = _shifted
-        legalised = tvm.transform.Sequential([steps.LegalizeOps(rules), steps.AnnotateTIROpPattern()])
+        bound = {b.var: b.value for b in bindings(laid_out["main"])}
+        rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
+        rules["relax.mean"] = partial(_mean, bound)
+        legalised = tvm.transform.Sequential(
+            [steps.LegalizeOps(rules), steps.DeadCodeElimination(), steps.AnnotateTIROpPattern()]
+        )
         plain = annotate_views(legalised(laid_out))
         if passes.in_place and profile.family.parts_of_buffers:
             plain = set_moves_apart(plain, laid_out, alignment_of(profile))
@@ -145,6 +151,27 @@ def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return te.compute(shape, value, name="right_shift", tag=topi.tag.BROADCAST)
 
     return builder.call_te(unpacked, packed, primfunc_name_hint="unpack")
+
+
+def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return a mean; one of squares computes these too, also of halves as singles.
+
+    TVM fuses nothing with a mean that it reads, so that each square, and each single, would be stored.
+    """
+    square: Any = made.get(call.args[0])
+    if not is_call(square, "relax.multiply") or not square.args[0].same_as(square.args[1]):
+        return ir.Op.get("relax.mean").get_attr("FLegalize")(builder, call)
+    given, dtype = square.args[0], str(call.ty.dtype)
+    cast: Any = made.get(given)
+    axes, keep = [int(axis) for axis in call.attrs.axis], bool(call.attrs.keepdims)
+
+    def mean(x: te.Tensor) -> te.Tensor:
+        wide = topi.cast(x, dtype)
+        terms = math.prod(int(x.shape[axis]) for axis in axes)
+        return topi.divide(topi.sum(topi.multiply(wide, wide), axes, keep), terms)
+
+    source = cast.args[0] if is_call(cast, "relax.astype") else given
+    return builder.call_te(mean, source, primfunc_name_hint="mean_of_squares")
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:

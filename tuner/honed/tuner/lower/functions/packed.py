@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from honed.protocol.dataclass import dataclass
 
-from .views import PRODUCT, bindings, extents, is_fixed
+from .views import PRODUCT, bindings, extents, is_call, is_fixed
 
 _WORD = 32  # bits, as models are normalised
 _PACKED_AXES = 4  # blocks, words of a block, numbers of a word, columns
@@ -89,7 +89,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def _packed(self, call: relax.Call) -> _Packed | None:
         """Return the packed constants that a call multiplies by; None where it is another call."""
         if (
-            not _calls(call, "matmul")
+            not is_call(call, "relax.matmul")
             or str(call.ty.dtype) not in _FLOATS
             or not all(map(is_fixed, call.args))
         ):
@@ -110,14 +110,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def _given(self, expr: relax.Expr | None, name: str) -> tuple[relax.Expr | None, ...]:
         """Return what the operator that makes a value is given; Nones where it is another operator."""
         made = self._made.get(expr)
-        return tuple(made.args) if made is not None and _calls(made, name) else (None, None)
+        return tuple(made.args) if made is not None and is_call(made, f"relax.{name}") else (None, None)
 
     def _first(self, expr: relax.Expr | None, name: str) -> relax.Expr | None:
         return self._given(expr, name)[0]
-
-
-def _calls(expr: object, name: str) -> bool:
-    return isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == f"relax.{name}"
 
 
 def _in_words(words: npt.NDArray[np.uint32], kind: str) -> npt.NDArray[Any]:

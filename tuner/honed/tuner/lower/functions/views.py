@@ -1,6 +1,7 @@
 """Products, and what is added to them, read values where they lie, by strides, and products write transposes.
 
-Instead of copies that were transposed or sliced. Values are other values seen with strides: NumPy knows how.
+Instead of copies that were transposed, sliced or repeated. Values are other values seen with strides: NumPy
+knows how.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,12 +52,20 @@ def readers(function: relax.Function) -> Counter[relax.Var]:
 class StridedIndex:
     """Of one dimension: `start`, plus or minus (`sign`) the index along `axis` of what is seen.
 
-    `sign` 0: the same for all of it.
+    `sign` 0: the same for all of it. It is also the same for each `times` neighbours along the axis.
     """
 
     axis: int
     sign: int
     start: int
+    times: int = 1
+
+    def at(self, indices: Sequence[tirx.Expr]) -> tirx.Expr:
+        """Return the index of the dimension for an element of what is seen."""
+        if not self.sign:
+            return tirx.IntImm("int64", self.start)
+        along = indices[self.axis] if self.times == 1 else indices[self.axis] // self.times
+        return self.start - along if self.sign < 0 else along + self.start if self.start else along
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class StridedView:
     def contiguous_axis(self) -> int | None:
         """The axis along which neighbours are neighbours in memory; None where there is none."""
         last = self.indices[-1] if self.indices else None
-        return last.axis if last is not None and last.sign == 1 else None
+        return last.axis if last is not None and last.sign == last.times == 1 else None
 
     def has_rows_along(self, axes: Container[int]) -> bool:
         """Return whether rows along one of the axes are whole rows of the last dimension."""
@@ -86,16 +96,7 @@ class StridedView:
 
     def at(self, indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         """Return the place of an element in the source."""
-        return [
-            tirx.IntImm("int64", i.start)
-            if not i.sign
-            else i.start - indices[i.axis]
-            if i.sign < 0
-            else indices[i.axis] + i.start
-            if i.start
-            else indices[i.axis]
-            for i in self.indices
-        ]
+        return [index.at(indices) for index in self.indices]
 
 
 def view(expr: relax.Expr, lookup: Lookup) -> StridedView | None:
@@ -105,21 +106,19 @@ def view(expr: relax.Expr, lookup: Lookup) -> StridedView | None:
 
 def views(expr: relax.Expr, lookup: Lookup) -> Iterator[StridedView]:
     """Yield an expression as views of the values behind it, furthest first; none if it has no elements."""
-    steps: list[tuple[relax.Call, Callable[[_Bytes, relax.Call], _Bytes | None]]] = []
+    steps: list[_Step] = []
     sources = [expr]
-    while (call := _moving(sources[-1], lookup)) is not None:
-        steps.append((call, _MOVES[call.op.name]))
-        sources.append(call.args[0])
+    while (step := _moving(sources[-1], lookup)) is not None:
+        steps.append(step)
+        sources.append(step.source)
     while sources:
         memory: _Bytes = np.empty(extents(sources[-1]), np.int8)
-        seen: _Bytes | None = memory
-        for call, move in reversed(steps[: len(sources) - 1]):
-            seen = move(seen, call) if seen is not None else None
+        seen, times = _seen(memory, steps[len(sources) - 2 :: -1] if len(sources) > 1 else ())
         if seen is not None and not seen.size:
             return
         found = None if seen is None else _view(sources[-1], memory, seen)
         if found is not None:
-            yield found
+            yield _repeated(found, times)
         sources.pop()
 
 
@@ -141,17 +140,81 @@ def is_fixed(expr: relax.Expr) -> bool:
     return shape is not None and all(isinstance(extent, tirx.IntImm) for extent in shape)
 
 
-def _moving(expr: relax.Expr, lookup: Lookup) -> relax.Call | None:
-    """Return the call that makes an expression, if it only moves its argument's elements; else None."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A call that only moves the elements of `source`; or makes `times` of each place along an axis."""
+
+    call: relax.Call
+    source: relax.Expr
+    axis: int = 0
+    times: int = 1
+
+
+def _moving(expr: relax.Expr, lookup: Lookup) -> _Step | None:
+    """Return how an expression is made, if that only moves the elements of another; else None."""
     made = lookup(expr) if isinstance(expr, relax.Var) else expr
     if not isinstance(made, relax.Call) or getattr(made.op, "name", "") not in _MOVES:
         return None
-    return made if is_fixed(made.args[0]) else None
+    return _repeating(made, lookup) or (_Step(made, made.args[0]) if is_fixed(made.args[0]) else None)
+
+
+def _repeating(call: relax.Call, lookup: Lookup) -> _Step | None:
+    """Return how a Reshape repeats places, as exporters write heads that share keys; None where it does not.
+
+    A new axis is added behind one, broadcast, and made one axis with it.
+    """
+    broadcast: Any = lookup(call.args[0]) if isinstance(call.args[0], relax.Var) else None
+    if not (is_call(call, "relax.reshape") and is_call(broadcast, "relax.broadcast_to")):
+        return None
+    added: Any = lookup(broadcast.args[0]) if isinstance(broadcast.args[0], relax.Var) else None
+    if not is_call(added, "relax.reshape") or not all(map(is_fixed, (added.args[0], added, broadcast, call))):
+        return None
+    before, one, many = extents(added.args[0]), extents(added), extents(broadcast)
+    axis = next((n for n, (a, b) in enumerate(zip(one, many, strict=False)) if a != b), 0)
+    outer, inner = before[: axis - 1], before[axis:]
+    if not axis or len(one) != len(many) or one != (*before[:axis], 1, *inner):
+        return None
+    times = many[axis]
+    repeated = (*outer, before[axis - 1] * times, *inner)
+    if many != (*before[:axis], times, *inner) or extents(call) != repeated:
+        return None
+    return _Step(call, added.args[0], axis - 1, times)
+
+
+def _seen(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None, list[int]]:
+    """Return memory as it is seen after steps, and how often each place along its axes is repeated.
+
+    None where that takes a copy.
+    """
+    seen, times = memory, [1] * memory.ndim
+    for step in steps:
+        if step.times > 1:
+            times[step.axis] *= step.times
+            continue
+        transposes = is_call(step.call, "relax.permute_dims")
+        moves = transposes or max(times, default=1) == 1
+        moved = _MOVES[step.call.op.name](seen, step.call) if moves else None
+        if moved is None:
+            return None, times
+        times = [times[axis] for axis in _axes(step.call)] if transposes else [1] * moved.ndim
+        seen = moved
+    return seen, times
+
+
+def _repeated(found: StridedView, times: Sequence[int]) -> StridedView:
+    """Return a view of which each place along an axis is seen so many times."""
+    indices = tuple(replace(one, times=times[one.axis]) if one.sign else one for one in found.indices)
+    shape = tuple(extent * n for extent, n in zip(found.shape, times, strict=True))
+    return replace(found, indices=indices, shape=shape)
+
+
+def _axes(transpose: relax.Call) -> list[int]:
+    """Return the axes of what is transposed in their new order."""
+    return [int(axis) for axis in transpose.attrs.axes or reversed(range(len(extents(transpose))))]
 
 
 def _transposed(seen: _Bytes, call: relax.Call) -> _Bytes:
-    axes = call.attrs.axes
-    return seen.transpose(None if axes is None else [int(axis) for axis in axes])
+    return seen.transpose(_axes(call))
 
 
 def _reshaped(seen: _Bytes, call: relax.Call) -> _Bytes | None:
@@ -262,9 +325,9 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         """Return a cheaper replacement for a call of the module, or the call itself where there is none."""
         new = self.visit_expr_post_order(call)
         made: relax.Expr | None = None
-        if call.args and call.args[0] in self.products and _is(call, "relax.permute_dims"):
+        if call.args and call.args[0] in self.products and is_call(call, "relax.permute_dims"):
             made = self.transposed(call)
-        elif _is(call, "relax.add"):
+        elif is_call(call, "relax.add"):
             made = self.added(call)
         elif _is_product(call):
             made = self.multiplied(call)
@@ -280,7 +343,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def transposed(self, call: relax.Call) -> relax.Expr | None:
         """Return a product that writes its transpose; None where others read it or rows do not stay rows."""
         rank = len(extents(call))
-        axes = [int(axis) for axis in call.attrs.axes or reversed(range(rank))]
+        axes = _axes(call)
         if self.readers[call.args[0]] > 1 or axes[-1] != rank - 1:
             return None
         made = self.products[call.args[0]]
@@ -355,13 +418,14 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return self.builder_.emit(reshape)
 
 
-def _is(expr: relax.Expr, name: str) -> bool:
+def is_call(expr: object, name: str) -> bool:
+    """Return whether an expression is a call of the operator `name`."""
     return isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == name
 
 
 def _is_product(expr: relax.Expr) -> bool:
     """Return whether an expression is a product of matrices, or stacks of them, of known shapes."""
-    if not _is(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
+    if not is_call(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
         return False
     return min(len(extents(one)) for one in expr.args) > 1
 

@@ -26,7 +26,7 @@ from honed.tuner.search.decisions import Drawn
 
 from .attention import attention_tile
 from .blocked import blocked_rectangle, moved_lines
-from .blockwise import blockwise_tile
+from .blockwise import blockwise_tile, shared_tile
 from .convolutions import point_groups, window_tile
 from .grouped import group_tiles, slices_of
 from .held import held_tiles
@@ -44,6 +44,7 @@ _SINGLES = (
     point_groups,
     attention_tile,
     blockwise_tile,
+    shared_tile,
 )
 
 

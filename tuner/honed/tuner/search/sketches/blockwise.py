@@ -2,7 +2,8 @@
 
 A work-item computes a tile of rows and vectors of columns. It adds up a block in registers, out of words that
 it unpacks as it goes, and scales that sum once. On processors words and scales lie in panels one vector of
-columns wide, so that they are read from end to end.
+columns wide, so that they are read from end to end. Where work-items of a group share work, they share the
+blocks of a single row: its columns alone would keep no device busy.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from honed.tuner.search.parts import (
     alone,
     below,
     bind,
+    fuse,
     is_elementwise,
     lanes_of,
     parts,
@@ -65,6 +67,57 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         launch_rows(schedule, block, lanes)
     if tails and not is_elementwise(tails[0], whole):
         alone(schedule, tails[0], limits, most)
+    return True
+
+
+_ITEMS = 32  # columns of a group at most, and work-items that share each
+
+
+@sketch(74)
+def shared_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Share the blocks of one row among the work-items of groups, which add up what each of them has.
+
+    False where the function is no such product, or work-items share nothing on the device.
+    """
+    found = parts(schedule, Keep.NOTHING)
+    if limits.contractions or not _is_blockwise(found):
+        return False
+    sums, whole, *tails = found
+    if math.prod(whole.extents[:-2]) > 1:
+        return False
+    *ones, columns, blocks = schedule.get_loops(whole.block)
+    group, item, items = sample_tile(schedule, columns, _ITEMS)
+    mine, part, slices = sample_tile(schedule, blocks, _ITEMS)
+    schedule.reorder(*ones, group, part, item, mine)
+    partial = schedule.rfactor(part, 0)
+    *ones, group, part, item, mine = schedule.get_loops(partial)
+    groups, thread = fuse(schedule, [*ones, group]), fuse(schedule, [part, item])
+    schedule.bind(groups, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    kept = schedule.cache_write(partial, 0, "local")
+    schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
+    schedule.set_scope(kept, 0, "shared")
+    schedule.compute_at(sums.block, mine, preserve_unit_loops=True)
+    set_private(schedule, sums.block)
+    steps, written, _ = sample_tile(schedule, below(schedule, sums.block, mine)[-1], limits.unroll)
+    schedule.unroll(written)
+    schedule.decompose_reduction(sums.block, steps)
+    schedule.decompose_reduction(partial, mine)
+    if tails and is_elementwise(tails[0], whole):
+        schedule.set_scope(whole.block, 0, "shared")
+        result = tails[0].block
+    else:
+        result = schedule.cache_write(whole.block, 0, "shared")
+        for tail in tails:
+            alone(schedule, tail, limits, most)
+    for block in (whole.block, result):  # both, before either is split: TVM takes no condition into account
+        schedule.reverse_compute_at(block, groups, preserve_unit_loops=True)
+    for block in (whole.block, result):
+        _, *threads = schedule.split(below(schedule, block, groups)[-1], [None, slices, items])
+        schedule.bind(fuse(schedule, threads), "threadIdx.x")
+    summed, *_, thread = below(schedule, whole.block, groups)
+    schedule.reorder(thread, summed)
+    schedule.decompose_reduction(whole.block, summed)
     return True
 
 
@@ -130,3 +183,25 @@ def blockwise_tile(sketch: Drawn) -> Drawn | None:
         items = columns.extent * math.prod(one.extent for _, one in rows) // math.prod(steps)
         changed[place] = threads.cut(best_group(items, threads.most), items)
     return sketch.with_most(changed)
+
+
+_LEAST_ITEMS, _MANY_GROUPS = 8, 1024  # columns whose words are a sector of 32 bytes; groups for any device
+_MOST_THREADS = 256  # of a group
+_SHARED = 3  # reductions that are decomposed where a group shares the blocks
+
+
+def shares_blocks(sketch: Drawn) -> bool:
+    """Return whether work-items of a group share the blocks of a row."""
+    return sketch.names.count("DecomposeReduction") == _SHARED and sketch.names.count("RFactor") == 1
+
+
+def shared_tile(sketch: Drawn) -> Drawn | None:
+    """Return the sketch with as many groups as keep a device busy; None where it is of another kind."""
+    if not shares_blocks(sketch):
+        return None
+    (first, columns), (second, blocks), (last, terms) = sketch.tiles
+    wide = [n for n in divisors(columns.extent, columns.most) if n >= _LEAST_ITEMS]
+    items = next((n for n in wide if columns.extent // n <= _MANY_GROUPS), (wide or [1])[-1])
+    slices = divisors(blocks.extent, min(blocks.most, _MOST_THREADS // items))[-1]
+    written = divisors(terms.extent, min(terms.most, _WRITTEN))[-1]
+    return sketch.with_most({first: columns.cut(items), second: blocks.cut(slices), last: terms.cut(written)})
