@@ -10,7 +10,17 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
-from honed.tuner.search.decisions import LINE, WARP, Decision, Drawn, Tile, busiest, divisors, off_usual, planes
+from honed.tuner.search.decisions import (
+    LINE,
+    WARP,
+    Decision,
+    Drawn,
+    Tile,
+    busiest,
+    divisors,
+    off_usual,
+    planes,
+)
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
     REDUCE,
