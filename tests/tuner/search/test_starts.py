@@ -21,7 +21,7 @@ from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.convolutions import window_tile
 from honed.tuner.search.sketches.grouped import groups_of
-from honed.tuner.search.sketches.held import loads_of
+from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.tune.extract import extract
 
 from .search_functions import dense, imagined, tasks
@@ -113,7 +113,7 @@ def test_products_on_malis_begin_with_the_squarest_tile_that_does_not_spill(
     m: int, n: int, k: int, dtype: str, expected: list[int]
 ) -> None:
     func, one = dense(m, n, k, dtype), imagined("mali")
-    first = min(starts(sketched(func, "mali")), key=loads_of)
+    first = min(starts(sketched(func, "mali")), key=lines_of)
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner == expected
     scheduled = traces.apply(first.text(), func).mod["main"]

@@ -33,7 +33,7 @@ from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import window_loads
 from honed.tuner.search.sketches.grouped import groups_of
-from honed.tuner.search.sketches.held import loads_of
+from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 
 
@@ -137,7 +137,7 @@ def _picked(
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    rows.sort(key=lambda one: (loads_of(one.drawn), window_loads(one.drawn)))
+    rows.sort(key=lambda one: (lines_of(one.drawn), window_loads(one.drawn)))
     yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
     if small and not several:
         return

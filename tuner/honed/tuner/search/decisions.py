@@ -195,13 +195,14 @@ def _plain(decision: Decision) -> int | list[int]:
 
 # How launches keep a Mali's cores busy.
 
-_CORES, _WARP = 4, 16
+_CORES, WARP = 4, 16
+LINE = 64  # bytes
 _GROUP = 64  # work-items, where the cores have as much to do
 
 
 def whole_warps(group: int, items: int) -> bool:
     """Return whether a group is whole warps, if a launch of `items` has any, as the budget demands."""
-    return group % _WARP == 0 or items % _WARP != 0
+    return group % WARP == 0 or items % WARP != 0
 
 
 def best_group(items: int, most: int) -> int:
@@ -228,4 +229,4 @@ def busiest(group: int, items: int) -> int:
 
     Groups are dealt out whole; partial warps take as long as whole ones.
     """
-    return math.ceil(items // group / _CORES) * math.ceil(group / _WARP)
+    return math.ceil(items // group / _CORES) * math.ceil(group / WARP)

@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.workload import ALIGNED_PIXELS
-from honed.tuner.search.decisions import Drawn, best_group, busiest, divisors, off_usual, planes
+from honed.tuner.search.decisions import LINE, WARP, Drawn, best_group, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
@@ -246,8 +246,7 @@ def _launch_image(
 # and does not write them.
 
 _CHANNELS = 1  # the axis of output channels
-_VECTOR, _LINE = 16, 64  # bytes
-_WARP = 16
+_VECTOR = 16  # bytes
 _ACCUMULATORS = 16  # of a work-item: no sum spills that is added up twice, and there are warps for all cores
 
 
@@ -355,8 +354,8 @@ def _lines(high: int, wide: int, lanes: int, terms: int) -> float:
     pixels of each channel.
     """
     pixels, size = max(1, _ACCUMULATORS // lanes), _VECTOR // lanes
-    per_line = max(1, _LINE // (pixels * size)), _LINE // _VECTOR  # places, and vectors of channels
-    warps = [range(n, min(n + _WARP, high * wide)) for n in range(0, high * wide, _WARP)]
+    per_line = max(1, LINE // (pixels * size)), LINE // _VECTOR  # places, and vectors of channels
+    warps = [range(n, min(n + WARP, high * wide)) for n in range(0, high * wide, WARP)]
     touched = 0
     for warp in warps:
         places = {(n // wide, n % wide // per_line[0]) for n in warp}

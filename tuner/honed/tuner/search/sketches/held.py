@@ -10,7 +10,17 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
-from honed.tuner.search.decisions import Decision, Drawn, Tile, busiest, divisors, off_usual, planes
+from honed.tuner.search.decisions import (
+    LINE,
+    WARP,
+    Decision,
+    Drawn,
+    Tile,
+    busiest,
+    divisors,
+    off_usual,
+    planes,
+)
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
     REDUCE,
@@ -170,6 +180,7 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: Expr
 
 _WIDE = 8  # work-items along the lanes, where the cores have as much to do
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
+_LOADED = 4  # elements by one instruction of Mesa before 26.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +225,11 @@ class _Product:
         """Products that are computed at once."""
         return math.prod(tile.extent for _, tile in self.others)
 
+    def warps(self, cut: _Cut) -> int:
+        """Return those that the busiest core runs."""
+        items = (self.rows[1].extent // cut.rows) * (self.vectors[1].extent // cut.vectors)
+        return busiest(cut.high * cut.wide, self.beside * items)
+
     def rooms(self, among: Sequence[_Room]) -> list[_Room]:
         """Return those of its type and vectors."""
         element_bytes, terms = _VECTOR_BYTES // self.steps[1].most, self.steps[1].extent
@@ -247,13 +263,13 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
     return [sketch.with_most(_decisions(found, cut)) for cut in best if cut is not None]
 
 
-def loads_of(start: Drawn) -> int:
-    """Return what the busiest core loads for a step of the sum with a tile of `held_tiles`, else 0."""
+def lines_of(start: Drawn) -> float:
+    """Return the lines that the busiest core touches in a step with a tile of `held_tiles`, else 0."""
     found = _product(start)
     if found is None:
-        return 0
+        return 0.0
     tiles = (found.rows, found.high, found.vectors, found.wide, found.steps)
-    return _loads(found, _Cut(*(tile.factors[-1] for _, tile in tiles)))
+    return _lines(found, _Cut(*(tile.factors[-1] for _, tile in tiles)))
 
 
 def _product(sketch: Drawn) -> _Product | None:
@@ -289,9 +305,20 @@ def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
 
 def _loads(product: _Product, cut: _Cut) -> int:
     """Return how much the busiest core loads for a step of the sum."""
-    items = (product.rows[1].extent // cut.rows) * (product.vectors[1].extent // cut.vectors)
-    warps = busiest(cut.high * cut.wide, product.beside * items)
-    return warps * (cut.rows + cut.vectors * product.lanes)
+    return product.warps(cut) * (cut.rows + cut.vectors * product.lanes)
+
+
+def _lines(product: _Product, cut: _Cut) -> float:
+    """Return the lines of memory that the busiest core touches for a step of the sum.
+
+    Rows are loaded for several steps at once, and a group's first warp stands for all.
+    """
+    size = _VECTOR_BYTES // product.steps[1].most
+    span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
+    down, across = math.ceil(min(WARP, cut.high * cut.wide) / cut.wide), range(min(WARP, cut.wide))
+    loads = range(0, span, _LOADED * size)
+    columns = sum(len({(place * span + at) // LINE for place in across}) for at in loads)
+    return product.warps(cut) * (cut.rows * down / cut.steps + columns)
 
 
 def _decisions(product: _Product, cut: _Cut) -> dict[int, Decision]:
