@@ -54,13 +54,17 @@ def made_up(model: Normalised) -> Arrays:
 
 
 def in_turns(runs: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Median seconds of each, after a few runs that do not count; who follows whom is left to chance."""
+    """Median seconds of each, after a few runs that do not count; who follows whom is left to chance.
+
+    In each turn the second of two runs is timed: beside the first, threads of what ran before may still spin.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     order = random.Random(0)
     for run in list(runs.values()) * 3:
         run()
     for _ in range(turns):
         for name, run in order.sample(list(runs.items()), len(runs)):
+            run()
             began = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - began)
