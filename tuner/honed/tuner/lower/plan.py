@@ -249,7 +249,8 @@ def plan(
     `alignment` is the device's of sub-buffers, `room` the most that may be prepared, both in bytes.
     """
     draft = _Draft(program)
-    kept = {call.outputs[0]: call.keeps for call in program.calls if isinstance(call, FunctionCall)}
+    calls = [call for call in program.calls if isinstance(call, FunctionCall)]
+    kept = {call.outputs[0]: call.keeps for call in calls if call.keeps is not None}
     for v in program.inputs:
         draft.add_value(v, "output" if v in kept.values() else "input")
     outputs, copies = _outputs(draft, kept)
@@ -303,7 +304,7 @@ def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> 
     return tuple(found)
 
 
-def _outputs(draft: _Draft, kept: Mapping[int, int | None]) -> tuple[list[int], list[tuple[int, int]]]:
+def _outputs(draft: _Draft, kept: Mapping[int, int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Give every output a buffer; a value that has one already (input, constant, other output) is copied.
 
     An output that keeps an input (`kept`) has that input's.

@@ -154,9 +154,9 @@ def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Return a mean; one of squares computes these too, also of halves as singles.
+    """Return a mean. A mean of squares computes the squares itself, and converts what they are made of.
 
-    TVM fuses nothing with a mean that it reads, so that each square, and each single, would be stored.
+    TVM does not fuse what a mean reads into it: squares and converted values would be stored.
     """
     square: Any = made.get(call.args[0])
     if not is_call(square, "relax.multiply") or not square.args[0].same_as(square.args[1]):

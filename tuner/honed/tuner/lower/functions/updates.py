@@ -40,9 +40,9 @@ def where(
     builder: relax.BlockBuilder,
     call: relax.Call,
 ) -> relax.Expr:
-    """Return a Where that stores only what it does not take of one of the inputs, else TVM's.
+    """Return a Where that stores only the elements that it does not take from one of `inputs`, else TVM's.
 
-    What it takes of another Where it takes in branches, too: each element is computed as one of them alone.
+    A Where that it reads becomes part of it: each element is computed in the branch that is taken, alone.
     """
     made = ir.Op.get("relax.where").get_attr("FLegalize")(builder, call)
     place = next((n for n in (1, 2) if call.args[n] in inputs), 0)
