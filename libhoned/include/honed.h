@@ -96,7 +96,8 @@ typedef enum honed_type {
     HONED_FP64 = 12
 } honed_type;
 
-enum { HONED_SEQUENCE_START = 1, HONED_SEQUENCE_END = 2 }; /* flags of honed_request_sequence */
+/* Flags of honed_request_sequence. */
+enum { HONED_SEQUENCE_START = 1, HONED_SEQUENCE_END = 2, HONED_SEQUENCE_LAST_TOKEN = 4 };
 
 /* ---- Names ---- */
 
@@ -208,7 +209,8 @@ HONED_API void honed_request_priority(honed_request *request, int priority);
 HONED_API void honed_request_finite(honed_request *request, int finite);
 /*
  * Makes the calls that follow part of a sequence, for which the service keeps the model's state; id 0 of none. `flags`:
- * HONED_SEQUENCE_START begins it with the next call, HONED_SEQUENCE_END ends it. After a call that succeeded they are 0.
+ * HONED_SEQUENCE_START begins it with the next call, HONED_SEQUENCE_END ends it; after a call that succeeded they are 0.
+ * With HONED_SEQUENCE_LAST_TOKEN a decoder answers for the last token of each call alone.
  */
 HONED_API void honed_request_sequence(honed_request *request, uint64_t id, unsigned flags);
 

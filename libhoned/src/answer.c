@@ -101,6 +101,6 @@ void take_answer(struct call *call, const struct message *message, const struct 
     } else {
         take_contents(request, message, contents);
         take_parameters(request, message, find(message, result, "parameters"));
-        request->flags = 0;
+        request->flags &= HONED_SEQUENCE_LAST_TOKEN;
     }
 }

@@ -67,8 +67,9 @@ static void put_parameters(struct frame *frame, const honed_request *request)
     int timeout = time_limit(request);
     int64_t limit = timeout < 0 || timeout > LONGEST_TIMEOUT ? LONGEST_TIMEOUT : timeout;
     bool start = request->flags & HONED_SEQUENCE_START, end = request->flags & HONED_SEQUENCE_END;
+    bool last_token = request->flags & HONED_SEQUENCE_LAST_TOKEN;
     put_text(frame, "parameters");
-    put_map(frame, (size_t)(1 + (request->priority != 0) + 1 + (request->sequence ? 3 : 0)));
+    put_map(frame, (size_t)(1 + (request->priority != 0) + 1 + (request->sequence ? 3 + last_token : 0)));
     put_text(frame, "timeout");
     put_int(frame, limit ? limit * 1000 : 1);
     if (request->priority) {
@@ -84,6 +85,10 @@ static void put_parameters(struct frame *frame, const honed_request *request)
         put_bool(frame, start);
         put_text(frame, "sequence_end");
         put_bool(frame, end);
+        if (last_token) {
+            put_text(frame, "last_token");
+            put_bool(frame, true);
+        }
     }
 }
 

@@ -119,7 +119,8 @@ def test_parameters_are_sent_as_the_protocol_has_them(library: Library, tmp_path
             library.request_timeout(request.c, 1500 * 60)
             library.request_priority(request.c, 1)
             library.request_finite(request.c, 1)
-            library.request_sequence(request.c, 2**64 - 1, CODES["SEQUENCE_START"])
+            flags = CODES["SEQUENCE_START"] | CODES["SEQUENCE_LAST_TOKEN"]
+            library.request_sequence(request.c, 2**64 - 1, flags)
             assert request.infer() == CODES["OK"], request.error
             assert set(request.outputs()) == {"y", "z"}
             assert request.infer() == CODES["OK"]
@@ -152,6 +153,7 @@ def test_parameters_are_sent_as_the_protocol_has_them(library: Library, tmp_path
                 "sequence_id": 2**64 - 1,
                 "sequence_start": True,
                 "sequence_end": False,
+                "last_token": True,
             },
             "inputs": [
                 {"name": "x", "datatype": "FP32", "shape": [8]},
@@ -161,7 +163,8 @@ def test_parameters_are_sent_as_the_protocol_has_them(library: Library, tmp_path
             "raw_input_contents": [X.tobytes()],
         }
     ]
-    assert fake.got[2][3][0]["parameters"]["sequence_start"] is False  # it has begun
+    later = fake.got[2][3][0]["parameters"]
+    assert (later["sequence_start"], later["last_token"]) == (False, True)  # it has begun
 
 
 @pytest.mark.parametrize(

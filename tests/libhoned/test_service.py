@@ -15,6 +15,7 @@ import pytest
 from honed.runtime import Client
 from tests.daemon.conftest import SIZE, service, small_model, start_service
 from tests.daemon.running import DEADLINE, Service, start
+from tests.decoders import decoder
 
 from .binding import CODES, FP32, Library
 from .calls import Floats, Request, floats, opened
@@ -208,6 +209,27 @@ def test_the_service_keeps_the_state_of_a_sequence(library: Library, service: Se
         finally:
             client.remove("vad")
     np.testing.assert_allclose(found, told, atol=1e-6)
+
+
+def test_a_decoder_answers_for_the_last_token(library: Library, service: Service, tmp_path: Path) -> None:
+    with service.client() as client:
+        client.add(decoder(tmp_path / "d.onnx"), name="decoder", engine="onnxruntime")
+        try:
+            ids = np.arange(5, dtype=np.int64)[None]
+            with client.sequence("decoder") as sequence:
+                told = sequence.infer({"input_ids": ids})["logits"]
+            with (
+                opened(library, service.socket) as connected,
+                Request(library, connected, "decoder") as request,
+            ):
+                library.request_sequence(request.c, 7, CODES["SEQUENCE_START"] | CODES["SEQUENCE_LAST_TOKEN"])
+                for part in (ids[:, :2], ids[:, 2:]):
+                    request.input("input_ids", part)
+                    assert request.infer() == CODES["OK"], request.error
+                    found = request.outputs()["logits"]
+                    np.testing.assert_allclose(found, told[:, part[0, -1]][:, None], atol=1e-5)
+        finally:
+            client.remove("decoder")
 
 
 def _by_python(client: Client, frames: Any, rate: Any) -> list[float]:
