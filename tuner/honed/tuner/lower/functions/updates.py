@@ -30,7 +30,6 @@ def updated(module: IRModule) -> Set[relax.Var]:
         if binding.var in outputs and is_call(binding.value, "relax.where")
         for one in binding.value.args[1:]
         if one in main.params and read[one] == 1 and one.ty == binding.var.ty
-        if sum(map(one.same_as, binding.value.args)) == 1
     }
 
 
