@@ -88,7 +88,7 @@ def _report(client: Client, model: str, threads: int, turns: int) -> bool:
     values = {name: float(value) for name, _, value in (each.partition("@") for each in given if "@" in each)}
     file, name = Path(path), Path(path).stem
     session = _session(file, threads)
-    inputs = _inputs(session, dict(map(shape, shapes)), values)
+    inputs = made_inputs(session, dict(map(shape, shapes)), values)
     begun = time.monotonic()
     try:
         with ThreadPoolExecutor(1) as adding:
@@ -154,7 +154,7 @@ def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def _inputs(
+def made_inputs(
     session: onnxruntime.InferenceSession, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, float]
 ) -> Arrays:
     """Small normal values, zeros for other integers; sizes that are neither given nor fixed are 1."""
