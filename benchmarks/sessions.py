@@ -1,4 +1,4 @@
-"""How well the service chooses ONNX Runtime's settings: `python -m benchmarks.sessions MODEL[:INPUT=SIZES]...`.
+"""How well ONNX Runtime's settings are chosen: `python -m benchmarks.sessions MODEL[:INPUT=SIZES]...`.
 
 A service that is idle gets each model and chooses how ONNX Runtime runs it. Then each setting is run in turns
 in this process: with one thread and with all, which spin or not, with and without a memory arena, and the
