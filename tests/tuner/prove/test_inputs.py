@@ -282,3 +282,15 @@ def test_ends_of_a_cache_are_within_it(past: int) -> None:
     model = _over_a_cache("int32[2] ends", "total = Constant<value = int32 {9}>()", past)
     found = _values(model, "ends", 40)
     assert (found.min(), found.max()) == (2, 8)
+
+
+def test_a_setting_is_what_it_is_compared_with_in_the_smallest_ranges() -> None:
+    """A voice detector refuses any other rate than one that it knows."""
+    model = _model(
+        "f (int64 rate, int64[8] many) => (bool a, bool[8] b)"
+        "{ known = Constant<value = int64 {16000}>() a = Equal(rate, known) b = Equal(many, known) }"
+    )
+    rates = {int(made["rate"]) for made in generate(model, 6, shrink=2)}
+    assert rates == {16000}
+    assert len({int(made["rate"]) for made in generate(model, 6)}) > 2
+    assert all((made["many"] != 16000).any() for made in generate(model, 6, shrink=2))

@@ -17,6 +17,7 @@ from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
 from honed.tuner.prove import confined, evaluator, levels
 from honed.tuner.prove.confined import DEFAULT_LIMITS, EvaluationLimits
 from honed.tuner.prove.levels import Arrays
+from tests import models
 
 
 def tensor(name: str, shape: list[int | str | None], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -155,6 +156,14 @@ def test_what_cannot_be_checked_says_why(given: onnx.ModelProto, why: str) -> No
     found = levels.highest(given, {}, DEFAULT_LIMITS)
     assert (found.level, found.checked, found.error) == (HIGHEST, False, None)
     assert why in found.why
+
+
+@pytest.mark.slow
+def test_a_model_that_refuses_other_settings_is_checked() -> None:
+    """A voice detector that knows rates of 8 and 16 kHz, and at 16 kHz frames of 512."""
+    shapes = {"input": (1, 512), "state": (2, 1, 128)}
+    found = levels.of_file(models.path("silero_vad"), shapes, DEFAULT_LIMITS)
+    assert (found.checked, found.level) == (True, HIGHEST), found.why
 
 
 def test_time_and_memory_are_bounded() -> None:

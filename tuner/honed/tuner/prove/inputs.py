@@ -645,6 +645,10 @@ def _integers(
     rng: np.random.Generator, value: graphs.TypedValue, allowed: Range, style: int, shrink: int
 ) -> np.ndarray:
     info = np.iinfo(value.dtype)
+    ends = max(info.min, allowed.low), min(info.max, allowed.high)
+    compared = [each for each in allowed.compared if ends[0] <= each <= ends[1] and each == round(each)]
+    if compared and shrink == _LEAST and math.prod(value.shape) == 1:
+        return rng.choice(compared, value.shape)  # a setting, of which no other value may be allowed
     whole = 255 if info.bits == 8 else _WHOLE  # bytes are images and quantised values: all of them
     if shrink:
         whole = 1 if shrink == _LEAST else whole // 4
@@ -658,8 +662,6 @@ def _integers(
             return np.zeros(value.shape, np.int64)
         raise ModelRefused(f"input {value.name!r} indexes an axis of size 0; no value of it is allowed")
     drawn = rng.integers(low, high, value.shape, endpoint=True)
-    ends = max(info.min, allowed.low), min(info.max, allowed.high)
-    compared = [each for each in allowed.compared if ends[0] <= each <= ends[1] and each == round(each)]
     if compared and style != 1:
         drawn = np.where(rng.random(value.shape) < _MET, rng.choice(compared, value.shape), drawn)
     if allowed.nonzero:
