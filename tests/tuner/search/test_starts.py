@@ -140,6 +140,20 @@ def test_drivers_that_pair_halves_have_room_for_taller_tiles(
     assert {one.tiles[0][1].factors[-1] for one in found} == rows
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "lines"),  # by lanes: warps of a core, times the lines of its rows' and columns' loads
+    [
+        (192, 256, 256, {4: 24 * (2 + 4), 8: 24 * (2 + 4)}),
+        (1280, 16, 112, {4: 10 * (8 + 1), 8: 8 * (10 + 2)}),  # of eight lanes the elements would be fewer
+    ],
+)
+def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches(
+    m: int, n: int, k: int, lines: dict[int, float]
+) -> None:
+    found = starts(sketched(dense(m, n, k, "float16"), "mali"))
+    assert {one.lanes: lines_of(one) for one in found} == lines
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])
 def test_malis_have_none_for_products_of_a_vector_and_for_odd_columns(m: int, n: int, k: int) -> None:
     assert starts(sketched(dense(m, n, k, "float16"), "mali")) == []
