@@ -113,7 +113,7 @@ def test_what_may_lie_outside_is_refused(lines: tuple[str, ...]) -> None:
 )
 def test_the_guard_of_a_select_becomes_branches(line: str) -> None:
     func = bounded(kernel(line))
-    source = source_of({"k": func}, contract=False, rolled=False)
+    source = source_of({"k": func}, contract=False)
     assert "select(" not in source
     assert re.search(r"\? [^?]*a", source), source
     assert bounded(func).same_as(func)  # what was made is inside by its branches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from honed.tuner.search.sketches.convolutions import window_tile
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.tune.extract import extract
+from honed.valhall.bench import predicted
 
 from .search_functions import dense, imagined, tasks
 
@@ -152,6 +154,21 @@ def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches(
 ) -> None:
     found = starts(sketched(dense(m, n, k, "float16"), "mali"))
     assert {one.lanes: lines_of(one) for one in found} == lines
+
+
+@pytest.mark.parametrize(
+    ("mesa", "columns", "rolled"), [("26.2", 16, True), ("26.2", 64, False), ("25.0", 16, False)]
+)
+def test_mesa_26_unrolls_no_sums_over_short_rows(mesa: str, columns: int, rolled: bool) -> None:
+    one, func = predicted("mali-g610", mesa), dense(112, columns, 336, "float16")
+    drawing = Drawing(func, one, seed=1)
+    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    played = drawing.played(first)
+    assert played is not None
+    source = lower_function(played, "main", target_for(one), one).source
+    turns = re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source)
+    start = "get_group_id(2)" if rolled else "0"
+    assert turns == [(start, "3"), (start, "28")]  # of a sum that is added up twice
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])

@@ -17,7 +17,6 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import KernelArg
@@ -71,23 +70,13 @@ def lower_function(
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
-        source = (printer or _printer_for(profile))(kernels)
+        source = (printer or partial(print_kernels, contract=profile.family.contracts))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
     lowered = _read_host(host, len(func.params), kernels, source)
     _check(lowered, profile)
     return lowered
-
-
-def _printer_for(profile: DeviceProfile) -> Printer:
-    """Return the printer for the device's compiler.
-
-    Mesa's for Malis unrolls loops of up to 32 turns since 26.1, whatever a pragma says, and loads ahead until
-    its registers spill. What is good to unroll is a choice of schedules, and they write it out.
-    """
-    rolled = profile.rules.family == "mali" and profile.driver is DriverClass.MESA_26
-    return partial(print_kernels, contract=profile.family.contracts, rolled=rolled)
 
 
 def _blocks_to_loops() -> list[tvm.transform.Pass]:

@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
+from honed.tuner.lower import ROLLED
 from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
 
 from . import terms
@@ -39,13 +40,10 @@ _HIDDEN_ZERO = "get_group_id(2)"  # in grids without blockIdx.z
 class Statements:
     """Writes the statements of one kernel."""
 
-    def __init__(
-        self, blocks: Blocks, expressions: Expressions, memory: KernelMemory, *, rolled: bool
-    ) -> None:
+    def __init__(self, blocks: Blocks, expressions: Expressions, memory: KernelMemory) -> None:
         self.blocks = blocks
         self.expressions = expressions
         self.memory = memory
-        self.rolled = rolled
         self.uses: dict[Any, ArrayUses] = {}
         self.work_group = [1, 1, 1]  # work-items along x, y, z
         self._threads: dict[str, Term] = {}
@@ -180,7 +178,7 @@ class Statements:
         step = int(statement.step) if statement.step is not None else 1
         name = self.blocks.names.fresh(str(statement.loop_var.name))
         first, last = (_plain(t, of) for t in (start, stop))
-        if zero and self._stays_rolled(statement):
+        if zero and ROLLED in statement.annotations and "blockIdx.z" not in self._threads:
             first = _HIDDEN_ZERO
         up = f"++{name}" if step == 1 else f"{name} += {step}"
         header = f"for ({terms.name(of)} {name} = {first}; {name} < {last}; {up})"
@@ -190,16 +188,6 @@ class Statements:
         self.blocks.enter(Block(header, counter, True, step, begin))
         self.write(statement.body)
         self.blocks.leave()
-
-    def _stays_rolled(self, loop: tirx.For) -> bool:
-        """Return whether the compiler may not know how many turns a loop takes.
-
-        It may where the loop counts through a private array: unrolled, it is registers.
-        """
-        if not self.rolled or "blockIdx.z" in self._threads:
-            return False
-        known = self.memory.buffers.items()
-        return not _indexes(loop, {buffer for buffer, one in known if one.space == "private"})
 
     def _while(self, statement: tirx.While) -> None:
         self.blocks.enter(Block("while (1)", repeats=True))
@@ -266,15 +254,13 @@ _AT = "#define AT(type, base, bytes) ((__global type*)((__global const char*)(ba
 _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.compile(r"\bdouble\d*\b")}
 
 
-def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool, rolled: bool) -> str:
+def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none.
 
     With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; without
-    it they are `mad`. With `rolled` the compiler unrolls no loop that the schedule does not, because it
-    cannot tell the turns.
+    it they are `mad`.
     """
-    prepared = {entry: bounded(f) for entry, f in _prepared(kernels).items()}
-    return source_of(prepared, contract=contract, rolled=rolled)
+    return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, contract=contract)
 
 
 def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
@@ -338,9 +324,9 @@ def _indexes(loop: tirx.For, private: set[Any]) -> bool:
     )
 
 
-def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool, rolled: bool) -> str:
+def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     """Return one source with all kernels, by their entry names."""
-    texts = [_kernel(entry, func, contract=contract, rolled=rolled) for entry, func in kernels.items()]
+    texts = [_kernel(entry, func, contract=contract) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [
         f"#pragma OPENCL EXTENSION {e} : enable" for e, word in _EXTENSIONS.items() if word.search(body)
@@ -351,14 +337,14 @@ def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool, rolled: bool
     return "\n".join([*before, "", body] if before else [body])
 
 
-def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool, rolled: bool) -> str:
+def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
     names = Names()
     names.fresh(entry)
     blocks = Blocks(names)
     expressions = Expressions(blocks, contract=contract)
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
-    statements = Statements(blocks, expressions, memory, rolled=rolled)
+    statements = Statements(blocks, expressions, memory)
     memory_of = memory_behind(func.body)
     written = {memory_of.get(one.buffer, one.buffer) for one in nodes(func.body, tirx.BufferStore)}
     restrict = "restrict " if bool(func.attrs.get("tirx.noalias", False)) else ""
