@@ -48,10 +48,10 @@ class _LoopValues:
         return self.constants.get(name) if name else None
 
     def first(self, operand: str) -> int | None:
-        """Return what a loop begins with: a constant, or a group's place along z, where there is one group."""
+        """Return what a loop begins with: a constant, or a group's place along z, which is 0."""
         operation, operands = self.operations.get(_name(operand) or "", ("", []))
         if operation.startswith("iadd") and any(self._along_z(each) for each in operands):
-            return 0  # the printer hides it from the compiler so
+            return 0  # kernels hide it from the compiler so
         return self.number(operand)
 
     def _along_z(self, operand: str) -> bool:

@@ -154,9 +154,7 @@ def test_the_compiler_cannot_tell_how_many_turns_a_rolled_loop_takes(
     axis: str, first: str, device: Device
 ) -> None:
     a = te.placeholder((4, N), "float32", "a")
-    schedule = s_tir.Schedule(
-        te.create_prim_func([a, te.compute((4, N), lambda i, j: a[i, j] + 1.0, "out")])
-    )
+    schedule = s_tir.Schedule(te.create_prim_func([a, te.compute((4, N), lambda i, j: a[i, j] + 1.0, "out")]))
     group, loop = schedule.get_loops(schedule.get_sblock("out"))
     schedule.bind(group, axis)
     schedule.annotate(loop, ROLLED, 1)

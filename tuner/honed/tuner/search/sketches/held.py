@@ -181,8 +181,8 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: Expr
 # with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills is
 # data, compiled by Mesa for products of many shapes (docs/measurements.md).
 
-# Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x 4,
-# Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.
+# Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x
+# 4, Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.
 _WIDE = 8
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 _LOADED = 4  # elements by one instruction of Mesa before 26.1
