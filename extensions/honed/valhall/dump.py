@@ -47,6 +47,17 @@ class _LoopValues:
         name = _name(operand)
         return self.constants.get(name) if name else None
 
+    def first(self, operand: str) -> int | None:
+        """Return what a loop begins with: a constant, or a group's place along z, which is 0."""
+        operation, operands = self.operations.get(_name(operand) or "", ("", []))
+        if operation.startswith("iadd") and any(self._along_z(each) for each in operands):
+            return 0  # kernels hide it from the compiler so
+        return self.number(operand)
+
+    def _along_z(self, operand: str) -> bool:
+        operation, _ = self.operations.get(_name(operand) or "", ("", []))
+        return operation == "@load_workgroup_id" and operand.strip().endswith(".z")
+
 
 def trip_counts(lines: list[str]) -> list[int | None]:
     """Return the turns of every loop in program order; None where they are not constant."""
@@ -130,7 +141,7 @@ def _induction(name: str, phi: str, values: _LoopValues) -> _Induction | None:
         if name not in names[:2]:
             continue
         step = values.number(added[1][1 - names.index(name)])
-        first = values.number(start)
+        first = values.first(start)
         if step and first is not None:
             return _Induction(first, step, _name(following) or "")
     return None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tvm import s_tir, te, tirx
 
 from honed.machine.devices import Device
+from honed.tuner.lower import ROLLED
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.printer import terms
 from honed.tuner.lower.printer.blocks import Names
@@ -143,6 +144,23 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
     added = re.findall(r"(\w+) = as_uint4\(as_half8\(\1\) \+ (\w+_part\w*)\);", source)
     assert len(added) == words
     assert all(f"{part} = mad(" in source for _, part in added), "those of a block are added up as they are"
+
+
+@pytest.mark.parametrize(
+    ("axis", "first"),
+    [("blockIdx.x", "get_group_id(2)"), ("blockIdx.z", "0")],  # of several groups along z, it is not always 0
+)
+def test_the_compiler_cannot_tell_how_many_turns_a_rolled_loop_takes(
+    axis: str, first: str, device: Device
+) -> None:
+    a = te.placeholder((4, N), "float32", "a")
+    schedule = s_tir.Schedule(te.create_prim_func([a, te.compute((4, N), lambda i, j: a[i, j] + 1.0, "out")]))
+    group, loop = schedule.get_loops(schedule.get_sblock("out"))
+    schedule.bind(group, axis)
+    schedule.annotate(loop, ROLLED, 1)
+    func, x = narrow_indices(schedule.mod["main"]), np.arange(4.0 * N, dtype=np.float32).reshape(4, N)
+    assert re.findall(r"for \(int \w+ = (.+?);", lowered(func).source) == [first]
+    np.testing.assert_array_equal(run(func, [x], np.zeros((4, N), np.float32), device), x + 1)
 
 
 def test_a_tile_that_is_read_across_its_vectors_stays_in_registers(device: Device) -> None:

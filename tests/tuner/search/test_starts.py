@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from honed.tuner.search.sketches.convolutions import window_tile
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.tune.extract import extract
+from honed.valhall.bench import predicted
 
 from .search_functions import dense, imagined, tasks
 
@@ -138,6 +140,35 @@ def test_drivers_that_pair_halves_have_room_for_taller_tiles(
     sketches = [one for one in sketched(dense(192, 256, terms, "float16"), "mali") if one.lanes == 8]
     found = starts(sketches, driver, trial=trial)
     assert {one.tiles[0][1].factors[-1] for one in found} == rows
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "lines"),  # by lanes: warps of a core, times the lines of its rows' and columns' loads
+    [
+        (192, 256, 256, {4: 24 * (2 + 4), 8: 24 * (2 + 4)}),
+        (1280, 16, 112, {4: 10 * (8 + 1), 8: 8 * (10 + 2)}),  # of eight lanes the elements would be fewer
+    ],
+)
+def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches(
+    m: int, n: int, k: int, lines: dict[int, float]
+) -> None:
+    found = starts(sketched(dense(m, n, k, "float16"), "mali"))
+    assert {one.lanes: lines_of(one) for one in found} == lines
+
+
+@pytest.mark.parametrize(
+    ("mesa", "columns", "rolled"), [("26.2", 16, True), ("26.2", 64, False), ("25.0", 16, False)]
+)
+def test_mesa_26_unrolls_no_sums_over_short_rows(mesa: str, columns: int, rolled: bool) -> None:
+    one, func = predicted("mali-g610", mesa), dense(112, columns, 336, "float16")
+    drawing = Drawing(func, one, seed=1)
+    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    played = drawing.played(first)
+    assert played is not None
+    source = lower_function(played, "main", target_for(one), one).source
+    turns = re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source)
+    start = "get_group_id(2)" if rolled else "0"
+    assert turns == [(start, "3"), (start, "28")]  # of a sum that is added up twice
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])

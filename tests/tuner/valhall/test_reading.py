@@ -136,10 +136,15 @@ def test_lines_of_loads_are_those_of_their_width(dump: Dump) -> None:
         ("%0 (0x60)", "%1 (0xffffffff)", "ieq32", "%9 (0x0)", 96),
         ("%0 (0x0)", "%1 (0x1)", "ige32", "%9", None),
         ("%0", "%1 (0x1)", "ige32", "%9 (0x60)", None),
+        ("%6", "%1 (0x1)", "ige32", "%9 (0x60)", 96),  # from a group's place along z
+        ("%7", "%1 (0x1)", "ige32", "%9 (0x60)", None),  # along y
     ],
 )
 def test_turns_of_a_loop(start: str, step: str, comparison: str, limit: str, turns: int | None) -> None:
     lines = f"""
+    32x3   %5 = @load_workgroup_id
+    32     %6 = iadd %5.z, %8
+    32     %7 = iadd %5.y, %8
     loop {{
         block b1:
         32     %2 = phi b0: {start}, b4: %4

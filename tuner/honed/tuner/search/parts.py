@@ -46,6 +46,7 @@ class SketchLimits:
     row_bytes: int  # of one intermediate row that a work-item keeps to itself
     contractions: bool  # False: groups that share operands are always better at them
     accumulators: int  # that a work-item of a convolution holds at most: its sums are long
+    loads_ahead: bool = False  # the compiler unrolls loops that a schedule does not, and loads ahead of them
 
     @property
     def groups_of_one(self) -> bool:

@@ -125,7 +125,8 @@ _MALI = FamilyRules(
     warp=16,
     element_bits=32,
 )
-_MALI_MESA_26 = replace(_MALI, element_bits=24)  # two halves share a register: room for tiles of 8 x 8
+# Two halves share a register: room for tiles of 8 x 8. Loops of up to 32 turns are unrolled, despite pragmas.
+_MALI_MESA_26 = replace(_MALI, sketches=replace(_MALI.sketches, loads_ahead=True), element_bits=24)
 # NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses. Groups smaller
 # than a warp of 32 leave lanes idle.
 _GPU = FamilyRules(

@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
+from honed.tuner.lower import ROLLED
 from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
 
 from . import terms
@@ -33,6 +34,7 @@ from .terms import ADD, Term, Unprintable
 _MOST_TURNS = 16  # of a loop that is written out
 _MOST_STATEMENTS = 128  # that one outermost loop may become
 _INDICES = {"blockIdx": "get_group_id", "threadIdx": "get_local_id"}
+_HIDDEN_ZERO = "get_group_id(2)"  # in grids without blockIdx.z
 
 
 class Statements:
@@ -176,6 +178,8 @@ class Statements:
         step = int(statement.step) if statement.step is not None else 1
         name = self.blocks.names.fresh(str(statement.loop_var.name))
         first, last = (_plain(t, of) for t in (start, stop))
+        if zero and ROLLED in statement.annotations and "blockIdx.z" not in self._threads:
+            first = _HIDDEN_ZERO
         up = f"++{name}" if step == 1 else f"{name} += {step}"
         header = f"for ({terms.name(of)} {name} = {first}; {name} < {last}; {up})"
         counter = Term(name, of, home=self.blocks.here + 1, low=low, high=max(low, high))

@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
+from honed.tuner.lower import ROLLED
 from honed.tuner.search.decisions import (
     LINE,
     WARP,
@@ -103,6 +104,8 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         _hold(schedule, main.block, number, at, width)
     write_out(schedule, [*written_out, *spatial, *loops.vector])
     schedule.decompose_reduction(main.block, loops.outside[0])
+    if limits.loads_ahead and main.extents[laned] < _WIDE * lanes:
+        schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_others(schedule, before, rest, limits, most)
     return True
 
@@ -178,7 +181,9 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: Expr
 # with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills is
 # data, compiled by Mesa for products of many shapes (docs/measurements.md).
 
-_WIDE = 8  # work-items along the lanes, where the cores have as much to do
+# Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x
+# 4, Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.
+_WIDE = 8
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 _LOADED = 4  # elements by one instruction of Mesa before 26.1
 
