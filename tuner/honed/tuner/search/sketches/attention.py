@@ -433,7 +433,6 @@ def _score(
 # columns over a slice of the keys, and what the slices have is added up.
 
 _FEW_ROWS = 8  # of a batch: those for which products read keys where they lie
-_SLICES = (4, 8, 16, 32, 64)  # of the keys, to choose from
 
 
 def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
@@ -447,9 +446,10 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     _written(schedule, one)
     lanes = lanes_of(one.columns, most)
     items = one.columns // lanes
-    fitting = [n for n in _SLICES if min(limits.threads) <= n * items <= max(limits.threads)]
+    least, most_threads = min(limits.threads), max(limits.threads)
+    fitting = [n for n in divisors(one.keys, most_threads // items) if n * items >= least]
     if not fitting:
-        raise ValueError("no number of work-items shares out the columns")
+        raise ValueError("the keys have no slices that a group of work-items could sum up")
     slices = sample_any(schedule, fitting)
     product = one.product.block
     (result,) = schedule.get_consumers(product)
@@ -501,6 +501,7 @@ def _sum_slices(
     schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
     schedule.set_scope(kept, 0, "shared")
     schedule.vectorize(below(schedule, kept, thread)[-1])
+    schedule.decompose_reduction(partial, keys)
     return under
 
 
