@@ -160,9 +160,7 @@ def _in_one_block(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
                 return None
     one, other = (plain.get(block) for block in plain.get_child_blocks(plain.get_sblock("root")))
     axes = {theirs.var: ours.var for ours, theirs in zip(one.iter_vars, other.iter_vars, strict=True)}
-    second = substituted(
-        s_tir.SBlock([], other.reads, other.writes, other.name_hint, other.body), axes
-    )
+    second = substituted(s_tir.SBlock([], other.reads, other.writes, other.name_hint, other.body), axes)
     stored = one.writes[0].source
 
     def both(block: s_tir.SBlock) -> s_tir.SBlock:
