@@ -171,7 +171,7 @@ _ROWS = (
         parts_of_buffers=False,  # NVIDIA's driver takes 10 to 18 us longer for a launch with one
         packing=Packing.NONE,
         # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
-        # the 10 with the host's part.
+        # the 10 with the host's part. A unit alone: half of what it can take in, not measured.
         joined=UnitFigures(gflops=100.0, gbs=25.0, alone_gbs=60.0, launch_us=5.0),
         max_threads=512,
         local_memory=True,

@@ -428,9 +428,9 @@ def _score(
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 
 
-# The attention sketch for few rows, as a step of a decoder has: a group has one row. Its work-items compute
-# the score of a key each, in turns, and share out what is made of the scores. Then each sums up a vector of
-# columns over a slice of the keys, and what the slices have is added up.
+# The attention sketch for few rows, as a step of a decoder has: a group has one row. Each work-item computes
+# the scores of some keys, and all of them together compute the softmax. Then each sums up a vector of columns
+# over a slice of the keys, and the sums of the slices are added up.
 
 _FEW_ROWS = 8  # of a batch: those for which products read keys where they lie
 
@@ -460,8 +460,9 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     between = [kept, *(part.block for part in one.rows)]
     for block in reversed(between):
         schedule.compute_at(block, under, preserve_unit_loops=True)
-    threads = {}
-    for block in (*between, product, result):  # once all are in place: TVM takes no condition into account
+    threads: dict[SBlockRV, LoopRV] = {}
+    # Only now are loops split by numbers that do not divide them: blocks that are moved lose the conditions.
+    for block in (*between, product, result):
         _, *both = schedule.split(below(schedule, block, under)[-1], [None, slices, items])
         threads[block] = fuse(schedule, both)
         schedule.bind(threads[block], "threadIdx.x")
