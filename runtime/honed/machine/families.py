@@ -74,7 +74,8 @@ class UnitFigures:
     """What one compute unit reaches, and what a launch takes; round figures."""
 
     gflops: float
-    gbs: float  # out of the cache that all units share
+    gbs: float  # out of the cache that all units share, when all read
+    alone_gbs: float  # when few others do
     launch_us: float
 
 
@@ -149,7 +150,7 @@ _ROWS = (
         parts_of_buffers=True,
         packing=Packing.OPERANDS,
         # What tuned products reach on a core of PoCL with AVX-512.
-        joined=UnitFigures(gflops=50.0, gbs=30.0, launch_us=20.0),
+        joined=UnitFigures(gflops=50.0, gbs=30.0, alone_gbs=30.0, launch_us=20.0),
         max_threads=256,
         local_memory=False,
         max_vector_bytes=64,
@@ -170,8 +171,8 @@ _ROWS = (
         parts_of_buffers=False,  # NVIDIA's driver takes 10 to 18 us longer for a launch with one
         packing=Packing.NONE,
         # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
-        # the 10 with the host's part.
-        joined=UnitFigures(gflops=100.0, gbs=25.0, launch_us=5.0),
+        # the 10 with the host's part. A unit alone: half of what it can take in, not measured.
+        joined=UnitFigures(gflops=100.0, gbs=25.0, alone_gbs=60.0, launch_us=5.0),
         max_threads=512,
         local_memory=True,
         max_vector_bytes=16,

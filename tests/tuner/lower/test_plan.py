@@ -106,7 +106,7 @@ def test_an_input_that_is_an_output_is_copied() -> None:
 
 
 def test_an_output_that_keeps_an_input_has_its_buffer() -> None:
-    calls = [FunctionCall(function="f", inputs=(0,), outputs=(1,), keeps=0)]
+    calls = [FunctionCall(function="f", inputs=(0,), outputs=(1,), keeps=(0,))]
     made = plan(_program(2, calls, [1, 1]), {"f": _function("f", 1)}, 64, ROOM)
     assert made.input_buffers == made.output_buffers[:1]
     assert made.buffers[made.input_buffers[0]].place == "output"

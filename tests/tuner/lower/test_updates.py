@@ -36,8 +36,11 @@ KEEPS = "Where(changes, value, past)"
 OPPOSITE = ("Where(stays, past, value)", "stays = Not(changes)", "")
 
 
-def _model(where: str = KEEPS, before: str = "", other: str = "", output: str = "") -> onnx.ModelProto:
+def _model(
+    where: str = KEEPS, before: str = "", other: str = "", output: str = "", given: str = ""
+) -> onnx.ModelProto:
     text = TEXT.replace("present =", f"{before}\n present =").replace("WHERE", where)
+    text = text.replace("int64 first", f"{given} int64 first")
     return parser.parse_model(text.replace("OTHER", other).replace("OUTPUT", output))
 
 
@@ -99,3 +102,27 @@ def test_a_choice_between_an_input_and_itself_is_made(device: Device) -> None:
 def test_what_is_no_output_has_memory_of_its_own(device: Device) -> None:
     model = _model("Exp(changed)", f"changed = {KEEPS}")
     assert set(_plan(model, device).output_buffers).isdisjoint(_plan(model, device).input_buffers)
+
+
+@pytest.mark.parametrize(
+    ("second", "functions"),
+    [("second = Neg(new)", 1), ("most = ReduceMax<axes = [1]>(present)\n second = Add(new, most)", 2)],
+    ids=["apart", "one of what the other stored"],
+)
+def test_two_of_equal_shapes_are_one_launch(second: str, functions: int, device: Device) -> None:
+    shape = f"float[2,{ROWS},{SIZE}]"
+    also = f"{second}\n also = Where(changes, second, too)"
+    model = _model(other=also, output=f", {shape} also", given=f"{shape} too,")
+    module = frontend.import_relax(frontend.normalise(model))
+    lowered = lower_module(module, device.profile, first=first_kernels)
+    updates = [one for name, one in lowered.functions.items() if "update" in name]
+    assert [len(one.launches) for one in updates] == [1] * functions
+    plan = lowered.plan(device.profile)
+    assert plan.output_buffers == plan.input_buffers[:2]
+    sets = [_given(first) | {"too": normal(2, ROWS, SIZE, seed=first + 1)} for first in (0, 7, ROWS, 3)]
+    for given, found in zip(sets, run_sets(model, sets, device, "auto", first_kernels), strict=True):
+        present = _expected(given)
+        other = -given["new"] if functions == 1 else given["new"] + present.max(axis=1, keepdims=True)
+        changes = np.arange(ROWS)[:, None] >= given["first"]
+        np.testing.assert_allclose(found["present"], present, atol=1e-6)
+        np.testing.assert_allclose(found["also"], np.where(changes, other, given["too"]), atol=1e-6)

@@ -79,6 +79,11 @@ GRAPHS = {
         => (float[2, 12, 64] y) <int64[3] rows = {2, 12, 64}> {
         p = MatMul(q, k) w = Softmax <axis = -1> (p) m = MatMul(w, v)
         t = Transpose <perm = [0, 2, 1, 3]> (m) y = Reshape(t, rows) }""",
+    "attention of one query": """(float[1, 2, 3, 16] q, float[1, 2, 33, 16] k, float[1, 2, 33, 64] v,
+        int64 first) => (float[1, 2, 3, 64] y) <float low = {-1e30}, int64 from = {0}, int64 to = {33},
+        int64 step = {1}> {
+        rows = Range(from, to, step) seen = LessOrEqual(rows, first) t = Transpose <perm = [0, 1, 3, 2]> (k)
+        p = MatMul(q, t) m = Where(seen, p, low) w = Softmax <axis = -1> (m) y = MatMul(w, v) }""",
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",

@@ -183,7 +183,8 @@ def joins(
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:
     """Return the expected seconds of a function that keeps all compute units busy."""
-    return _roofline(function_flops(func), function_bytes(func), profile.limits.compute_units, figures)
+    units = profile.limits.compute_units
+    return _roofline(function_flops(func), function_bytes(func), units, units, figures)
 
 
 def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
@@ -200,7 +201,8 @@ def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
         return None
     units = profile.limits.compute_units
     busy = groups / math.ceil(groups / units)  # compute units, on average
-    return _roofline(function_flops(func), function_bytes(func) + groups * _again(one), busy, figures)
+    again = (groups - math.prod(one.scores.extents[: one.batches])) * _row_bytes(one)
+    return _roofline(function_flops(func), function_bytes(func) + again, busy, units, figures)
 
 
 def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
@@ -218,7 +220,7 @@ def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
     groups, units = launches_of(schedule.mod["main"])[0][1], profile.limits.compute_units
     busy = groups / math.ceil(groups / units)
     again = groups * max(math.prod(map(int, one.shape)) for one in func.params if len(one.shape) == _WEIGHTS)
-    return _roofline(function_flops(func), function_bytes(func) + again * _BYTES, busy, figures)
+    return _roofline(function_flops(func), function_bytes(func) + again * _BYTES, busy, units, figures)
 
 
 def _groups(func: tirx.PrimFunc, profile: DeviceProfile) -> int | None:
@@ -232,11 +234,12 @@ def _groups(func: tirx.PrimFunc, profile: DeviceProfile) -> int | None:
     return None
 
 
-def _again(one: Attention) -> int:
+def _row_bytes(one: Attention) -> int:
     """Return the bytes of keys and values that each tile of rows reads."""
     return one.keys * (one.inner + one.columns) * one.element_bytes
 
 
-def _roofline(flops: float, nbytes: float, units: float, figures: UnitFigures) -> float:
-    rate = max(flops / (figures.gflops * 1e9), nbytes / (figures.gbs * 1e9)) / units
-    return rate + figures.launch_us * 1e-6
+def _roofline(flops: float, nbytes: float, busy: float, units: int, figures: UnitFigures) -> float:
+    """Return the seconds of a launch that keeps `busy` of the `units` of a device busy."""
+    gbs = min(busy * figures.alone_gbs, units * figures.gbs)
+    return max(flops / (figures.gflops * 1e9 * busy), nbytes / (gbs * 1e9)) + figures.launch_us * 1e-6

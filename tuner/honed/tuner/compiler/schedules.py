@@ -166,7 +166,8 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFu
     others = [sketch for sketch in range(drawing.sketches) if sketch not in sliced]
     rows = [one for sketch in (*sliced, *others) for one in drawing.tabled(sketch)]
     least = _FILLED * profile.limits.compute_units
-    if sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES:
+    vector = sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES
+    if vector and attention_of(func) is None:
         rows = [one for one in rows if shares_blocks(one.drawn) or groups_of(one.drawn) >= least]
     rows.sort(key=lambda one: max(0.0, least - groups_of(one.drawn)))
     return (played for one in rows if (played := drawing.played(one)) is not None)

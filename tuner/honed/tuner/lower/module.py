@@ -374,7 +374,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             outputs=tuple(s.value for s in outputs),
             operators=reader.operators.get(var, ()),
             moves=_moves(reader, function, inputs, outputs),
-            keeps=None if (place := kept(reader.module[function])) is None else inputs[place].value,
+            keeps=tuple(inputs[place].value for place in kept(reader.module[function])),
         )
     )
 

@@ -250,7 +250,7 @@ def plan(
     """
     draft = _Draft(program)
     calls = [call for call in program.calls if isinstance(call, FunctionCall)]
-    kept = {call.outputs[0]: call.keeps for call in calls if call.keeps is not None}
+    kept = dict(pair for call in calls if call.keeps for pair in zip(call.outputs, call.keeps, strict=True))
     for v in program.inputs:
         draft.add_value(v, "output" if v in kept.values() else "input")
     outputs, copies = _outputs(draft, kept)

@@ -75,7 +75,7 @@ class FunctionCall:
     """Run `functions[function]` on values.
 
     One with `moves`, all of one `outer`, only copies: it need not run where its values lie so. One that
-    `keeps` an input of the model writes some elements of its only output; the others are that input's.
+    `keeps` inputs of the model, one for each output, writes some elements of it; the others are that input's.
     """
 
     function: str
@@ -83,7 +83,7 @@ class FunctionCall:
     outputs: tuple[int, ...]
     operators: tuple[str, ...] = ()  # that it computes, by the values they make
     moves: tuple[Within, ...] = ()
-    keeps: int | None = None
+    keeps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from honed.protocol.dataclass import dataclass
 
 from .budget import Budget, Size, Threads
 from .parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choices
-from .sketches.attention import attention, attention_groups
+from .sketches.attention import attention, attention_groups, attention_row
 from .sketches.blocked import separable
 from .sketches.grouped import SLICES, GroupTile, grouped, sliced
 from .sketches.tile import points
@@ -208,19 +208,23 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
 def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     """Return `space` of an attention; empty for all other functions, and where its rows do not fit.
 
-    Groups share rows where local memory pays. The sketches that copy the operands there come first: on an
-    H100, LightGlue's attentions take 16 us with copies, and 26 us where operands are read in place.
+    Groups share rows where local memory pays, or have one each where there are few. The sketches that copy
+    the operands there come first: on an H100, LightGlue's attentions take 16 us with copies, and 26 us where
+    operands are read in place.
     """
     rules = rules_of(profile)
     limits, by = rules.sketches, rules.groups.tile if rules.groups is not None else None
     lanes = lane_choices(func, limits)
     tries: list[_Try] = [partial(attention, limits=limits, most=n) for n in lanes]
+    begun = unscheduled(as_module(func))
     if by is not None and by.shared:
+        if rows := _different(begun, [partial(attention_row, limits=limits, most=n) for n in lanes]):
+            return rows
         tries += [
             partial(attention_groups, by=by, limits=limits, most=lanes[0], copied=copied)
             for copied in (True, False)
         ]
-    return _different(unscheduled(as_module(func)), tries)
+    return _different(begun, tries)
 
 
 def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:

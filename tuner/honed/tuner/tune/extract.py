@@ -100,9 +100,9 @@ def extract(
     tasks = [
         Extracted(_task(func, name, task_key(func), weights[name], outputs[name]), func)
         for name, func in legal.functions.items()
-        if kept(func) is None
+        if not kept(func)
     ]
-    updates = {task_key(func): name for name, func in legal.functions.items() if kept(func) is not None}
+    updates = {task_key(func): name for name, func in legal.functions.items() if kept(func)}
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
     rivals, contests = _rivals(joining, {one.task.key for one in tasks}, profile)
     whole = Extraction(

@@ -58,12 +58,11 @@ def _follow(
 
 
 def rebound(
-    function: relax.Function, become: Callable[[relax.Binding], relax.Binding | None]
+    function: relax.Function, become: Callable[[relax.Binding], Sequence[relax.Binding]]
 ) -> relax.Function:
-    """Return the function with its bindings replaced, without those that `become` maps to None."""
+    """Return the function with each of its bindings replaced by those that `become` gives for it."""
     blocks = [
-        type(block)([new for one in block.bindings if (new := become(one)) is not None])
-        for block in function.body.blocks
+        type(block)([new for one in block.bindings for new in become(one)]) for block in function.body.blocks
     ]
     whole = relax.SeqExpr(blocks, function.body.body)
     return relax.Function(function.params, whole, function.ret_ty, function.is_pure, function.attrs)
@@ -236,16 +235,16 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModu
     """Return the module in which calls that move values are of functions marked with their move."""
     builder = relax.BlockBuilder(module)
 
-    def traced(binding: relax.Binding) -> relax.Binding:
+    def traced(binding: relax.Binding) -> list[relax.Binding]:
         move = apart.get(binding.var)
         if move is None:
-            return binding
+            return [binding]
         called, given = binding.value.args[0], binding.value.args[1]
         function = module[called].with_attr("op_pattern", _OPAQUE)
         function = function.with_attr(_OFFSETS, list(move.offsets)).with_attr(_CUTS, int(move.cuts))
         name = builder.add_func(function, str(called.name_hint))
         made = builder.normalize(relax.call_tir(name, given, binding.var.ty))
-        return relax.VarBinding(binding.var, made)
+        return [relax.VarBinding(binding.var, made)]
 
     builder.update_func(module.get_global_var("main"), rebound(module["main"], traced))
     return builder.get()
@@ -296,8 +295,8 @@ def never(_forms: TwoForms) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Chain:
-    """Calls of which each is read by the next alone."""
+class Chain:
+    """Calls that may be one function, in order: each is read by the next alone, or none by another."""
 
     bindings: tuple[relax.VarBinding, ...]
 
@@ -312,6 +311,12 @@ class _Chain:
         made = {binding.var for binding in self.bindings}
         read = (argument for binding in self.bindings for argument in binding.value.args[1])
         return [argument for argument in dict.fromkeys(read) if argument not in made]
+
+    @property
+    def results(self) -> list[relax.Var]:
+        """What none of them reads."""
+        read = {argument for binding in self.bindings for argument in binding.value.args[1]}
+        return [binding.var for binding in self.bindings if binding.var not in read]
 
     @property
     def form(self) -> _Form:
@@ -330,9 +335,9 @@ def join_functions(
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}
-    chains: dict[relax.Var, _Chain] = {}
+    chains: dict[relax.Var, Chain] = {}
     taken: set[relax.Var] = set()
-    alike: dict[_Form, list[_Chain]] = {}
+    alike: dict[_Form, list[Chain]] = {}
     for chain in (found := list(_chains(module))):
         alike.setdefault(chain.form, []).append(chain)
     calls = _calls(module["main"])
@@ -350,16 +355,16 @@ def join_functions(
     if not chains:
         return module, {}
     new = {
-        var: relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))
+        var: [relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))]
         for var, chain in chains.items()
     }
-    changed = rebound(module["main"], lambda one: new.get(one.var, None if one.var in taken else one))
+    changed = rebound(module["main"], lambda one: new.get(one.var, [] if one.var in taken else [one]))
     builder.update_func(module.get_global_var("main"), changed)
     replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
     return relax.transform.DeadCodeElimination()(builder.get()), replaced
 
 
-def _chains(module: IRModule) -> Iterator[_Chain]:
+def _chains(module: IRModule) -> Iterator[Chain]:
     """Yield chains of calls that may be one function: an attention, or two convolutions of blocked tensors.
 
     Each call of a chain is read by the next one only. An attention is a product, reductions of its rows, and
@@ -381,15 +386,15 @@ def _chains(module: IRModule) -> Iterator[_Chain]:
 
 def _kernels(
     last: relax.VarBinding, made_for: Callable[[relax.VarBinding], Iterator[tuple[int, relax.VarBinding]]]
-) -> Iterator[_Chain]:
+) -> Iterator[Chain]:
     """Yield the chains that end with a call and may be an attention, or two convolutions."""
     for several, middle in made_for(last):
         if several > 1:
             for single, first in made_for(middle):
                 if single == 1:
-                    yield _Chain((first, middle, last))
+                    yield Chain((first, middle, last))
         elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
-            yield _Chain((middle, last))
+            yield Chain((middle, last))
 
 
 def _axes(binding: relax.VarBinding) -> int:
@@ -416,9 +421,9 @@ def _reductions(func: tirx.PrimFunc) -> int:
     return sum(bool(reduced_axes(block)) for block in nodes(func.body, s_tir.SBlock))
 
 
-def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
+def _forms(module: IRModule, chains: Sequence[Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
     """Return both variants of chains that become one function, in a `main` of these calls."""
-    name, func = _one_function(module, chains[0])
+    name, func = one_function(module, chains[0])
     apart = tuple(
         NamedFunction(
             name=str(function.name_hint),
@@ -448,8 +453,11 @@ def _outputs(binding: relax.VarBinding) -> int:
     return len(getattr(binding.var.ty, "fields", (binding.var,)))
 
 
-def _one_function(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
-    """Return the one function that the calls of a chain become, preceded by a name for it."""
+def one_function(module: IRModule, chain: Chain) -> tuple[str, tirx.PrimFunc]:
+    """Return the one function that the calls of a chain become, preceded by a name for it.
+
+    It has an output for each result.
+    """
     builder = relax.BlockBuilder()
     inner = [relax.Var("given", value.ty) for value in chain.given]
     known: dict[relax.Expr, relax.Expr] = dict(zip(chain.given, inner, strict=True))
@@ -461,7 +469,8 @@ def _one_function(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
                 arguments = [known[argument] for argument in binding.value.args[1]]
                 function = builder.add_func(module[_function(binding)], called)
                 known[binding.var] = builder.emit(relax.call_tir(function, arguments, binding.var.ty))
-            result = builder.emit_output(known[chain.bindings[-1].var])
+            results = [known[var] for var in chain.results]
+            result = builder.emit_output(results[0] if len(results) == 1 else relax.Tuple(results))
         whole = builder.emit_func_output(result)
     outer = [relax.Var("given", value.ty) for value in chain.given]
     with builder.function("main", outer):

@@ -87,13 +87,14 @@ def legalize(
             plain = set_moves_apart(plain, laid_out, alignment_of(profile))
         grouped = steps.FuseOps()(plain)
         fused = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
-        joined, parts = join_functions(_assign_single_elements(fused), joins)
+        chained, parts = join_functions(_assign_single_elements(fused), joins)
+        joined, pairs = updates.update_together(chained)
     traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for var, made in trace(plain["main"], grouped).items():
         moved = ((written.get(o), o) for o in (origin.get(m, m) for m in made))
         traced[var] = tuple(one for pair in moved for one in pair if one is not None)
     return joined, traced | {
-        var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
+        var: tuple(o for made in all_ for o in traced[made]) for var, all_ in {**parts, **pairs}.items()
     }
 
 

@@ -6,17 +6,17 @@ buffer (`honed.tuner.lower.plan`), so that nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
-from honed.tuner.lower.statements import loads, nodes
+from honed.tuner.lower.statements import loads, nodes, substituted
 
-from .fusing import given_back
-from .views import INJECTIVE, bindings, is_call, readers
+from .fusing import Chain, given_back, one_function, rebound
+from .views import INJECTIVE, bindings, is_call, readers, variables
 
 _UPDATE = "honed.update"  # of the block that stores what changes
 
@@ -92,11 +92,90 @@ def _in_branches(store: tirx.BufferStore, value: tirx.PrimExpr, past: ir.Var) ->
     return tirx.IfThenElse(value.condition, first, second)
 
 
-def kept(function: tirx.PrimFunc) -> int | None:
-    """Return the parameter of a function that holds what it does not store; None where it stores all."""
+def kept(function: tirx.PrimFunc) -> tuple[int, ...]:
+    """Return the parameters of a function that hold what it does not store, one for each of its outputs.
+
+    Return none where it stores all.
+    """
     if not any(_UPDATE in block.annotations for block in nodes(function.body, s_tir.SBlock)):
-        return None
+        return ()
     touched = [load.source for load in loads(function.body)]
     touched += [store.buffer for store in nodes(function.body, tirx.BufferStore)]
-    (found,) = (n for n, one in enumerate(function.params) if not any(map(one.same_as, touched)))
-    return found
+    return tuple(n for n, one in enumerate(function.params) if not any(map(one.same_as, touched)))
+
+
+def update_together(module: IRModule) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
+    """Return a module of fused functions in which two updates, as of keys and values, are one function.
+
+    Also return, by the variable of each such call, the variables of the calls that it replaces.
+    """
+    builder = relax.BlockBuilder(module)
+    names: dict[Hashable, ir.GlobalVar | None] = {}
+    new: dict[relax.Var, Sequence[relax.Binding]] = {}
+    replaced: dict[relax.Var, tuple[relax.Var, ...]] = {}
+    for pair in _pairs(module):
+        if pair.form not in names:
+            name, function = one_function(module, pair)
+            merged = _in_one_block(function)
+            names[pair.form] = None if merged is None else builder.add_func(merged, name)
+        if names[pair.form] is None:
+            continue
+        first, last = pair.results
+        both = relax.Var("updated", relax.TupleType([first.ty, last.ty]))
+        call = relax.call_tir(names[pair.form], pair.given, [first.ty, last.ty])
+        parts = [relax.VarBinding(var, relax.TupleGetItem(both, n)) for n, var in enumerate(pair.results)]
+        new |= {first: [], last: [relax.VarBinding(both, call), *parts]}
+        replaced[both] = (first, last)
+    if not replaced:
+        return module, {}
+    changed = rebound(module["main"], lambda one: new.get(one.var, [one]))
+    builder.update_func(module.get_global_var("main"), changed)
+    return relax.transform.DeadCodeElimination()(builder.get()), replaced
+
+
+def _pairs(module: IRModule) -> Iterator[Chain]:
+    """Yield updates of equal shapes, of which the second comes before all that reads the first."""
+    first: relax.VarBinding | None = None
+    for binding in bindings(module["main"]):
+        if first is not None and first.var in variables(binding.value):
+            first = None
+        if not is_call(binding.value, "relax.call_tir") or not kept(module[binding.value.args[0]]):
+            continue
+        if first is not None and first.var.ty == binding.var.ty:
+            yield Chain((first, binding))
+            first = None
+        else:
+            first = binding
+
+
+def _in_one_block(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Return a function of two updates with a single block; None where not all before them is elementwise."""
+    plain = s_tir.Schedule(function.with_attr("global_symbol", "main"))
+    for block in plain.get_child_blocks(plain.get_sblock("root")):
+        if _UPDATE not in plain.get(block).annotations:
+            try:
+                plain.compute_inline(block)
+            except s_tir.ScheduleError:
+                return None
+    one, other = (plain.get(block) for block in plain.get_child_blocks(plain.get_sblock("root")))
+    axes = {theirs.var: ours.var for ours, theirs in zip(one.iter_vars, other.iter_vars, strict=True)}
+    second = substituted(s_tir.SBlock([], other.reads, other.writes, other.name_hint, other.body), axes)
+    stored = one.writes[0].source
+
+    def both(block: s_tir.SBlock) -> s_tir.SBlock:
+        if not block.writes:  # the root, of which the first nest stays
+            return s_tir.SBlock([], [], [], block.name_hint, block.body.seq[0])
+        if not block.writes[0].source.same_as(stored):
+            return block
+        return s_tir.SBlock(
+            iter_vars=block.iter_vars,
+            reads=[*block.reads, *second.reads],
+            writes=[*block.writes, *second.writes],
+            name_hint=block.name_hint,
+            body=tirx.SeqStmt([block.body, second.body]),
+            annotations=block.annotations,
+        )
+
+    made = plain.mod["main"]
+    body = tvm_ffi.structural_map(made.body, [(s_tir.SBlock, both)])
+    return made.with_body(body).without_attr("global_symbol")

@@ -26,6 +26,7 @@ from honed.tuner.search.parts import (
     is_dear,
     keep_partial,
     lanes_of,
+    last_axis,
     part_of,
     partial_results,
     sample_any,
@@ -427,6 +428,100 @@ def _score(
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 
 
+# The attention sketch for few rows, as a step of a decoder has: a group has one row. Each work-item computes
+# the scores of some keys, and all of them together compute the softmax. Then each sums up a vector of columns
+# over a slice of the keys, and the sums of the slices are added up.
+
+_FEW_ROWS = 8  # of a batch: those for which products read keys where they lie
+
+
+def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Give each group one row, whose scores it keeps.
+
+    Return False where the function is no attention, has many rows, or its keys do not lie in rows.
+    """
+    one = read(schedule)
+    if one is None or one.scores.extents[one.batches] > _FEW_ROWS or not _lie_in_rows(schedule, one.scores):
+        return False
+    _written(schedule, one)
+    lanes = lanes_of(one.columns, most)
+    items = one.columns // lanes
+    least, most_threads = min(limits.threads), max(limits.threads)
+    fitting = [n for n in divisors(one.keys, most_threads // items) if n * items >= least]
+    if not fitting:
+        raise ValueError("the keys have no slices that a group of work-items could sum up")
+    slices = sample_any(schedule, fitting)
+    product = one.product.block
+    (result,) = schedule.get_consumers(product)
+    under = _sum_slices(schedule, product, slices, lanes, limits)
+    kept = schedule.cache_write(one.scores.block, 0, "local")
+    for block in (product, result):
+        schedule.reverse_compute_at(block, under, preserve_unit_loops=True)
+    between = [kept, *(part.block for part in one.rows)]
+    for block in reversed(between):
+        schedule.compute_at(block, under, preserve_unit_loops=True)
+    threads: dict[SBlockRV, LoopRV] = {}
+    # Only now are loops split by numbers that do not divide them: blocks that are moved lose the conditions.
+    for block in (*between, product, result):
+        _, *both = schedule.split(below(schedule, block, under)[-1], [None, slices, items])
+        threads[block] = fuse(schedule, both)
+        schedule.bind(threads[block], "threadIdx.x")
+        if block is not result:
+            schedule.set_scope(block, 0, "shared")
+    summed, *_ = below(schedule, product, under)
+    schedule.reorder(threads[product], summed)
+    schedule.decompose_reduction(product, summed)
+    _score_key(schedule, one.scores, threads[kept], limits, most)
+    return True
+
+
+def _lie_in_rows(schedule: Schedule, scores: BlockPart) -> bool:
+    """Return whether what is multiplied for a score lies in rows."""
+    reads = range(len(schedule.get(scores.block).reads))
+    return all(last_axis(schedule, scores.block, n) in (None, len(scores.kinds) - 1) for n in reads)
+
+
+def _sum_slices(
+    schedule: Schedule, product: SBlockRV, slices: ExprRV, lanes: int, limits: SketchLimits
+) -> LoopRV:
+    """Sum slices of the keys up, each by work-items of its own; return the loop of a group.
+
+    The sums stay in local memory, for the product's block to add up.
+    """
+    _, part = schedule.split(schedule.get_loops(product)[-1], [None, slices])
+    partial = schedule.rfactor(part, 0)
+    *grid, columns, keys, part = schedule.get_loops(partial)
+    items, vector = schedule.split(columns, [None, lanes])
+    schedule.reorder(*grid, part, items, keys, vector)
+    under, thread = fuse(schedule, grid), fuse(schedule, [part, items])
+    schedule.bind(under, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    schedule.vectorize(vector)
+    unroll_some(schedule, keys, (0, limits.tail_unroll))
+    kept = schedule.cache_write(partial, 0, "local")
+    schedule.reverse_compute_at(kept, thread, preserve_unit_loops=True)
+    schedule.set_scope(kept, 0, "shared")
+    schedule.vectorize(below(schedule, kept, thread)[-1])
+    schedule.decompose_reduction(partial, keys)
+    return under
+
+
+def _score_key(
+    schedule: Schedule, scores: BlockPart, thread: LoopRV, limits: SketchLimits, most: int
+) -> None:
+    """Compute the score of a work-item's key in registers, by vectors of what is summed."""
+    split = partial_results(schedule, scores, most)
+    schedule.compute_at(scores.block, thread, preserve_unit_loops=True)
+    set_private(schedule, scores.block)
+    if split is not None:
+        keep_partial(schedule, split, thread)
+    for block in (split, scores.block):
+        if block is not None:
+            steps = below(schedule, block, thread)[0]
+            unroll_some(schedule, steps, (0, limits.tail_unroll))
+            schedule.decompose_reduction(block, steps)
+
+
 _MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
 _STEPS = 4  # of a sum on processors that are written out
 _HELD, _HIGH, _WIDE = 2, 8, 16  # rows of a work-item, work-items along rows and along keys or columns
@@ -447,6 +542,8 @@ def attention_tile(sketch: Drawn) -> Drawn | None:
         return None
     if not sketch.by_groups:
         return _of_rows(sketch, tiles) if len(tiles) == 5 else None
+    if not tiles:  # a group has one row
+        return sketch.with_most({})
     return _of_group(sketch, tiles) if len(tiles) == 6 else None
 
 
