@@ -153,7 +153,8 @@ def _picked(
     if prior is None:
         yield from ((origin, one) for one in _tabled(func, profile))
         return
-    drawing = Drawing(narrow_indices(func), profile, _SEED)
+    narrow = narrow_indices(func)
+    drawing = Drawing(narrow, profile, _SEED)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     rows.sort(key=lambda one: (lines_of(one.drawn), window_loads(one.drawn)))
     yield from ((origin, one) for row in rows if (one := drawing.schedule_of(row)) is not None)
@@ -162,7 +163,7 @@ def _picked(
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
     found = [(one.schedule, one.features) for one in drawn]
-    sketched = bool(packed) or point_space(narrow_indices(func), profile)
+    sketched = bool(packed) or point_space(narrow, profile)
     ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
     if ruled is not None:
         found.append((ruled[1], features_of(ruled[1].mod["main"], profile)))
