@@ -139,9 +139,7 @@ def _of_form(_form: int, _profile: DeviceProfile) -> list[tuple[str, str]]:
     return []
 
 
-def _picked(
-    func: tirx.PrimFunc, target: Target, profile: DeviceProfile
-) -> Iterator[tuple[str, Schedule]]:
+def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[tuple[str, Schedule]]:
     """Yield the schedules to try before the rules, the best first, each with where it comes from."""
     small, family = _small(func), profile.rules.family
     several = small and _several(func, profile)  # of which rules make a kernel each

@@ -134,15 +134,12 @@ def lower_module(
     called, target = legal.functions, target_for(profile)
     found: dict[str, _Found] = {}
     tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)
-    named = _named(called)
-    alike: dict[int, list[str]] = {}
-    for name, func in called.items():
-        alike.setdefault(form_key(func), []).append(name)
+    alike: dict[int, dict[str, tuple[str, str]]] = {}
+    for name, task in _named(called).items():
+        alike.setdefault(form_key(called[name]), {})[name] = task
     with Forked(min(processes, len(alike)), tools) as forked:
-        begun = {}
-        for names_alike in alike.values():
-            job = forked.begin(_lower_alike, {name: named[name] for name in names_alike})
-            begun |= dict.fromkeys(names_alike, job)
+        jobs = [(names, forked.begin(_lower_alike, names)) for names in alike.values()]
+        begun = {name: job for names, job in jobs for name in names}
         for n, name in enumerate(called):
             progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
             found[name] = begun[name].result()[name]

@@ -272,7 +272,7 @@ def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> list[Schedule]:
 
 @lru_cache(maxsize=1)  # for all kinds of sketches of one function
 def _inlined(module: IRModule) -> Schedule:
-    """Return a schedule with elementwise blocks inlined, as every sketch does first, or goes on from there."""
+    """Return a schedule with elementwise blocks inlined, as every sketch does first or goes on from there."""
     inlined = unscheduled(module)
     inline_elementwise(inlined, Keep.PADDING)
     return inlined
