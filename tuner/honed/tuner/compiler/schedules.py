@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from tvm_ffi import structural_walk
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
-from honed.tuner.lower.module import Choose
+from honed.tuner.lower.module import Choose, First
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
 from honed.tuner.lower.workload import form_key, function_bytes, function_flops
@@ -112,12 +112,13 @@ def first_kernels(
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    The result is deterministic for one function and profile, but that a function gets the schedule of the one
-    before where both have one form. Raises LoweringFailed as `default_kernels` does.
+    The result is deterministic for one function and profile, except within `sharing`. Raises LoweringFailed
+    as `default_kernels` does.
     """
     passed_over: list[str] = []
-    known = _of_form(form_key(func), profile)
-    for origin, trace in known:
+    known, form = _known.get(), form_key(func)
+    if known is not None and form in known:
+        origin, trace = known[form]
         with suppress(LoweringFailed):
             scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
             return origin, lower_function(scheduled, name, target, profile), passed_over
@@ -127,16 +128,31 @@ def first_kernels(
         except LoweringFailed as failed:
             passed_over.append(f"{origin}: {failed}")
             continue
-        known[:] = [(origin, traces.to_text(schedule.trace))]
+        if known is not None:
+            known[form] = origin, traces.to_text(schedule.trace)
         return origin, lowered, passed_over
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
 
 
-@lru_cache(maxsize=1)  # functions of one form are lowered one after the other
-def _of_form(_form: int, _profile: DeviceProfile) -> list[tuple[str, str]]:
-    """Return the schedule last picked for a function of a form, its origin and trace, if there is one."""
-    return []
+# Of the model that is lowered: origin and trace of what was picked, by the function's form.
+_known: ContextVar[dict[int, tuple[str, str]] | None] = ContextVar("_known", default=None)
+
+
+def sharing(first: First) -> First:
+    """Return `first` for the functions of one model: what it picks for one is taken for all of its form."""
+    known: dict[int, tuple[str, str]] = {}
+
+    def shared(
+        func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+    ) -> tuple[str, Lowered, list[str]]:
+        before = _known.set(known)
+        try:
+            return first(func, name, target, profile)
+        finally:
+            _known.reset(before)
+
+    return shared
 
 
 def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[tuple[str, Schedule]]:

@@ -108,7 +108,7 @@ def _as_before(
 ) -> relax.Expr:
     """Return TVM's legalisation; calls that differ only in the values they are given share a function.
 
-    Making one takes 0.4 ms. `before` has the first such call, and which arguments of its operator it is given.
+    Making one takes 0.4 ms. `before` has the first such call, and which of its operator's arguments it takes.
     """
     given = list(call.args)
 
