@@ -116,8 +116,8 @@ def first_kernels(
     as `default_kernels` does.
     """
     passed_over: list[str] = []
-    known, form = _known.get(), form_key(func)
-    if known is not None and form in known:
+    known, form = _known.get({}), form_key(func)
+    if form in known:
         origin, trace = known[form]
         with suppress(LoweringFailed):
             scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
@@ -128,15 +128,14 @@ def first_kernels(
         except LoweringFailed as failed:
             passed_over.append(f"{origin}: {failed}")
             continue
-        if known is not None:
-            known[form] = origin, traces.to_text(schedule.trace)
+        known[form] = origin, traces.to_text(schedule.trace)
         return origin, lowered, passed_over
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
 
 
 # Of the model that is lowered: origin and trace of what was picked, by the function's form.
-_known: ContextVar[dict[int, tuple[str, str]] | None] = ContextVar("_known", default=None)
+_known: ContextVar[dict[int, tuple[str, str]]] = ContextVar("_known")
 
 
 def sharing(first: First) -> First:
