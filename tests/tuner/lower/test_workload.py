@@ -45,11 +45,12 @@ def test_offsets_and_factors_are_no_part_of_a_form(value: Value) -> None:
         lambda image, i, j: image[1, i, j].astype("float16") * 0.5,
         lambda image, i, j: image[1, i, j * 2] * 0.5,
         lambda image, i, j: image[1, i, j // 2] * 0.5,
+        lambda image, i, j: image[1, i, j + i] * 0.5,
         lambda image, i, j: image[1, i, 7 - j] * 0.5,
         lambda image, i, j: image[1, j, i] * 0.5,
         lambda image, i, j: image[i, 1, j] * 0.5,
     ],
-    ids=["sum", "square", "type", "stride", "repeat", "reversed", "transposed", "other axis"],
+    ids=["sum", "square", "type", "stride", "repeat", "skew", "reversed", "transposed", "other axis"],
 )
 def test_what_computes_or_moves_otherwise_has_another_form(value: Value) -> None:
     assert form_key(_function(value)) != form_key(_function())
