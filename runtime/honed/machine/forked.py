@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -57,6 +58,7 @@ class Forked(Generic[With]):
 
 
 def _inherit(parent: int, tools: object) -> None:
+    gc.freeze()  # what is inherited stays: to look through it would copy it, too
     die_with(parent)
     limit_data(data_bytes() + (OWN_MIB << 20))
     _inherited.append(tools)

@@ -14,7 +14,9 @@ from tvm.s_tir import dlight
 from tvm_ffi import structural_walk
 
 from honed.machine.devices import Device
+from honed.machine.profile import DeviceProfile
 from honed.tuner.compiler.proof import run_model
+from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for
@@ -68,6 +70,39 @@ def test_gelu_of_a_large_negative_number_is_nothing(device: Device) -> None:
     )
     found = run_model(model, {"x": np.array([-1e30, 1e30, np.nan], np.float32)}, device)["y"]
     np.testing.assert_array_equal(found, np.array([0, 1e30, np.nan], np.float32))
+
+
+def test_equal_operators_are_made_once(profile: DeviceProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+    call_te = relax.BlockBuilder.call_te
+
+    def counted(builder: relax.BlockBuilder, compute: Any, *args: Any, **named: Any) -> relax.Expr:
+        made.append(str(compute))
+        return call_te(builder, compute, *args, **named)
+
+    def chain(builder: relax.BlockBuilder, v: Mapping[str, relax.Var]) -> relax.Expr:
+        found = v["x"]
+        for _ in range(5):
+            found = builder.emit(relax.op.add(relax.op.tanh(found), v["y"]))
+        return found
+
+    monkeypatch.setattr(relax.BlockBuilder, "call_te", counted)
+    legalize(relax_module(chain, {"x": normal(4, 6), "y": normal(4, 6)}), profile)
+    assert len(made) == 2
+
+
+def test_operators_of_equal_types_that_are_given_otherwise_stay_apart(device: Device) -> None:
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 20]>
+        f (float[3] x, float[3] y) => (float[3] a, float[3] b, float[3] c, float[3] d, float[3] e, float[3] g)
+        <float two = {2}, float three = {3}, float[3] some = {4, 5, 6}, float[3] more = {7, 8, 9}>
+        { a = Mul(x, x) b = Mul(x, y) c = Mul(x, two) d = Mul(x, three) e = Mul(x, some) g = Mul(x, more) }"""
+    )
+    x, y = normal(3), normal(3, seed=1)
+    found = run_model(model, {"x": x, "y": y}, device)
+    wanted = {"a": x * x, "b": x * y, "c": 2 * x, "d": 3 * x, "e": x * [4, 5, 6], "g": x * [7, 8, 9]}
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -11,13 +11,13 @@ import onnx
 import onnx.parser
 import pytest
 import xgboost
-from tvm import tirx
+from tvm import te, tirx, topi
 
 from honed.jobs import priorfile
 from honed.jobs.priorfile import PriorFile
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import first_kernels, sharing
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import costmodel
@@ -200,6 +200,38 @@ def test_what_cannot_be_lowered_is_passed_over_and_told(monkeypatch: pytest.Monk
     rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
     assert rule == passed_over[0].split(": ")[0]
     assert passed_over == [f"{rule}: it is not to my taste"] * 2
+
+
+def _step(row: int, factor: float) -> tirx.PrimFunc:
+    """One step of a recurrence: a state times its weights, and the step's row of what was given."""
+    state, weights, given = (te.placeholder(shape) for shape in ((1, 48), (48, 48), (8, 48)))
+    added = topi.nn.matmul(state, weights)
+    step = te.compute((1, 48), lambda i, j: added[i, j] * factor + given[row, j])
+    return te.create_prim_func([state, weights, given, step])
+
+
+def test_functions_of_one_form_are_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, drawings = imagined("cpu"), list[Drawing]()
+
+    class Counted(Drawing):
+        """Keeps every search of a space."""
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            drawings.append(self)
+
+    monkeypatch.setattr("honed.tuner.compiler.schedules.Drawing", Counted)
+    steps = [_step(0, 0.5), _step(3, 0.5), _step(5, 0.25)]
+    plain = [first_kernels(func, "main", target_for(one), one) for func in steps]
+    assert len(drawings) == len(steps)
+    first = sharing(first_kernels)
+    shared = [first(func, "main", target_for(one), one) for func in steps]
+    assert len(drawings) == len(steps) + 1
+    assert shared == plain
+    assert len({lowered.source for _, lowered, _ in shared}) == len(steps)
+    first(dense(96, 128, 64), "main", target_for(one), one)
+    sharing(first_kernels)(steps[0], "main", target_for(one), one)
+    assert len(drawings) == len(steps) + 3, "other functions, and other models, share nothing"
 
 
 def test_where_no_pick_can_be_lowered_a_rule_does() -> None:

@@ -45,7 +45,7 @@ from .fusion import joins
 from .partition import Cut, cut
 from .partition.divide import flops
 from .proof import Prover, expect, probed_before, with_behind
-from .schedules import NOTHING, first_kernels, recorded
+from .schedules import NOTHING, first_kernels, recorded, sharing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def _compile(
     stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
     prover, tell = _prover(request, prepared, normalised, choice, like), stage.of("prove")
     imported = _import(normalised, stage)
-    lowered, first, fell_back = _lower(imported, request, stage), first_kernels, ""
+    lowered, first, fell_back = _lower(imported, request, stage), sharing(first_kernels), ""
     try:
         tried = prover.attempt(lowered, first, tell, 0.4)
     except NotBuilt:
@@ -440,7 +440,7 @@ def _lower(
     """Lower a model with recorded schedules, else with those that need no trial; some tasks `by_rules`."""
     profile, records = request.profile, request.records
     known = recorded(records, profile) if records else NOTHING
-    joining = joins(profile, known.times)
+    joining, picked = joins(profile, known.times), sharing(first_kernels)
 
     def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
         return None if task in by_rules else known.schedules(task, func)
@@ -448,7 +448,7 @@ def _lower(
     def first(
         func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
     ) -> tuple[str, Lowered, list[str]]:
-        kernels = default_kernels if by_rules and task_key(func) in by_rules else first_kernels
+        kernels = default_kernels if by_rules and task_key(func) in by_rules else picked
         return kernels(func, name, target, profile)
 
     lowered = lower_module(

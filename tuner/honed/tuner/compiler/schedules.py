@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 from tvm import s_tir, tirx
+from tvm.s_tir import Schedule
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
-from honed.tuner.lower.module import Choose
+from honed.tuner.lower.module import Choose, First
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
-from honed.tuner.lower.workload import function_bytes, function_flops
+from honed.tuner.lower.workload import form_key, function_bytes, function_flops
 from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Array, Prior, prior_of
@@ -109,21 +112,49 @@ def first_kernels(
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    The result is deterministic for one function and profile. Raises LoweringFailed as `default_kernels` does.
+    The result is deterministic for one function and profile, except within `sharing`. Raises LoweringFailed
+    as `default_kernels` does.
     """
     passed_over: list[str] = []
-    for origin, scheduled in islice(_picked(func, target, profile), _TRIED):
-        try:
+    known, form = _known.get({}), form_key(func)
+    if form in known:
+        origin, trace = known[form]
+        with suppress(LoweringFailed):
+            scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
             return origin, lower_function(scheduled, name, target, profile), passed_over
+    for origin, schedule in islice(_picked(func, target, profile), _TRIED):
+        try:
+            lowered = lower_function(schedule.mod["main"], name, target, profile)
         except LoweringFailed as failed:
             passed_over.append(f"{origin}: {failed}")
+            continue
+        known[form] = origin, traces.to_text(schedule.trace)
+        return origin, lowered, passed_over
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
 
 
-def _picked(
-    func: tirx.PrimFunc, target: Target, profile: DeviceProfile
-) -> Iterator[tuple[str, tirx.PrimFunc]]:
+# Of the model that is lowered: origin and trace of what was picked, by the function's form.
+_known: ContextVar[dict[int, tuple[str, str]]] = ContextVar("_known")
+
+
+def sharing(first: First) -> First:
+    """Return `first` for the functions of one model: what it picks for one is taken for all of its form."""
+    known: dict[int, tuple[str, str]] = {}
+
+    def shared(
+        func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+    ) -> tuple[str, Lowered, list[str]]:
+        before = _known.set(known)
+        try:
+            return first(func, name, target, profile)
+        finally:
+            _known.reset(before)
+
+    return shared
+
+
+def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[tuple[str, Schedule]]:
     """Yield the schedules to try before the rules, the best first, each with where it comes from."""
     small, family = _small(func), profile.rules.family
     several = small and _several(func, profile)  # of which rules make a kernel each
@@ -135,28 +166,28 @@ def _picked(
     if prior is None:
         yield from ((origin, one) for one in _tabled(func, profile))
         return
-    drawing = Drawing(narrow_indices(func), profile, _SEED)
+    narrow = narrow_indices(func)
+    drawing = Drawing(narrow, profile, _SEED)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     rows.sort(key=lambda one: (lines_of(one.drawn), window_loads(one.drawn)))
-    yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
+    yield from ((origin, one) for row in rows if (one := drawing.schedule_of(row)) is not None)
     if small and not several:
         return
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
-    found = [(one.scheduled, one.features) for one in drawn]
-    sketched = bool(packed) or point_space(narrow_indices(func), profile)
+    found = [(one.schedule, one.features) for one in drawn]
+    sketched = bool(packed) or point_space(narrow, profile)
     ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
-    by_default = ruled and ruled[1].mod["main"]
-    if by_default is not None:
-        found.append((by_default, features_of(by_default, profile)))
+    if ruled is not None:
+        found.append((ruled[1], features_of(ruled[1].mod["main"], profile)))
     for one in _best_first(found, prior):
-        if ruled is not None and one is by_default:
+        if ruled is not None and one is ruled[1]:
             yield ruled[0], one
             return
         yield prior.name, one
 
 
-def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFunc]:
+def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[Schedule]:
     """Return contractions with rows of the tables that give most of the device work, sums in slices first.
 
     After them come those with most groups, but not for products of a vector, whose sums the rules share out.
@@ -170,7 +201,7 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFu
     if vector and attention_of(func) is None:
         rows = [one for one in rows if shares_blocks(one.drawn) or groups_of(one.drawn) >= least]
     rows.sort(key=lambda one: max(0.0, least - groups_of(one.drawn)))
-    return (played for one in rows if (played := drawing.played(one)) is not None)
+    return (made for one in rows if (made := drawing.schedule_of(one)) is not None)
 
 
 def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:
@@ -195,7 +226,7 @@ def _scores(drawn: Sequence[Draw], prior: Prior) -> list[float]:
     return [float(score) for score in prior.predict(np.array([one.features for one in drawn]))]
 
 
-def _best_first(found: Sequence[tuple[tirx.PrimFunc, Array]], prior: Prior) -> list[tirx.PrimFunc]:
+def _best_first(found: Sequence[tuple[Schedule, Array]], prior: Prior) -> list[Schedule]:
     if not found:
         return []
     scores = prior.predict(np.array([features for _, features in found]))

@@ -36,7 +36,7 @@ from .program import (
 )
 from .schedule import SERIAL, default_kernels
 from .target import alignment_of, target_for
-from .workload import constant_parameters, function_flops, mark_constants, task_key
+from .workload import constant_parameters, form_key, function_flops, mark_constants, task_key
 
 Progress = Callable[[float, str], None]
 # Of kernels, in characters: they fit a table, and PoCL, which makes them folder names, fails on long ones.
@@ -134,11 +134,15 @@ def lower_module(
     called, target = legal.functions, target_for(profile)
     found: dict[str, _Found] = {}
     tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)
-    with Forked(min(processes, len(called)), tools) as forked:
-        begun = {name: forked.begin(_lower, name, *task) for name, task in _named(called).items()}
-        for n, (name, one) in enumerate(begun.items()):
+    alike: dict[int, dict[str, tuple[str, str]]] = {}
+    for name, task in _named(called).items():
+        alike.setdefault(form_key(called[name]), {})[name] = task
+    with Forked(min(processes, len(alike)), tools) as forked:
+        jobs = [(names, forked.begin(_lower_alike, names)) for names in alike.values()]
+        begun = {name: job for names, job in jobs for name in names}
+        for n, name in enumerate(called):
             progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
-            found[name] = one.result()
+            found[name] = begun[name].result()[name]
     if failed := tuple(f"{name}: {one.failed}" for name, one in found.items() if one.function is None):
         raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", failed)
     return LoweredModel(
@@ -158,6 +162,11 @@ def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]
         taken.add(short)
         found[name] = task, short
     return found
+
+
+def _lower_alike(tools: _Lowering, named: Mapping[str, tuple[str, str]]) -> dict[str, _Found]:
+    """Lower functions of one form in one process, one after the other, so that they share a schedule."""
+    return {of: _lower(tools, of, *task) for of, task in named.items()}
 
 
 def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from tvm import ir, s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm_ffi import structural_hash
+from tvm_ffi import structural_hash, structural_map
 
 from honed.machine.families import Packing
 from honed.machine.profile import DeviceProfile
@@ -29,6 +29,32 @@ def task_key(func: tirx.PrimFunc) -> str:
     """
     marks = "".join(f"_c{n}" for n in marked(func))
     return f"{structural_hash(func.without_attr(_MARK)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
+
+
+def form_key(func: tirx.PrimFunc) -> int:
+    """Return what is equal for functions that differ in offsets and factors alone: one schedule suits all.
+
+    Such are the steps of an unrolled recurrence, each of which reads another row, and quantised layers.
+    """
+    body = structural_map(
+        func.body,
+        [
+            ((tirx.Add, tirx.Sub), lambda sum_: sum_.a if isinstance(sum_.b, tirx.IntImm) else sum_),
+            (ir.TensorLoad, _from_the_first),
+            (ir.Range, lambda one: ir.Range(0, one.extent) if isinstance(one.min, tirx.IntImm) else one),
+            (tirx.FloatImm, lambda number: tirx.FloatImm(number.ty.dtype, 1.0)),
+        ],
+    )
+    return int(structural_hash(func.with_body(body)))
+
+
+def _from_the_first(load: ir.TensorLoad) -> ir.TensorLoad:
+    """Return a load with 0 for its constant indices."""
+    indices = list(load.indices)
+    if not any(isinstance(index, tirx.IntImm) for index in indices):
+        return load
+    first = [tirx.IntImm(i.ty.dtype, 0) if isinstance(i, tirx.IntImm) else i for i in indices]
+    return tirx.BufferLoad(load.source, first)
 
 
 def function_flops(func: tirx.PrimFunc) -> int:

@@ -115,8 +115,13 @@ class Drawing:
 
     def played(self, row: Row) -> tirx.PrimFunc | None:
         """Return the function scheduled with the numbers of a table's row; None where they do not fit."""
+        schedule = self.schedule_of(row)
+        return None if schedule is None else schedule.mod["main"]
+
+    def schedule_of(self, row: Row) -> Schedule | None:
+        """Return the schedule with the numbers of a table's row; None where they do not fit."""
         schedule = self._begun(row.beginning).copy()
-        return schedule.mod["main"] if self._played(row.rest, schedule) else None
+        return schedule if self._played(row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[Draw]:
         """Return an iterator over the different draws of a sketch that were not taken yet."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from tvm import s_tir, tirx
+from tvm.ir import IRModule
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule.multi_level_tiling import ReuseType
@@ -30,7 +31,7 @@ from .sketches.attention import attention, attention_groups, attention_row
 from .sketches.blocked import separable
 from .sketches.grouped import SLICES, GroupTile, grouped, sliced
 from .sketches.tile import points
-from .traces import as_module, steps, tune_context, unscheduled
+from .traces import again, as_module, steps, tune_context, unscheduled
 
 _STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers
 _BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")
@@ -271,9 +272,15 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
 
 def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> list[Schedule]:
     """Return the schedules of the tries that fit a function, once its elementwise blocks are inlined."""
-    inlined = unscheduled(as_module(func))
-    inline_elementwise(inlined, Keep.PADDING)  # as every sketch does first, or goes on from there
-    return _different(inlined, tries)
+    return _different(again(_inlined(as_module(func))), tries)
+
+
+@lru_cache(maxsize=1)  # for all kinds of sketches of one function
+def _inlined(module: IRModule) -> Schedule:
+    """Return a schedule with elementwise blocks inlined, as every sketch does first or goes on from there."""
+    inlined = unscheduled(module)
+    inline_elementwise(inlined, Keep.PADDING)
+    return inlined
 
 
 def _different(begun: Schedule, tries: Iterable[_Try]) -> list[Schedule]:

@@ -1,0 +1,62 @@
+"""Functions of one form take the same schedule: they differ in offsets and factors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tvm import te, tirx
+
+from honed.tuner.lower.workload import form_key, task_key
+
+pytestmark = pytest.mark.tvm
+
+Value = Callable[[te.Tensor, tirx.Var, tirx.Var], tirx.Expr]
+
+
+def _function(
+    value: Value = lambda image, i, j: image[1, i, j] * 0.5, shape: tuple[int, int] = (4, 4)
+) -> tirx.PrimFunc:
+    image = te.placeholder((16, 16, 16), name="image")
+    made = te.compute(shape, lambda i, j: value(image, i, j), name="made")
+    return te.create_prim_func([image, made])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda image, i, j: image[2, i, j] * 0.5,
+        lambda image, i, j: image[1, i, j] * 3.0,
+        lambda image, i, j: image[1, i + 3, j] * 0.5,
+        lambda image, i, j: image[1, i, j + 1] * 0.5,
+    ],
+    ids=["row", "factor", "first of rows", "first of columns"],
+)
+def test_offsets_and_factors_are_no_part_of_a_form(value: Value) -> None:
+    assert form_key(_function(value)) == form_key(_function())
+    assert task_key(_function(value)) != task_key(_function())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda image, i, j: image[1, i, j] + 0.5,
+        lambda image, i, j: image[1, i, j] * image[1, i, j],
+        lambda image, i, j: image[1, i, j].astype("float16") * 0.5,
+        lambda image, i, j: image[1, i, j * 2] * 0.5,
+        lambda image, i, j: image[1, i, j // 2] * 0.5,
+        lambda image, i, j: image[1, i, j + i] * 0.5,
+        lambda image, i, j: image[1, i, 7 - j] * 0.5,
+        lambda image, i, j: image[1, j, i] * 0.5,
+        lambda image, i, j: image[i, 1, j] * 0.5,
+    ],
+    ids=["sum", "square", "type", "stride", "repeat", "skew", "reversed", "transposed", "other axis"],
+)
+def test_what_computes_or_moves_otherwise_has_another_form(value: Value) -> None:
+    assert form_key(_function(value)) != form_key(_function())
+
+
+def test_other_shapes_and_constants_that_may_be_packed_make_another_form() -> None:
+    func = _function()
+    others = [_function(shape=(8, 4)), _function(shape=(4, 8)), func.with_attr("honed.constants", [0])]
+    assert len({form_key(one) for one in (func, *others)}) == 4
