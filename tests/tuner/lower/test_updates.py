@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from benchmarks.running import ready
 from onnx import parser
 
 from honed.machine.devices import Device
+from honed.runtime.execution.executor import Growth
+from honed.runtime.execution.segments import Command
 from honed.tuner import frontend
 from honed.tuner.compiler.proof import run_sets
 from honed.tuner.compiler.schedules import first_kernels
@@ -84,6 +88,41 @@ def test_an_input_that_is_read_elsewhere_stays_as_it_is(other: str, output: str,
     np.testing.assert_allclose(
         found["more"], np.exp(given["past"]) if "Exp" in other else given["past"], rtol=1e-5
     )
+
+
+def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the device computes in singles. A decoder's 60 caches took 120 launches and 60 copies a step."""
+    text = _model().graph
+    for value in (*text.input, *text.output):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    model = onnx.helper.make_model(text, opset_imports=_model().opset_import)
+    normalised = frontend.normalise(model, fp16=device.profile.limits.fp16)
+    lowered = lower_module(frontend.import_relax(normalised), device.profile, first=first_kernels)
+    converted: list[str] = []
+    launch = Command.launch
+
+    def noted(kernel: int | None, name: str, *args: Any) -> Command:
+        if kernel is None:
+            converted.append(name)
+        return launch(kernel, name, *args)
+
+    monkeypatch.setattr(Command, "launch", noted)
+    growing = [Growth("past", "present", 1)]
+    given = {
+        name: value.astype(np.float16 if value.dtype == np.float32 else value.dtype)
+        for name, value in _given(7).items()
+    }
+    with ready(normalised, lowered, device) as executor:
+        assert converted in ([], ["widened"]), "of what is given alone"
+        executor.restore(growing, {"past": given.pop("past")[:, :7]})
+        assert executor.step(given, growing, 7, 1) == {}
+        found = executor.grown(growing, 8)["past"]
+    assert found.dtype == np.float16
+    expected = _expected({name: value.astype(np.float32) for name, value in _given(7).items()})
+    np.testing.assert_allclose(found, expected[:, :8], atol=2e-3)
 
 
 def test_what_is_stored_in_place_is_not_tuned(device: Device, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -117,8 +117,9 @@ class Executor:
         self._memory = DeviceMemory(file, device, self._queue)
         with driver_call("convert halves"):
             given, made = memory.ports(file.model, "input"), memory.ports(file.model, "output")
-            self._inputs = converted(given, True, self._memory, device, cache_dir)
-            self._outputs = converted(made, False, self._memory, device, cache_dir)
+            kept = {port.buffer for port in given} & {port.buffer for port in made}
+            self._inputs = converted(given, kept, True, self._memory, device, cache_dir)
+            self._outputs = converted(made, kept, False, self._memory, device, cache_dir)
         cap = device.profile.rules.max_queued_launches
         for step in file.model.prepare:
             if not segments.empty(file.model, step):
@@ -178,7 +179,9 @@ class Executor:
             wanted = tuple(ports[each.input].buffer for each in growing)
             with self._memory.read(self._queue, wanted) as held:
                 return {
-                    each.input: array[(slice(None),) * each.axis + (slice(rows),)].copy()
+                    each.input: memory.result(
+                        ports[each.input], array[(slice(None),) * each.axis + (slice(rows),)]
+                    )
                     for each, array in zip(growing, held, strict=True)
                 }
 
@@ -386,7 +389,7 @@ def _built_kernels(
 # Inputs and outputs of halves are converted on the device, where that computes in singles. NumPy converts one
 # element after the other where it is not built for the processor's own instructions (0.4 ms for an image of
 # 224 x 224 on the host of an H100, a third of SqueezeNet's inference). OpenCL 1.0 loads and stores halves
-# everywhere; to compute with them takes cl_khr_fp16.
+# everywhere; to compute with them takes cl_khr_fp16. What an inference updates in place stays on the device.
 _GROUP = 64  # work-items; every device of OpenCL 1.2 that honed serves takes as many
 _SOURCE = """\
 __kernel void widened(__global const half *from, __global float *to, const ulong count) {
@@ -414,19 +417,26 @@ class ConvertedPorts:
 
 
 def converted(
-    ports: tuple[Port, ...], inwards: bool, memory: DeviceMemory, device: Device, cache_dir: Path | None
+    ports: tuple[Port, ...],
+    kept: Set[int],
+    inwards: bool,
+    memory: DeviceMemory,
+    device: Device,
+    cache_dir: Path | None,
 ) -> ConvertedPorts:
     """Return the ports of inputs (`inwards`) or outputs; float16 ports get buffers of their own where needed.
 
-    Raises pyopencl's errors, and DeviceError where the device cannot build the conversion.
+    Those whose buffers are `kept`, as both an input's and an output's, are left to NumPy. Raises pyopencl's
+    errors, and DeviceError where the device cannot build the conversion.
     """
-    if not any(_is_half(port) for port in ports):
+    halves = {port.name for port in ports if _is_half(port) and port.buffer not in kept}
+    if not halves:
         return ConvertedPorts(ports)
     program = programs.build(device, _SOURCE, cache_dir)
     found: list[Port] = []
     launches: list[Command] = []
     for port in ports:
-        if not _is_half(port):
+        if port.name not in halves:
             found.append(port)
             continue
         elements = math.prod(port.shape)
