@@ -21,6 +21,7 @@ from pathlib import Path
 import onnxruntime
 
 from benchmarks.engines import made_inputs
+from benchmarks.passage.scenario import IDLE
 from benchmarks.running import Arrays, in_turns
 from benchmarks.serving import service
 from honed.jobs.commands import shape
@@ -30,17 +31,7 @@ from honed.protocol.strict import from_plain
 from honed.runtime.client import Client
 from honed.runtime.engines import HIGHEST, LEVELS, session_options
 
-_CONFIG = """
-[serve]
-engine = "onnxruntime"
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-[tuner]
-spawn = false
-"""
+_CONFIG = '[serve]\nengine = "onnxruntime"\n' + IDLE.replace("spawn = true", "spawn = false")
 _SECONDS = 600.0  # for a choice
 Settings = tuple[int, bool, bool, str]  # threads, whether they spin, whether there is an arena, the level
 

@@ -124,7 +124,7 @@ def test_a_model_of_doubles_is_written_and_read(device: Device, tmp_path: Path) 
 ROOTS = '<ir_version: 9, opset_import: ["": 20]> f (float[64] x) => (float[64] y) { a = Abs(x) y = Sqrt(a) }'
 
 
-def planted(*given: Any) -> tuple[str, Lowered, list[str]]:
+def planted(*given: Any, **_: Any) -> tuple[str, Lowered, list[str]]:
     """Kernels that take no root, as if the driver had made something else of them."""
     _, lowered, passed_over = default_kernels(*given)
     return "planted", replace(lowered, source=lowered.source.replace("sqrt(", "fabs(")), passed_over

@@ -97,7 +97,7 @@ def test_what_no_schedule_builds_runs_in_the_cpu_engine(
 def test_a_function_keeps_its_default_schedule_where_that_alone_builds(
     device: Device, tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def better(*function: Any) -> Any:
+    def better(*function: Any, **_: Any) -> Any:
         origin, kernels, passed = default_kernels(*function)
         if "sin" not in kernels.launches[0].entry:
             return origin, kernels, passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from honed.jobs import priorfile
 from honed.jobs.priorfile import PriorFile
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.schedules import first_kernels, sharing
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import costmodel
@@ -224,13 +225,13 @@ def test_functions_of_one_form_are_scheduled_once(monkeypatch: pytest.MonkeyPatc
     steps = [_step(0, 0.5), _step(3, 0.5), _step(5, 0.25)]
     plain = [first_kernels(func, "main", target_for(one), one) for func in steps]
     assert len(drawings) == len(steps)
-    first = sharing(first_kernels)
+    first = partial(first_kernels, known={})
     shared = [first(func, "main", target_for(one), one) for func in steps]
     assert len(drawings) == len(steps) + 1
     assert shared == plain
     assert len({lowered.source for _, lowered, _ in shared}) == len(steps)
     first(dense(96, 128, 64), "main", target_for(one), one)
-    sharing(first_kernels)(steps[0], "main", target_for(one), one)
+    partial(first_kernels, known={})(steps[0], "main", target_for(one), one)
     assert len(drawings) == len(steps) + 3, "other functions, and other models, share nothing"
 
 

@@ -32,7 +32,7 @@ from honed.tuner import frontend
 from honed.tuner.frontend import ImportedModule, Normalised, Precision
 from honed.tuner.frontend.survey import survey
 from honed.tuner.graph import made_from
-from honed.tuner.lower.module import LoweredModel, lower_module
+from honed.tuner.lower.module import First, LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import FunctionCall
 from honed.tuner.lower.schedule import default_kernels
@@ -45,7 +45,7 @@ from .fusion import joins
 from .partition import Cut, cut
 from .partition.divide import flops
 from .proof import Prover, expect, probed_before, with_behind
-from .schedules import NOTHING, first_kernels, recorded, sharing
+from .schedules import NOTHING, first_kernels, recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,8 @@ def _compile(
     stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
     prover, tell = _prover(request, prepared, normalised, choice, like), stage.of("prove")
     imported = _import(normalised, stage)
-    lowered, first, fell_back = _lower(imported, request, stage), sharing(first_kernels), ""
+    first: First = partial(first_kernels, known={})
+    lowered, fell_back = _lower(imported, request, stage), ""
     try:
         tried = prover.attempt(lowered, first, tell, 0.4)
     except NotBuilt:
@@ -440,7 +441,7 @@ def _lower(
     """Lower a model with recorded schedules, else with those that need no trial; some tasks `by_rules`."""
     profile, records = request.profile, request.records
     known = recorded(records, profile) if records else NOTHING
-    joining, picked = joins(profile, known.times), sharing(first_kernels)
+    joining, picked = joins(profile, known.times), partial(first_kernels, known={})
 
     def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
         return None if task in by_rules else known.schedules(task, func)

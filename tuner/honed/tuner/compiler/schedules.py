@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +22,7 @@ from tvm_ffi import structural_walk
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
-from honed.tuner.lower.module import Choose, First
+from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
 from honed.tuner.lower.workload import form_key, function_bytes, function_flops
@@ -108,15 +107,21 @@ _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
 
 def first_kernels(
-    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+    func: tirx.PrimFunc,
+    name: str,
+    target: Target,
+    profile: DeviceProfile,
+    *,
+    known: dict[int, tuple[str, str]] | None = None,
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    The result is deterministic for one function and profile, except within `sharing`. Raises LoweringFailed
-    as `default_kernels` does.
+    `known` has origins and traces of what was picked for other functions, by `form_key`: what was picked for
+    one is taken for all of its form, and added. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
-    known, form = _known.get({}), form_key(func)
+    known = {} if known is None else known
+    form = form_key(func)
     if form in known:
         origin, trace = known[form]
         with suppress(LoweringFailed):
@@ -132,26 +137,6 @@ def first_kernels(
         return origin, lowered, passed_over
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
-
-
-# Of the model that is lowered: origin and trace of what was picked, by the function's form.
-_known: ContextVar[dict[int, tuple[str, str]]] = ContextVar("_known")
-
-
-def sharing(first: First) -> First:
-    """Return `first` for the functions of one model: what it picks for one is taken for all of its form."""
-    known: dict[int, tuple[str, str]] = {}
-
-    def shared(
-        func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
-    ) -> tuple[str, Lowered, list[str]]:
-        before = _known.set(known)
-        try:
-            return first(func, name, target, profile)
-        finally:
-            _known.reset(before)
-
-    return shared
 
 
 def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[tuple[str, Schedule]]:

@@ -572,8 +572,10 @@ def generate(
     zero, and so on in turn. Integers are drawn within the range their consumers allow, with negative
     indices in every third set only; booleans and masks are mixed. Equal models, counts and seeds give equal
     arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
-    that refuse or saturate at more. `whole` is the model that `model` is a part of; its nodes count as well.
-    Raises InvalidArgument where a shape is not static and ModelRefused where no input can be made.
+    that refuse or saturate at more, and a single integer that nodes compare is what they compare it with: a
+    setting, of which a model may know no other value. `whole` is the model that `model` is a part of; its
+    nodes count as well. Raises InvalidArgument where a shape is not static and ModelRefused where no input
+    can be made.
     """
     allowed = of_inputs(model)
     if whole is not None:
@@ -648,7 +650,7 @@ def _integers(
     ends = max(info.min, allowed.low), min(info.max, allowed.high)
     compared = [each for each in allowed.compared if ends[0] <= each <= ends[1] and each == round(each)]
     if compared and shrink == _LEAST and math.prod(value.shape) == 1:
-        return rng.choice(compared, value.shape)  # a setting, of which no other value may be allowed
+        return rng.choice(compared, value.shape)
     whole = 255 if info.bits == 8 else _WHOLE  # bytes are images and quantised values: all of them
     if shrink:
         whole = 1 if shrink == _LEAST else whole // 4
