@@ -132,9 +132,9 @@ def test_small_ones_take_one_launch(device: Device) -> None:
         assert len(call.operators) > 3
 
 
-def _of_one_query(shared: int, room: int) -> onnx.ModelProto:
-    """Two heads of keys that so many queries share, and room for so many of them."""
-    text = f"""(float[1,2,{shared},16] q, float[1,2,{room},16] k, float[1,2,{room},32] v, int64 first)
+def _of_one_query(shared: int, room: int, size: int = 16) -> onnx.ModelProto:
+    """Two heads of keys of a size that so many queries share, and room for so many of them."""
+    text = f"""(float[1,2,{shared},{size}] q, float[1,2,{room},{size}] k, float[1,2,{room},32] v, int64 first)
         => (float[1,2,{shared},32] y) {{
         seen = LessOrEqual(rows, first) t = Transpose <perm = [0, 1, 3, 2]> (k) p = MatMul(q, t)
         m = Where(seen, p, low) w = Softmax <axis = -1> (m) y = MatMul(w, v) }}"""
@@ -143,13 +143,18 @@ def _of_one_query(shared: int, room: int) -> onnx.ModelProto:
 
 @pytest.mark.opencl
 @pytest.mark.parametrize(
-    ("shared", "room"),
-    [(3, 48), pytest.param(1, 48, marks=pytest.mark.slow), pytest.param(3, 2048, marks=pytest.mark.slow)],
+    ("shared", "room", "size"),
+    [
+        (3, 48, 16),
+        (3, 48, 5),  # no vectors
+        pytest.param(1, 48, 16, marks=pytest.mark.slow),
+        pytest.param(3, 2048, 16, marks=pytest.mark.slow),
+    ],
 )
-def test_a_query_over_a_cache_takes_one_launch(shared: int, room: int, device: Device) -> None:
+def test_a_query_over_a_cache_takes_one_launch(shared: int, room: int, size: int, device: Device) -> None:
     one = profile_of("gpu", device.profile)
     one = replace(one, limits=replace(one.limits, compute_units=128))
-    normalised = frontend.normalise(_of_one_query(shared, room))
+    normalised = frontend.normalise(_of_one_query(shared, room, size))
     module = frontend.import_relax(normalised)
     lowered = lower_module(module, one, first=first_kernels, joins=joins(one, sorts=[attention_seconds]))
     (attends,) = (function for name, function in lowered.functions.items() if "softmax_matmul" in name)
@@ -164,7 +169,7 @@ def test_a_query_over_a_cache_takes_one_launch(shared: int, room: int, device: D
     with ready(normalised, lowered, device) as executor:
         for first in (0, 1, room // 2, room - 1):
             inputs = given | {"first": np.array(first)}
-            (expected,) = answers(_of_one_query(shared, room), inputs)
+            (expected,) = answers(_of_one_query(shared, room, size), inputs)
             np.testing.assert_allclose(executor.run(inputs)["y"], expected, atol=1e-5, rtol=1e-5)
 
 

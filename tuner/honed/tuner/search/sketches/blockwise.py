@@ -192,7 +192,8 @@ _SHARED = 3  # reductions that are decomposed where a group shares the blocks
 
 def shares_blocks(sketch: Drawn) -> bool:
     """Return whether work-items of a group share the blocks of a row."""
-    return sketch.names.count("DecomposeReduction") == _SHARED and sketch.names.count("RFactor") == 1
+    counts = sketch.names.count("DecomposeReduction"), sketch.names.count("RFactor"), len(sketch.tiles)
+    return counts == (_SHARED, 1, _SHARED)
 
 
 def shared_tile(sketch: Drawn) -> Drawn | None:
