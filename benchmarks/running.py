@@ -56,7 +56,8 @@ def made_up(model: Normalised) -> Arrays:
 def in_turns(runs: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
     """Median seconds of each, after a few runs that do not count; who follows whom is left to chance.
 
-    In each turn the second of two runs is timed: beside the first, threads of what ran before may still spin.
+    In each turn the second of two runs is timed, after all threads of this process slept: those of a session
+    of ONNX Runtime with its defaults spin on for tens of milliseconds, on processors that others need.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     order = random.Random(0)
@@ -64,11 +65,21 @@ def in_turns(runs: Mapping[str, Callable[[], object]], turns: int) -> dict[str, 
         run()
     for _ in range(turns):
         for name, run in order.sample(list(runs.items()), len(runs)):
+            _let_sleep()
             run()
             began = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - began)
     return {name: median(found) for name, found in times.items()}
+
+
+def _let_sleep() -> None:
+    """Wait until no thread of this process takes processor time."""
+    while True:
+        before = time.process_time()
+        time.sleep(0.002)
+        if time.process_time() - before < 0.0005:
+            return
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:
