@@ -84,6 +84,19 @@ GRAPHS = {
         int64 step = {1}> {
         rows = Range(from, to, step) seen = LessOrEqual(rows, first) t = Transpose <perm = [0, 1, 3, 2]> (k)
         p = MatMul(q, t) m = Where(seen, p, low) w = Softmax <axis = -1> (m) y = MatMul(w, v) }""",
+    "norm and a product of its row": """(float[1, 72] x, float[72] g, float[72, 40] w) => (float[1, 40] y) {
+        n = SimplifiedLayerNormalization <axis = -1, epsilon = 0.00001> (x, g) y = MatMul(n, w) }""",
+    "norm and two products of its row": """(float[1, 72] x, float[72] g, float[72, 40] v, float[72, 40] w)
+        => (float[1, 40] y) { n = SimplifiedLayerNormalization <axis = -1, epsilon = 0.00001> (x, g)
+        p = MatMul(n, v) s = Sigmoid(p) q = MatMul(n, w) y = Mul(s, q) }""",
+    "two products of a row with packed weights": """(float[1, 64] x) => (float[1, 48] y)
+        <int64[3] bytes = {48, 2, 16}, int64[2] blocks = {48, 2}> {
+        v = ConstantOfShape <value = uint8[1] {83}> (bytes)
+        w = ConstantOfShape <value = uint8[1] {38}> (bytes)
+        s = ConstantOfShape <value = float[1] {0.1}> (blocks)
+        p = com.microsoft.MatMulNBits <K = 64, N = 48, bits = 4, block_size = 32> (x, v, s) t = Tanh(p)
+        q = com.microsoft.MatMulNBits <K = 64, N = 48, bits = 4, block_size = 32> (x, w, s)
+        y = Mul(t, q) }""",
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tvm import tirx
+from tvm.s_tir import Schedule
 
 from honed.jobs.events import Form
 from honed.machine.families import UnitFigures
@@ -109,7 +110,8 @@ def _described(contest: Contest, seconds: Mapping[str, float]) -> str:
 # saves two launches, and scores that are written and read twice. It pays with operands that are read again
 # for each tile of rows, and, where there are few tiles, with compute units that have none. One of a
 # convolution of each channel by itself and the pointwise one that reads it saves a launch and what is
-# between them, and pays with weights that are read again for each tile. The figures are the family's and
+# between them, and pays with weights that are read again for each tile. One of a norm and the products of its
+# row saves their launches, and pays with a row that each group makes again. The figures are the family's and
 # not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
 # first, would change with them.
 
@@ -174,11 +176,11 @@ class Joining:
 def joins(
     profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
 ) -> Joining:
-    """Return a rule on whether parts of an attention, or two convolutions, are better one function.
+    """Return a rule on whether the functions of a chain are better one.
 
     See `join_functions`. With `sorts` only functions of these are joined.
     """
-    return Joining(profile, sorts or (attention_seconds, separable_seconds), times)
+    return Joining(profile, sorts or (attention_seconds, separable_seconds, one_row_seconds), times)
 
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:
@@ -193,7 +195,7 @@ def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
     Returns None where the function is no attention, or its rows do not fit.
     """
     one = attention_of(func)
-    groups = _groups(func, profile) if one is not None else None
+    groups = _groups(func, profile, rules.attention_space) if one is not None else None
     if one is None or groups is None:
         return None
     scores = one.rows_in_all // groups * one.keys * one.element_bytes
@@ -210,23 +212,37 @@ def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
 
     The function has 32-bit indices. Returns None where it is no such pair.
     """
-    tiled = rules.separable_space(func, profile)
-    rows = [row for sketch in tiled for row in starts([read(traces.to_text(sketch.trace))])]
-    if not rows:
+    groups, units = _groups(func, profile, rules.separable_space), profile.limits.compute_units
+    if groups is None:
         return None
-    schedule = traces.apply(rows[0].text(), func)
-    if not rules.budget(profile).apply(schedule):
-        return None
-    groups, units = launches_of(schedule.mod["main"])[0][1], profile.limits.compute_units
     busy = groups / math.ceil(groups / units)
     again = groups * max(math.prod(map(int, one.shape)) for one in func.params if len(one.shape) == _WEIGHTS)
     return _roofline(function_flops(func), function_bytes(func) + again * _BYTES, busy, units, figures)
 
 
-def _groups(func: tirx.PrimFunc, profile: DeviceProfile) -> int | None:
+def one_row_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
+    """Return the expected seconds of a norm and products of its row as one function, by its first schedule.
+
+    Returns None where the function computes something else.
+    """
+    groups, units = _groups(func, profile, rules.one_row_space), profile.limits.compute_units
+    if groups is None:
+        return None
+    busy = groups / math.ceil(groups / units)
+    given = min(math.prod(map(int, one.shape)) for one in func.params if len(one.shape) > 1)
+    return _roofline(
+        function_flops(func), function_bytes(func) + groups * given * _BYTES, busy, units, figures
+    )
+
+
+def _groups(
+    func: tirx.PrimFunc,
+    profile: DeviceProfile,
+    space: Callable[[tirx.PrimFunc, DeviceProfile], Sequence[Schedule]],
+) -> int | None:
     """Return the number of work-groups of the schedule that is first served; None where there is none."""
     budget = rules.budget(profile)
-    for sketch in rules.attention_space(func, profile):
+    for sketch in space(func, profile):
         for tile in starts([read(traces.to_text(sketch.trace))]):
             schedule = traces.apply(tile.text(), func)
             if budget.apply(schedule):

@@ -36,6 +36,7 @@ from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import window_loads
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
+from honed.tuner.search.sketches.one_row import one_row_of, shares_row
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 
 
@@ -184,7 +185,8 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[Schedule]:
     least = _FILLED * profile.limits.compute_units
     vector = sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES
     if vector and attention_of(func) is None:
-        rows = [one for one in rows if shares_blocks(one.drawn) or groups_of(one.drawn) >= least]
+        shared = (shares_blocks, shares_row)
+        rows = [one for one in rows if any(f(one.drawn) for f in shared) or groups_of(one.drawn) >= least]
     rows.sort(key=lambda one: max(0.0, least - groups_of(one.drawn)))
     return (made for one in rows if (made := drawing.schedule_of(one)) is not None)
 
@@ -219,11 +221,12 @@ def _best_first(found: Sequence[tuple[Schedule, Array]], prior: Prior) -> list[S
 
 
 def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
-    """Return whether work-items compute parts of a function one after another: of an attention, or on a CPU.
+    """Return whether work-items compute parts of a function one after another.
 
-    On processors a launch costs as much as a small function.
+    These are attentions and products of one row, and on processors all, as a launch costs as much as a small
+    function there.
     """
-    if attention_of(func) is not None:
+    if attention_of(func) is not None or one_row_of(func) is not None:
         return True
     blocks: list[s_tir.SBlock] = []
     structural_walk(func.body, [(s_tir.SBlock, blocks.append)], order="pre")

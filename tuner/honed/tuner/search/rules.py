@@ -30,6 +30,7 @@ from .parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choice
 from .sketches.attention import attention, attention_groups, attention_row
 from .sketches.blocked import separable
 from .sketches.grouped import SLICES, GroupTile, grouped, sliced
+from .sketches.one_row import one_row
 from .sketches.tile import points
 from .traces import again, as_module, steps, tune_context, unscheduled
 
@@ -191,7 +192,7 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     Candidates are draws that went through `postprocs`. The space is empty only for functions without blocks
     (opaque).
     """
-    for of_one_form in (attention_space, separable_space, point_space):
+    for of_one_form in (attention_space, separable_space, one_row_space, point_space):
         if made := of_one_form(func, profile):
             return made
     rules = rules_of(profile)
@@ -233,6 +234,17 @@ def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
     limits = rules_of(profile).sketches
     tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
     return _different(unscheduled(as_module(func)), tries)
+
+
+def one_row_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
+    """Return `space` of a norm with products of its row; empty for all other functions.
+
+    It is empty where local memory does not pay, too: work-items would make the row each for itself.
+    """
+    rules = rules_of(profile)
+    if rules.groups is None or rules.groups.tile is None or not rules.groups.tile.shared:
+        return []
+    return _different(unscheduled(as_module(func)), [partial(one_row, limits=rules.sketches)])
 
 
 def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:

@@ -260,8 +260,8 @@ def given_back(module: IRModule) -> set[relax.Var]:
     return found
 
 
-# Functions that follow each other as one, which TVM fuses each for itself: attentions, and convolutions of
-# each channel by itself with the pointwise one that reads them.
+# Functions that follow each other as one, which TVM fuses each for itself: attentions, convolutions of each
+# channel by itself with the pointwise one that reads them, and norms of one row with the products of it.
 
 _Form = tuple[object, ...]
 _BLOCKED_AXES = 5  # of images whose channels lie in blocks
@@ -327,18 +327,19 @@ class Chain:
 
 
 def join_functions(
-    module: IRModule, joins: Joins
+    module: IRModule, joins: Joins, *, rows: bool
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
     """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
-    Also return, by the variable of each such call, the variables of the calls that it replaces.
+    With `rows` there are chains of products of one row. Also return, by the variable of each such call, the
+    variables of the calls that it replaces.
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}
     chains: dict[relax.Var, Chain] = {}
     taken: set[relax.Var] = set()
     alike: dict[_Form, list[Chain]] = {}
-    for chain in (found := list(_chains(module))):
+    for chain in (found := list(_chains(module, rows=rows))):
         alike.setdefault(chain.form, []).append(chain)
     calls = _calls(module["main"])
     for chain in found:
@@ -364,14 +365,15 @@ def join_functions(
     return relax.transform.DeadCodeElimination()(builder.get()), replaced
 
 
-def _chains(module: IRModule) -> Iterator[Chain]:
-    """Yield chains of calls that may be one function: an attention, or two convolutions of blocked tensors.
+def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
+    """Yield chains of calls that may be one function.
 
-    Each call of a chain is read by the next one only. An attention is a product, reductions of its rows, and
-    another product.
+    These are an attention, two convolutions of blocked tensors, or products of one row. In the first two each
+    call is read by the next one only. An attention is a product, reductions of its rows, and another product.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
-    reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
+    sums = {name: _sums(module[name]) for name in map(_function, calls.values())}
+    reductions = {name: len(made) for name, made in sums.items()}
 
     def made_for(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
         """Yield the number of reductions, and the call, of each call whose result this call alone reads."""
@@ -382,6 +384,8 @@ def _chains(module: IRModule) -> Iterator[Chain]:
     for last in calls.values():
         if reductions[_function(last)] == 1:
             yield from _kernels(last, made_for)
+        if rows:
+            yield from _products_of_a_row(last, calls, read, sums)
 
 
 def _kernels(
@@ -395,6 +399,41 @@ def _kernels(
                     yield Chain((first, middle, last))
         elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
             yield Chain((middle, last))
+
+
+def _products_of_a_row(
+    last: relax.VarBinding,
+    calls: Mapping[relax.Var, relax.VarBinding],
+    read: Mapping[relax.Var, int],
+    sums: Mapping[ir.GlobalVar, Sequence[int]],
+) -> Iterator[Chain]:
+    """Yield the chain that ends with a product of one row, if it may be one function with what it reads.
+
+    That is another product of the row, which this one alone reads, or a norm that makes the row for them
+    alone, or both.
+    """
+
+    def is_product(binding: relax.VarBinding) -> bool:
+        return min(sums[_function(binding)], default=1) > 1 and _is_row(binding.var)
+
+    if not is_product(last):
+        return
+    given = set(last.value.args[1])
+    alone = (calls[one] for one in last.value.args[1] if one in calls and read[one] == 1)
+    beside = next((one for one in alone if is_product(one) and not given.isdisjoint(one.value.args[1])), None)
+    products = (last,) if beside is None else (beside, last)
+    rows = (one for one in last.value.args[1] if all(one in set(made.value.args[1]) for made in products))
+    norms = (calls[row] for row in rows if row in calls and read[row] == len(products) and _is_row(row))
+    norm = next((one for one in norms if max(sums[_function(one)], default=0) == 1), None)
+    chain = products if norm is None else (norm, *products)
+    if len(chain) > 1:
+        yield Chain(chain)
+
+
+def _is_row(value: relax.Var) -> bool:
+    """Return whether a tensor has one axis of more than one element."""
+    extents_ = extents(value) if is_fixed(value) else ()
+    return sum(extent > 1 for extent in extents_) == 1
 
 
 def _axes(binding: relax.VarBinding) -> int:
@@ -416,9 +455,17 @@ def _function(binding: relax.VarBinding) -> ir.GlobalVar:
     return binding.value.args[0]
 
 
-def _reductions(func: tirx.PrimFunc) -> int:
-    """Return how many blocks of a function reduce."""
-    return sum(bool(reduced_axes(block)) for block in nodes(func.body, s_tir.SBlock))
+def _sums(func: tirx.PrimFunc) -> tuple[int, ...]:
+    """Return how many elements each block of a function makes that reduces, 0 where that is not fixed."""
+    blocks = (block for block in nodes(func.body, s_tir.SBlock) if reduced_axes(block))
+    return tuple(math.prod(map(_extent, block.iter_vars)) for block in blocks)
+
+
+def _extent(axis: tirx.IterVar) -> int:
+    """Return the extent of an axis that is not reduced, of others 1; 0 where it is not fixed."""
+    if axis.iter_type != tirx.IterVar.DataPar:
+        return 1
+    return int(axis.dom.extent) if isinstance(axis.dom.extent, tirx.IntImm) else 0
 
 
 def _forms(module: IRModule, chains: Sequence[Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:

@@ -93,7 +93,8 @@ def legalize(
             plain = set_moves_apart(plain, laid_out, alignment_of(profile))
         grouped = steps.FuseOps()(plain)
         fused = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
-        chained, parts = join_functions(_assign_single_elements(fused), joins)
+        single = _assign_single_elements(fused)
+        chained, parts = join_functions(single, joins, rows=profile.rules.local_memory)
         joined, pairs = updates.update_together(chained)
     traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for var, made in trace(plain["main"], grouped).items():

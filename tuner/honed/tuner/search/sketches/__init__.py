@@ -30,6 +30,7 @@ from .blockwise import blockwise_tile, shared_tile
 from .convolutions import point_groups, window_tile
 from .grouped import group_tiles, slices_of
 from .held import held_tiles
+from .one_row import one_row_tile
 from .processors import rectangle
 
 for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
@@ -45,6 +46,7 @@ _SINGLES = (
     attention_tile,
     blockwise_tile,
     shared_tile,
+    one_row_tile,
 )
 
 

@@ -170,7 +170,10 @@ def _has_form(one: Attention) -> bool:
 
 
 def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
-    """Return whether each row is made from the row of equal number before it, in an equal batch."""
+    """Return whether each row is made from the row of equal number before it, in an equal batch.
+
+    The product is of the last that is made of the scores.
+    """
     made = [schedule.get(part.block).writes[0].source for part in (one.scores, *one.rows)]
     for part in (*one.rows, one.product):
         block = schedule.get(part.block)
@@ -182,7 +185,7 @@ def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
             spans = zip(region.source.shape, region.region, own, strict=False)
             if not all(int(extent) == 1 or span.min.same_as(axis) for extent, span, axis in spans):
                 return False
-    return True
+    return any(region.source.same_as(made[-1]) for region in schedule.get(one.product.block).reads)
 
 
 def _written(schedule: Schedule, one: Attention) -> tuple[Sequence[LoopRV], int]:

@@ -1,0 +1,259 @@
+"""Products of one row in one kernel with what makes the row, and with what is made of two of them.
+
+As a step of a decoder has them: a norm and the product that reads it, or the two of a gated layer. Each group
+computes the whole row, which is little beside the weights of its columns, and keeps it in local memory. Its
+work-items share the columns along x and the terms of their sums along y.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tvm import tirx
+from tvm.s_tir import Schedule, ScheduleError
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
+
+from honed.protocol.dataclass import dataclass
+from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.parts import (
+    BlockPart,
+    SketchLimits,
+    below,
+    blocks,
+    fuse,
+    is_dear,
+    kept_axes,
+    part_of,
+    reads_along,
+    sample_tile,
+    set_private,
+    unroll_some,
+)
+from honed.tuner.search.traces import as_module, unscheduled
+
+# A product, with the block that sums the terms of each step of its sum before, if there is one.
+_Product = tuple[BlockPart | None, BlockPart]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneRow:
+    """The blocks of a function of products of one row.
+
+    `sums` are reductions to one element, which `row`, what the products read, is made of; without them the
+    row is given. Each of `products` has its columns last among its axes, and one axis that it is summed over.
+    """
+
+    sums: list[BlockPart]
+    row: BlockPart | None
+    products: list[_Product]
+    tail: BlockPart | None
+
+    @property
+    def columns(self) -> int:
+        """Elements of the result."""
+        return self.products[0][1].extents[-2]
+
+
+def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
+    """Return the products of one row that an unscheduled function computes; None where it computes others."""
+    try:
+        return read(unscheduled(as_module(func)))
+    except (ValueError, ScheduleError):
+        return None
+
+
+def read(schedule: Schedule) -> OneRow | None:
+    """Return what a function computes, after inlining elementwise blocks; None where it is something else.
+
+    A product alone is something else. Raises ValueError where blocks are of other kinds.
+    """
+    found = [part_of(schedule, block) for block in blocks(schedule)]
+    single = {part.name for part in found if part.is_reduction and _elements(part) == 1}
+    row: BlockPart | None = None
+    for part in found[:-1]:
+        if part.is_reduction:
+            continue
+        readers = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
+        read_by = [one for one in readers if one.is_reduction and one.name not in single]
+        if read_by and single and _is_row(part):
+            if row is not None:
+                return None
+            row = part
+            continue
+        if read_by and is_dear(schedule, part.block):
+            return None
+        schedule.compute_inline(part.block)
+    left = [part_of(schedule, block) for block in blocks(schedule)]
+    tail = None if left[-1].is_reduction else left[-1]
+    sums = [part for part in left if part.name in single]
+    reductions = [part for part in left if part.is_reduction and part.name not in single]
+    expected = [*sums, *([row] if row else []), *reductions, *([tail] if tail else [])]
+    if [one.name for one in expected] != [one.name for one in left] or bool(sums) != bool(row):
+        return None
+    products = _products(schedule, reductions)
+    if not products or len(products) > _MOST_PRODUCTS or (row is None and len(products) == 1):
+        return None
+    if tail is not None and any(
+        _columns_read(schedule, whole, tail) != tail.spatial[-1:] for _, whole in products
+    ):
+        return None
+    made = OneRow(sums=sums, row=row, products=products, tail=tail)
+    return made if _has_form(made) else None
+
+
+_MOST_PRODUCTS = 2
+
+
+def _elements(part: BlockPart) -> int:
+    """Return how many elements a block makes."""
+    return math.prod(part.extents[n] for n in part.spatial)
+
+
+def _is_row(part: BlockPart) -> bool:
+    """Return whether a block's only axis of more than one element is its last."""
+    return math.prod(part.extents[:-1]) == 1
+
+
+def _columns_read(schedule: Schedule, product: BlockPart, tail: BlockPart) -> list[int]:
+    """Return which axis of a tail the columns of a product are read by."""
+    return list(kept_axes(schedule, product.block, tail.block) or ())[-1:]
+
+
+def _products(schedule: Schedule, reductions: Sequence[BlockPart]) -> list[_Product]:
+    """Return the products that reductions are; none where only some of them sum steps first."""
+    steps: dict[str, BlockPart] = {}  # by what reads them
+    products: list[_Product] = []
+    for part in reductions:
+        read_by = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
+        reader = next((one.name for one in read_by if one.is_reduction), "")
+        if reader:
+            steps[reader] = part
+        else:
+            products.append((steps.get(part.name), part))
+    return products if len(steps) in (0, len(products)) else []
+
+
+def _has_form(one: OneRow) -> bool:
+    """Return whether all products have equal sums and columns, and what is made of them their shape."""
+    whole = [part for _, part in one.products]
+    first = whole[0]
+    last = len(first.kinds) - 1
+    if last < 1 or any(part.extents != first.extents or part.reducing != [last] for part in whole):
+        return False
+    if math.prod(first.extents[:-2]) != 1 or one.columns == 1:
+        return False
+    for sums, part in one.products:
+        *rows, columns, steps = part.extents
+        if sums is not None and (sums.reducing != [last + 1] or sums.extents[:-1] != (*rows, steps, columns)):
+            return False
+    return one.tail is None or one.tail.extents == first.extents[:-1]
+
+
+_BYTES = 64  # of each row of weights that a group reads at most
+_SLICES, _THREADS = 64, 256  # of a group at most
+
+
+def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
+    """Have each group compute the row and some columns. False where the function is something else."""
+    one = read(schedule)
+    if one is None:
+        return False
+    first = one.products[0][1]
+    width = _BYTES // _element_bytes(schedule, one.products[0])
+    slices: ExprRV | None = None
+    slice_sums: dict[BlockPart, SBlockRV] = {}  # of products whose steps are sums of their own
+    for sums, part in one.products:
+        steps = schedule.get_loops(part.block)[-1]
+        if slices is None:
+            _, slices = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=_SLICES)
+        if sums is not None:
+            _, slice_ = schedule.split(steps, [None, slices])
+            slice_sums[part] = schedule.rfactor(slice_, 0)
+    result = one.tail.block if one.tail is not None else schedule.cache_write(first.block, 0, "shared")
+    *ones, columns = schedule.get_loops(result)
+    group, _, items = sample_tile(schedule, columns, width)
+    under = fuse(schedule, [*ones, group])
+    schedule.bind(under, "blockIdx.x")
+    kept = {part: schedule.cache_write(block, 0, "local") for part, block in slice_sums.items()}
+    _keep(schedule, [*kept.values(), *(part.block for _, part in one.products)], under)
+    for sums, part in one.products:
+        if sums is not None:
+            slice_, *_, column = below(schedule, kept[part], under)
+            _bind(schedule, slice_, column)
+            _sum_slice(schedule, sums, slice_sums[part], column, limits)
+            slice_, *_, column = below(schedule, part.block, under)
+        else:
+            *_, column, steps = below(schedule, part.block, under)
+            mine, slice_ = schedule.split(steps, [None, slices])
+            unroll_some(schedule, mine, (0, limits.tail_unroll))
+            schedule.reorder(column, slice_, mine)
+        schedule.reorder(column, slice_)
+        _bind(schedule, slice_, column)
+    shared = [part.block for part in (*one.sums, *([one.row] if one.row is not None else []))]
+    _keep(schedule, shared, under)
+    for block in (*shared, result):
+        _, *threads = schedule.split(below(schedule, block, under)[-1], [None, slices, items])
+        _bind(schedule, *threads)
+    return True
+
+
+def _keep(schedule: Schedule, made: Sequence[SBlockRV], under: LoopRV) -> None:
+    """Compute blocks, of which later ones may read earlier ones, in local memory under a group's loop."""
+    for block in reversed(made):
+        schedule.compute_at(block, under, preserve_unit_loops=True)
+        schedule.set_scope(block, 0, "shared")
+
+
+def _element_bytes(schedule: Schedule, product: _Product) -> int:
+    """Return the bytes of the largest element that a product reads along its columns."""
+    part = product[0] or product[1]
+    read = reads_along(schedule, part.block, part.spatial[-1])
+    return max(int(schedule.get(part.block).reads[n].source.dtype.bits) for n in read) // 8
+
+
+def _bind(schedule: Schedule, slices: LoopRV, items: LoopRV) -> None:
+    schedule.bind(slices, "threadIdx.y")
+    schedule.bind(items, "threadIdx.x")
+
+
+def _sum_slice(
+    schedule: Schedule, sums: BlockPart, block: SBlockRV, under: LoopRV, limits: SketchLimits
+) -> None:
+    """Sum a work-item's slice of the steps of a column in registers, each of which is a sum."""
+    schedule.compute_at(block, under, preserve_unit_loops=True)
+    mine = below(schedule, block, under)[-1]
+    schedule.compute_at(sums.block, mine, preserve_unit_loops=True)
+    set_private(schedule, sums.block)
+    steps, written, _ = sample_tile(schedule, below(schedule, sums.block, mine)[-1], limits.unroll)
+    schedule.unroll(written)
+    schedule.decompose_reduction(sums.block, steps)
+    schedule.decompose_reduction(block, mine)
+
+
+_TILES = range(2, 5)  # of slices and columns, and of the terms of each step
+_LINES = 2  # sectors of 32 bytes of a row of weights: as many as a group has at most
+_MANY_GROUPS = 1024  # beyond, what makes the row again and again takes longer than a launch
+
+
+def shares_row(sketch: Drawn) -> bool:
+    """Return whether groups compute a row that they share."""
+    plane = "threadIdx.y" in str(sketch.steps) and "ReverseComputeAt" not in sketch.names
+    return plane and len(sketch.tiles) in _TILES
+
+
+def one_row_tile(sketch: Drawn) -> Drawn | None:
+    """Return the sketch with groups that read whole sectors.
+
+    Return None where it is of another kind, or has too many columns.
+    """
+    if not shares_row(sketch):
+        return None
+    (first, steps), (second, columns), *terms = sketch.tiles
+    wide = [n for n in divisors(columns.extent, columns.most) if n * _LINES >= columns.most]
+    items = next((n for n in wide if columns.extent // n <= _MANY_GROUPS), None)
+    if items is None:
+        return None
+    slices = divisors(steps.extent, min(steps.most, _THREADS // items))[-1]
+    written = {place: tile.cut(divisors(tile.extent, tile.most)[-1]) for place, tile in terms}
+    return sketch.with_most({first: steps.cut(slices), second: columns.cut(items)} | written)
