@@ -132,8 +132,16 @@ def test_small_ones_take_one_launch(device: Device) -> None:
         assert len(call.operators) > 3
 
 
-def _of_one_query(shared: int, room: int, size: int = 16) -> onnx.ModelProto:
-    """Two heads of keys of a size that so many queries share, and room for so many of them."""
+_TURNED = """halves = Reshape(q, apart) low = Gather <axis = 3> (halves, zero)
+    high = Gather <axis = 3> (halves, one) u = Mul(high, sine) v1 = Sub(low, u) w1 = Mul(low, sine)
+    v2 = Add(high, w1) turned = Concat <axis = 3> (v1, v2)"""
+
+
+def _of_one_query(shared: int, room: int, size: int = 16, *, turned: bool = False) -> onnx.ModelProto:
+    """Two heads of keys of a size that so many queries share, and room for so many of them.
+
+    Queries may be `turned` first, as by their position.
+    """
     text = f"""(float[1,2,{shared},{size}] q, float[1,2,{room},{size}] k, float[1,2,{room},32] v, int64 first)
         => (float[1,2,{shared},32] y) {{
         seen = LessOrEqual(rows, first) t = Transpose <perm = [0, 1, 3, 2]> (k) p = MatMul(q, t)
@@ -143,21 +151,25 @@ def _of_one_query(shared: int, room: int, size: int = 16) -> onnx.ModelProto:
 
 @pytest.mark.opencl
 @pytest.mark.parametrize(
-    ("shared", "room", "size"),
+    ("shared", "room", "size", "turned"),
     [
-        (3, 48, 16),
-        (3, 48, 5),  # no vectors
-        pytest.param(1, 48, 16, marks=pytest.mark.slow),
-        pytest.param(3, 2048, 16, marks=pytest.mark.slow),
+        (3, 48, 16, False),
+        (3, 48, 5, False),  # no vectors
+        (3, 48, 16, True),
+        pytest.param(1, 48, 16, True, marks=pytest.mark.slow),
+        pytest.param(1, 48, 16, False, marks=pytest.mark.slow),
+        pytest.param(3, 2048, 16, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_query_over_a_cache_takes_one_launch(shared: int, room: int, size: int, device: Device) -> None:
+def test_a_query_over_a_cache_takes_one_launch(
+    shared: int, room: int, size: int, turned: bool, device: Device
+) -> None:
     one = profile_of("gpu", device.profile)
     one = replace(one, limits=replace(one.limits, compute_units=128))
-    normalised = frontend.normalise(_of_one_query(shared, room, size))
+    normalised = frontend.normalise(_of_one_query(shared, room, size, turned=turned))
     module = frontend.import_relax(normalised)
     lowered = lower_module(module, one, first=first_kernels, joins=joins(one, sorts=[attention_seconds]))
-    (attends,) = (function for name, function in lowered.functions.items() if "softmax_matmul" in name)
+    (attends,) = lowered.functions.values()
     (launch,) = attends.launches
     assert math.prod(launch.grid) == 2 * shared
     rng = np.random.default_rng(shared)
@@ -169,7 +181,7 @@ def test_a_query_over_a_cache_takes_one_launch(shared: int, room: int, size: int
     with ready(normalised, lowered, device) as executor:
         for first in (0, 1, room // 2, room - 1):
             inputs = given | {"first": np.array(first)}
-            (expected,) = answers(_of_one_query(shared, room, size), inputs)
+            (expected,) = answers(_of_one_query(shared, room, size, turned=turned), inputs)
             np.testing.assert_allclose(executor.run(inputs)["y"], expected, atol=1e-5, rtol=1e-5)
 
 

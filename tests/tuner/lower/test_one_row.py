@@ -15,7 +15,9 @@ from honed.tuner import frontend
 from honed.tuner.compiler.fusion import joins, one_row_seconds
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.lower.module import lower_module, read_program
+from honed.tuner.lower.module import legal_model, lower_module, read_program
+from honed.tuner.search.sketches.attention import attention_of
+from honed.tuner.search.sketches.one_row import one_row_of
 from tests.tuner.graph.graphs import answers, parsed, weights
 from tests.tuner.search.search_functions import imagined, profile_of
 
@@ -26,12 +28,13 @@ pytestmark = pytest.mark.tvm
 _NORM = "n = SimplifiedLayerNormalization <axis = -1, epsilon = 0.00001> (x, gamma)"
 _LAYER_NORM = "n = LayerNormalization <axis = -1> (x, gamma, beta)"
 _GATED = "g = MatMul(n, w1) u = MatMul(n, w2) s = Sigmoid(g) a = Mul(g, s) y = Mul(a, u)"
+_GATED_ROW = _GATED.replace("(n,", "(x,")
 _FEW = "com.microsoft.MatMulNBits <K = 96, N = 160, bits = 4, block_size = 16>"
 _BODIES = {  # with the functions that are left
     "a product": (f"{_NORM} y = MatMul(n, w1)", 1),
     "a product with what is added": (f"{_LAYER_NORM} m = MatMul(n, w1) y = Add(m, r)", 1),
     "a gated layer": (f"{_NORM} {_GATED}", 1),
-    "a gated layer without a norm": (_GATED.replace("(n,", "(x,"), 1),
+    "a gated layer without a norm": (_GATED_ROW, 1),
     "packed weights": (f"{_NORM} y = {_FEW} (n, p1, s1)", 1),
     "a gated layer of packed weights": (
         f"{_NORM} g = {_FEW} (n, p1, s1) u = {_FEW} (n, p2, s2) t = Tanh(g) y = Mul(t, u)",
@@ -95,6 +98,13 @@ def test_those_of_other_devices_stay_apart(family: str) -> None:
 
 def test_those_of_several_rows_stay_apart() -> None:
     assert _calls(_model(_BODIES["a gated layer"][0], rows=2), imagined("gpu")) == 3
+
+
+def test_a_gated_layer_with_as_many_columns_as_terms_is_no_attention() -> None:
+    gpu, module = imagined("gpu"), frontend.import_relax(frontend.normalise(_model(_GATED_ROW, columns=96)))
+    (func,) = legal_model(module, gpu, joins(gpu)).functions.values()
+    assert attention_of(func) is None
+    assert one_row_of(func) is not None
 
 
 def test_a_row_is_not_made_again_for_thousands_of_groups() -> None:

@@ -265,6 +265,8 @@ def given_back(module: IRModule) -> set[relax.Var]:
 
 _Form = tuple[object, ...]
 _BLOCKED_AXES = 5  # of images whose channels lie in blocks
+_MATRIX_AXES = 2
+FEW_ROWS = 8  # of a batch: those of an attention for which a group may have one row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -331,8 +333,8 @@ def join_functions(
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
     """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
-    With `rows` there are chains of products of one row. Also return, by the variable of each such call, the
-    variables of the calls that it replaces.
+    With `rows` there are chains of products of one row, and of attentions of few rows with what makes these.
+    Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}
@@ -369,7 +371,8 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
     """Yield chains of calls that may be one function.
 
     These are an attention, two convolutions of blocked tensors, or products of one row. In the first two each
-    call is read by the next one only. An attention is a product, reductions of its rows, and another product.
+    call is read by the next one only. An attention is a product, reductions of its rows, and another product;
+    before it may stand what makes few rows. The longest of several chains comes first.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     sums = {name: _sums(module[name]) for name in map(_function, calls.values())}
@@ -383,22 +386,37 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
 
     for last in calls.values():
         if reductions[_function(last)] == 1:
-            yield from _kernels(last, made_for)
+            yield from _kernels(last, made_for, rows=rows)
         if rows:
             yield from _products_of_a_row(last, calls, read, sums)
 
 
 def _kernels(
-    last: relax.VarBinding, made_for: Callable[[relax.VarBinding], Iterator[tuple[int, relax.VarBinding]]]
+    last: relax.VarBinding,
+    made_for: Callable[[relax.VarBinding], Iterator[tuple[int, relax.VarBinding]]],
+    *,
+    rows: bool,
 ) -> Iterator[Chain]:
     """Yield the chains that end with a call and may be an attention, or two convolutions."""
     for several, middle in made_for(last):
         if several > 1:
             for single, first in made_for(middle):
-                if single == 1:
-                    yield Chain((first, middle, last))
+                if single != 1:
+                    continue
+                for none, turn in made_for(first):
+                    if rows and not none and _has_few_rows(turn.var, first.var):
+                        yield Chain((turn, first, middle, last))
+                yield Chain((first, middle, last))
         elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
             yield Chain((middle, last))
+
+
+def _has_few_rows(value: relax.Var, scores: relax.Var) -> bool:
+    """Return whether scores have few rows a batch, and a value no more rows than they have."""
+    if not is_fixed(value) or not is_fixed(scores) or len(extents(scores)) < _MATRIX_AXES:
+        return False
+    *batches, rows, _ = extents(scores)
+    return rows <= FEW_ROWS and math.prod(extents(value)[:-1]) <= math.prod(batches) * rows
 
 
 def _products_of_a_row(

@@ -16,6 +16,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
 from honed.protocol.dataclass import dataclass
+from honed.tuner.lower.functions.fusing import FEW_ROWS
 from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (
     BlockPart,
@@ -45,9 +46,11 @@ class Attention:
     """The blocks of an attention that is read so far.
 
     The axes of `scores` are batches, a row, a key and what is summed; those of `product` are the same batches
-    and row, a column, and the keys it is summed over. `rows` are between them, in order of execution.
+    and row, a column, and the keys it is summed over. `rows` are between them, in order of execution. `asked`
+    makes the rows that are multiplied for the scores, where it is kept.
     """
 
+    asked: BlockPart | None
     scores: BlockPart
     rows: list[BlockPart]
     product: BlockPart
@@ -88,18 +91,22 @@ def attention_of(func: tirx.PrimFunc) -> Attention | None:
         return None
 
 
-def read(schedule: Schedule) -> Attention | None:
+def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
     """Return the attention that a function computes, after inlining elementwise blocks; None if it is none.
 
-    Raises ValueError where blocks are of other kinds.
+    With `keeps` the block that makes what is asked is not inlined. Raises ValueError where blocks are of
+    other kinds.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     products = [n for n, part in enumerate(found) if _is_product(schedule, part)]
     if len(products) != 2:
         return None
     first, second = products
-    _inline_between(schedule, found, first, second)
+    asked = _asked(schedule, found[first], found[:first]) if keeps else None
+    _inline_between(schedule, [part for part in found if part is not asked], found[first], found[second])
     left = [part_of(schedule, block) for block in blocks(schedule)]
+    if asked is not None and left.pop(0).name != asked.name:
+        return None
     names, product = [part.name for part in left], found[second].name
     if names[0] != found[first].name or product not in names[-2:]:
         return None
@@ -107,6 +114,7 @@ def read(schedule: Schedule) -> Attention | None:
     tail = left[at + 1] if at + 1 < len(left) else None
     scores = schedule.get(left[0].block).writes[0].source
     made = Attention(
+        asked=asked,
         scores=left[0],
         rows=left[1:at],
         product=left[at],
@@ -116,18 +124,38 @@ def read(schedule: Schedule) -> Attention | None:
     return made if _has_form(made) and _keeps_rows(schedule, made) else None
 
 
-def _inline_between(schedule: Schedule, found: Sequence[BlockPart], first: int, second: int) -> None:
+def _asked(schedule: Schedule, scores: BlockPart, before: Sequence[BlockPart]) -> BlockPart | None:
+    """Return the block that makes the rows that are multiplied for scores; None where they are given."""
+    *_, _keys, inner = scores.extents
+    size = math.prod(scores.extents[:-2]) * inner
+    read_by = {part: schedule.get_consumers(part.block) for part in before if not part.is_reduction}
+    return next(
+        (
+            part
+            for part, blocks_ in read_by.items()
+            if [str(schedule.get(one).name_hint) for one in blocks_] == [scores.name]
+            and math.prod(part.extents) == size
+            and part.extents[-1] == inner
+        ),
+        None,
+    )
+
+
+def _inline_between(
+    schedule: Schedule, found: Sequence[BlockPart], first: BlockPart, second: BlockPart
+) -> None:
     """Inline what is elementwise, but for what is dear between the products and what the second is made of.
 
     Before the first product it is computed for each of its elements again: raises ValueError where that is
     dear.
     """
+    between = range(found.index(first), found.index(second))
     for n, part in enumerate(found[:-1]):
         if part.is_reduction:
             continue
-        if first < n < second:
+        if n in between:
             read_by = {str(schedule.get(one).name_hint) for one in schedule.get_consumers(part.block)}
-            if is_dear(schedule, part.block) or found[second].name in read_by:
+            if is_dear(schedule, part.block) or second.name in read_by:
                 continue
         elif is_dear(schedule, part.block):
             raise ValueError("an operand is too dear to be computed again and again")
@@ -435,16 +463,14 @@ def _score(
 # the scores of some keys, and all of them together compute the softmax. Then each sums up a vector of columns
 # over a slice of the keys, and the sums of the slices are added up.
 
-_FEW_ROWS = 8  # of a batch: those for which products read keys where they lie
-
 
 def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Give each group one row, whose scores it keeps.
 
     Return False where the function is no attention, has many rows, or its keys do not lie in rows.
     """
-    one = read(schedule)
-    if one is None or one.scores.extents[one.batches] > _FEW_ROWS or not _lie_in_rows(schedule, one.scores):
+    one = read(schedule, keeps=True)
+    if one is None or one.scores.extents[one.batches] > FEW_ROWS or not _lie_in_rows(schedule, one.scores):
         return False
     _written(schedule, one)
     lanes = lanes_of(one.columns, most)
@@ -475,6 +501,11 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.reorder(threads[product], summed)
     schedule.decompose_reduction(product, summed)
     _score_key(schedule, one.scores, threads[kept], limits, most)
+    if one.asked is not None:
+        schedule.compute_at(one.asked.block, under, preserve_unit_loops=True)
+        schedule.set_scope(one.asked.block, 0, "shared")
+        _, *both = schedule.split(below(schedule, one.asked.block, under)[-1], [None, slices, items])
+        schedule.bind(fuse(schedule, both), "threadIdx.x")
     return True
 
 
