@@ -101,7 +101,8 @@ class DeviceFamily:
     blocks_of_channels: bool  # images laid out so from one convolution to the next
     parts_of_buffers: bool  # as arguments of kernels, in the place of launches that copy
     packing: Packing
-    joined: UnitFigures | None  # by which an attention may be faster in one kernel; None: it never is
+    rows: bool  # a norm of one row in one kernel with the products that read it, where groups share the row
+    joined: UnitFigures | None  # by which functions may be faster in one kernel; None: they never are
 
     # Rules of the profile; docs/devices.md says what each is.
     max_threads: int
@@ -129,7 +130,10 @@ _ROWS = (
         blocks_of_channels=False,
         parts_of_buffers=True,
         packing=Packing.WINDOWS,
-        joined=None,  # by the bench an attention in one kernel is no faster (docs/graph.md)
+        rows=True,
+        # What a row's products with packed weights reach by the bench; 64 bytes a clock of the cache for two
+        # units. No sketch keeps the scores of an attention here: by the bench one kernel would be no faster.
+        joined=UnitFigures(gflops=150.0, gbs=30.0, alone_gbs=30.0, launch_us=4.0),
         max_threads=256,
         local_memory=False,
         max_vector_bytes=16,
@@ -149,6 +153,7 @@ _ROWS = (
         blocks_of_channels=True,
         parts_of_buffers=True,
         packing=Packing.OPERANDS,
+        rows=False,
         # What tuned products reach on a core of PoCL with AVX-512.
         joined=UnitFigures(gflops=50.0, gbs=30.0, alone_gbs=30.0, launch_us=20.0),
         max_threads=256,
@@ -170,6 +175,7 @@ _ROWS = (
         blocks_of_channels=False,
         parts_of_buffers=False,  # NVIDIA's driver takes 10 to 18 us longer for a launch with one
         packing=Packing.NONE,
+        rows=True,
         # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
         # the 10 with the host's part. A unit alone: half of what it can take in, not measured.
         joined=UnitFigures(gflops=100.0, gbs=25.0, alone_gbs=60.0, launch_us=5.0),

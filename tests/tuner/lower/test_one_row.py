@@ -74,10 +74,17 @@ def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", _BODIES)
-def test_products_of_a_row_in_one_kernel_are_right(name: str, device: Device) -> None:
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        *((name, "gpu") for name in _BODIES),
+        ("a gated layer", "mali"),
+        ("a gated layer of packed weights", "mali"),
+    ],
+)
+def test_products_of_a_row_in_one_kernel_are_right(name: str, family: str, device: Device) -> None:
     body, functions = _BODIES[name]
-    model, profile = _model(body), profile_of("gpu", device.profile)
+    model, profile = _model(body), profile_of(family, device.profile)
     normalised = frontend.normalise(model)
     joined = joins(profile, sorts=[one_row_seconds])
     lowered = lower_module(frontend.import_relax(normalised), profile, first=first_kernels, joins=joined)
@@ -91,9 +98,8 @@ def test_products_of_a_row_in_one_kernel_are_right(name: str, device: Device) ->
         np.testing.assert_allclose(executor.run(given)["y"], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["cpu", "mali"])
-def test_those_of_other_devices_stay_apart(family: str) -> None:
-    assert _calls(_model(_BODIES["a gated layer"][0]), imagined(family)) == 3
+def test_those_of_processors_stay_apart() -> None:
+    assert _calls(_model(_BODIES["a gated layer"][0]), imagined("cpu")) == 3
 
 
 def test_those_of_several_rows_stay_apart() -> None:

@@ -56,6 +56,20 @@ def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytes
     assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
 
 
+def test_a_rule_that_makes_what_cannot_be_lowered_is_not_picked() -> None:
+    """The scores of a step of a decoder whose room is odd, for heads that share keys, with a mask."""
+    shapes = {"asked": (1, 4, 1, 64), "keys": (2, 513, 64), "mask": (1, 1, 1, 513)}
+    asked, keys, mask = (te.placeholder(shape, name=name) for name, shape in shapes.items())
+    inner, whole = te.reduce_axis((0, 64)), (1, 4, 1, 513)
+    scores = te.compute(
+        whole, lambda b, h, i, j: te.sum(asked[b, h, i, inner] * keys[h // 2, j, inner], inner)
+    )
+    masked = te.compute(whole, lambda b, h, i, j: scores[b, h, i, j] + mask[b, 0, i, j])
+    one = imagined("mali")
+    rule, _, _ = first_kernels(te.create_prim_func([asked, keys, mask, masked]), "main", target_for(one), one)
+    assert rule.startswith("prior:")
+
+
 def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
 

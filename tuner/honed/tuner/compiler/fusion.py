@@ -148,7 +148,7 @@ class Joining:
         together = min((seconds for seconds in found if seconds is not None), default=None)
         if together is None:
             return False
-        apart = sum(_seconds(part.func, self._profile, figures) for part in forms.apart)
+        apart = sum(_seconds(narrow_indices(one.func), self._profile, figures) for one in forms.apart)
         pays = together < LESS * apart
         if max(together, apart) > MOST * min(together, apart):
             return pays

@@ -165,7 +165,8 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
     sketched = bool(packed) or point_space(narrow, profile)
     ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
     if ruled is not None:
-        found.append((ruled[1], features_of(ruled[1].mod["main"], profile)))
+        with suppress(RuntimeError):  # TVM cannot lower it
+            found.append((ruled[1], features_of(ruled[1].mod["main"], profile)))
     for one in _best_first(found, prior):
         if ruled is not None and one is ruled[1]:
             yield ruled[0], one

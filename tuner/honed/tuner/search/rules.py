@@ -237,14 +237,9 @@ def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
 
 
 def one_row_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
-    """Return `space` of a norm with products of its row; empty for all other functions.
-
-    It is empty where local memory does not pay, too: work-items would make the row each for itself.
-    """
-    rules = rules_of(profile)
-    if rules.groups is None or rules.groups.tile is None or not rules.groups.tile.shared:
-        return []
-    return _different(unscheduled(as_module(func)), [partial(one_row, limits=rules.sketches)])
+    """Return `space` of a norm with products of its row; empty for all other functions and on processors."""
+    tries = [partial(one_row, limits=rules_of(profile).sketches)] if profile.family.rows else []
+    return _different(unscheduled(as_module(func)), tries)
 
 
 def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:

@@ -94,7 +94,7 @@ def legalize(
         grouped = steps.FuseOps()(plain)
         fused = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
         single = _assign_single_elements(fused)
-        chained, parts = join_functions(single, joins, rows=profile.rules.local_memory)
+        chained, parts = join_functions(single, joins, rows=profile.family.rows)
         joined, pairs = updates.update_together(chained)
     traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for var, made in trace(plain["main"], grouped).items():

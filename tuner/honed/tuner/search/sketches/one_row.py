@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from honed.protocol.dataclass import dataclass
-from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.decisions import LINE, Drawn, divisors
 from honed.tuner.search.parts import (
     BlockPart,
     SketchLimits,
@@ -150,8 +150,10 @@ def _has_form(one: OneRow) -> bool:
     return one.tail is None or one.tail.extents == first.extents[:-1]
 
 
-_BYTES = 64  # of each row of weights that a group reads at most
+_SECTOR = 32  # bytes that most devices read at once
+_LINES = 2  # of each row of weights that a group reads at most
 _SLICES, _THREADS = 64, 256  # of a group at most
+_FEW_SLICES = 2  # where work-items wait long for each other
 
 
 def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
@@ -160,13 +162,14 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     if one is None:
         return False
     first = one.products[0][1]
-    width = _BYTES // _element_bytes(schedule, one.products[0])
+    line, most = (LINE, _FEW_SLICES) if limits.contractions else (_SECTOR, _SLICES)
+    width = _LINES * line // _element_bytes(schedule, one.products[0])
     slices: ExprRV | None = None
     slice_sums: dict[BlockPart, SBlockRV] = {}  # of products whose steps are sums of their own
     for sums, part in one.products:
         steps = schedule.get_loops(part.block)[-1]
         if slices is None:
-            _, slices = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=_SLICES)
+            _, slices = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=most)
         if sums is not None:
             _, slice_ = schedule.split(steps, [None, slices])
             slice_sums[part] = schedule.rfactor(slice_, 0)
@@ -232,7 +235,6 @@ def _sum_slice(
 
 
 _TILES = range(2, 5)  # of slices and columns, and of the terms of each step
-_LINES = 2  # sectors of 32 bytes of a row of weights: as many as a group has at most
 _MANY_GROUPS = 1024  # beyond, what makes the row again and again takes longer than a launch
 
 
@@ -243,7 +245,7 @@ def shares_row(sketch: Drawn) -> bool:
 
 
 def one_row_tile(sketch: Drawn) -> Drawn | None:
-    """Return the sketch with groups that read whole sectors.
+    """Return the sketch with groups that read whole lines.
 
     Return None where it is of another kind, or has too many columns.
     """
