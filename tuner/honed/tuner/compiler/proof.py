@@ -8,6 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from honed.tuner.lower.module import First, LoweredModel, lower_module
 from honed.tuner.prove import discontinuities, evaluator, locate, probes
 from honed.tuner.prove.probes import Expected
 
+from . import calls
 from .assemble import assemble
 from .fusion import joins
 from .partition import Cut
@@ -222,7 +224,7 @@ class Prover:
         if self.half or self.in_parts:
             return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
         tell(done + 0.05, f"compare part by part on {name}")
-        apart = self._by_parts(tried, self.device, first)
+        apart = self._by_parts(tried, lowered, self.device, first)
         if apart is None or apart.wrong is not None:
             unproven = self.expected.hidden if apart is None and not tried.wrong else ""
             return replace(tried, apart=apart, unproven=unproven)
@@ -268,14 +270,44 @@ class Prover:
         source = replace(self.source, notes=notes)
         return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
 
-    def _by_parts(self, tried: Attempt, device: Device, first: First) -> discontinuities.ProofByParts | None:
-        return discontinuities.judge(
+    def _by_parts(
+        self, tried: Attempt, lowered: LoweredModel, device: Device, first: First
+    ) -> discontinuities.ProofByParts | None:
+        """Return a proof part by part, where there is one; of the parts compiled each for itself, if it must be.
+
+        Where all steps quantise and each call is right, the parts need not be compiled again: then they are
+        those of the normalised model.
+        """
+        judged = partial(
+            discontinuities.judge,
             self.bound,
             self.expected.inputs,
-            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes),
             precision=tried.model.source.precision,
             tolerance=self.expected.tolerance,
         )
+        apart = None if self.expected.hidden else discontinuities.opened(self.bound)
+        if apart is not None and apart.only_quantises and self._calls_are_right(lowered, device):
+            found = judged(self._normalised_sets)
+            if found is not None and found.wrong is None:
+                return found
+        return judged(
+            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
+        )
+
+    def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
+        def run(program: LoweredModel, shown: Normalised) -> list[dict[str, np.ndarray]]:
+            with opened(*assemble(self.source, self.profile, shown, program, None), device) as executor:
+                return [executor.run(each) for each in self.expected.inputs]
+
+        return calls.are_right(lowered, self.normalised, self.expected.inputs, run)
+
+    def _normalised_sets(
+        self, variant: onnx.ModelProto, sets: Iterable[Mapping[str, np.ndarray]]
+    ) -> list[dict[str, np.ndarray]]:
+        """Have the reference evaluate a normalised model; raise ModelRefused where it does not."""
+        limits = self.profile.limits
+        normalised = frontend.normalise(variant, precision=self.precision, fp16=limits.fp16, fp64=limits.fp64)
+        return calls.evaluated(normalised, list(sets))
 
 
 def _not_optimised(level: str, why: str) -> str:
