@@ -132,7 +132,7 @@ def _in_blocks(shape: tuple[int, ...], lanes: int) -> tuple[int, ...] | None:
 def _between(
     lowered: LoweredModel, normalised: Normalised, taps: Sequence[_Tap], run: Run
 ) -> list[dict[str, np.ndarray]]:
-    """Return the values between calls and the outputs for each set of inputs, as the normalised model has them."""
+    """Return the values between calls, and the outputs, for each set, as the normalised model has them."""
     program, values = lowered.program, [lowered.program.values[tap.value] for tap in taps]
     more = [
         TensorSpec(name=_given(tap.typed.name), dtype=v.dtype, shape=v.shape)
@@ -170,7 +170,7 @@ def _given(name: str) -> str:
 
 
 def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
-    """Return a model that reads what the device gives between calls, and whose roundings noise comes before."""
+    """Return a model that reads what the device gives between calls, with noise before each rounding."""
     other = {tap.typed.name: _given(tap.typed.name) for tap in taps}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:

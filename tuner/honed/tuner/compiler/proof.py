@@ -273,10 +273,10 @@ class Prover:
     def _by_parts(
         self, tried: Attempt, lowered: LoweredModel, device: Device, first: First
     ) -> discontinuities.ProofByParts | None:
-        """Return a proof part by part, where there is one; of the parts compiled each for itself, if it must be.
+        """Return a proof part by part; None where there is none.
 
-        Where all steps quantise and each call is right, the parts need not be compiled again: then they are
-        those of the normalised model.
+        The parts are compiled by themselves. They need not be where all steps quantise and each call that is
+        served is right: then the reference evaluates the parts, once they are normalised.
         """
         judged = partial(
             discontinuities.judge,
