@@ -5,9 +5,9 @@ bit of a sum, and all that follows differs by whole quanta, so that a difference
 each call is compared on its own: the values between calls become outputs of the compiled model, whose kernels
 stay what they are, and the reference evaluates the normalised model cut there, from the device's own values.
 
-A call may round several times. How far it may then be off is read off the reference, which is evaluated again
-with noise of a hundredth of a quantum before each rounding: no more than twice as many elements may differ as
-by this noise, and none by more than twice as much.
+A call may round several times. How far each element may then be off is read off the reference, which computes
+it again with noise of a hundredth of a quantum before each rounding. Noise is added and subtracted, so that
+what lies next to a boundary falls to the other side once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Arrays = Mapping[str, np.ndarray]
 # Runs a program on the sets of inputs; its outputs are those of the normalised model.
 Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 
-_MOVES = 2  # times that noise is added, for the first set of inputs
-_NOISE = "noise, in quanta"
+_RUNS = (1, -1, 2, -2)  # with noise: two draws, each of which is added and subtracted
+_FLOAT = onnx.TensorProto.FLOAT
 _FACTOR = 2  # that a call may be off by more than noise moves the reference
 
 
@@ -61,31 +61,24 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
     if nbytes > discontinuities.MOST_BYTES:
         return False
     found = _between(lowered, normalised, taps, run)
-    model = _opened(normalised.model, taps)
+    model, moving = _with_noise(_opened(normalised.model, taps))
     feeds = [
-        {
-            _NOISE: np.float32(noise),
-            **_converted(normalised, given),
-            **{_given(tap.typed.name): made[tap.typed.name] for tap in taps},
-        }
-        for noise, given, made in [
-            *((0.0, *one) for one in zip(inputs, found, strict=True)),
-            *[(discontinuities.OF_A_QUANTUM, inputs[0], found[0])] * _MOVES,
-        ]
+        _converted(normalised, given) | {_given(tap.typed.name): made[tap.typed.name] for tap in taps}
+        for given, made in zip(inputs, found, strict=True)
     ]
     reference = evaluator.evaluate(model, feeds)
     if isinstance(reference, evaluator.ReferenceFailure):
         return False
-    calm, moved = reference.outputs[: len(inputs)], reference.outputs[len(inputs) :]
     effort = work(model, graphs.infer(model))
     return all(
         _agree(
-            [one[name] for one in found],
-            [one[name] for one in calm],
-            [one[name] for one in moved],
-            effort.allowed(calm[0][name].dtype.name, normalised.precision),
+            value,
+            calm[name],
+            calm[_by_noise(name)] if name in moving else np.float32(0),
+            effort.allowed(value.dtype.name, normalised.precision),
         )
-        for name in graphs.outputs(model)
+        for made, calm in zip(found, reference.outputs, strict=True)
+        for name, value in made.items()
     )
 
 
@@ -169,54 +162,81 @@ def _given(name: str) -> str:
     return f"{name}, of the device"
 
 
+def _by_noise(name: str) -> str:
+    return f"{name}, by noise"
+
+
 def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
-    """Return a model that reads what the device gives between calls, with noise before each rounding."""
-    other = {tap.typed.name: _given(tap.typed.name) for tap in taps}
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        read = [other.get(name, name) for name in node.input]
-        if node.op_type == "Round":
-            drawn, size, moved = (f"{node.output[0]}, {what}" for what in ("drawn", "noise", "moved"))
-            nodes += [
-                helper.make_node(
-                    "RandomUniformLike", read, [drawn], low=-1.0, high=1.0, seed=float(len(nodes))
-                ),
-                helper.make_node("Mul", [drawn, _NOISE], [size]),
-                helper.make_node("Add", [*read, size], [moved]),
-            ]
-            read = [moved]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.input[:] = read
-        nodes.append(copy)
-    noise = TypedValue(name=_NOISE, dtype="float32", shape=())
+    """Return a model that reads what the device gives between calls, and makes it as well."""
+    given = {tap.typed.name: _given(tap.typed.name) for tap in taps}
     return graphs.remade(
         model,
-        nodes,
         [
-            *model.graph.input,
-            *(graphs.info(t.typed, _given(t.typed.name)) for t in taps),
-            graphs.info(noise, _NOISE),
+            _renamed(node, [given.get(name, name) for name in node.input], node.output)
+            for node in model.graph.node
         ],
-        [*model.graph.output, *(graphs.info(t.typed, t.typed.name) for t in taps)],
+        [*model.graph.input, *(graphs.info(tap.typed, given[tap.typed.name]) for tap in taps)],
+        [*model.graph.output, *(graphs.info(tap.typed, tap.typed.name) for tap in taps)],
     )
 
 
-def _agree(
-    found: Sequence[np.ndarray], calm: Sequence[np.ndarray], moved: Sequence[np.ndarray], allowed: float
-) -> bool:
-    """Return whether a value differs from the reference no further than noise moves that.
+def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
+    """Return a model that also says how far noise before its roundings moves each element of its outputs.
 
-    `moved` is the first of `calm` with noise; differences within `allowed` of the range do not count.
+    The values returned are those that noise moves. What comes before all roundings is computed once.
     """
-    least = allowed * max(float(np.max(np.abs(one), initial=0.0)) for one in calm)
-    by_noise = [_far(calm[0], one) for one in moved]
-    many = _FACTOR * max(np.count_nonzero(far > least) for far in by_noise)
-    most = max(least, _FACTOR * max(float(np.max(far, initial=0.0)) for far in by_noise))
-    far = [_far(one, other) for one, other in zip(calm, found, strict=True)]
-    return all(np.count_nonzero(~(one <= least)) <= many and bool(np.all(one <= most)) for one in far)
+    nodes: list[onnx.NodeProto] = []
+    moving: set[str] = set()
+
+    def moved(name: str, run: int) -> str:
+        return f"{name}, moved {run}" if name in moving else name
+
+    for node in model.graph.node:
+        nodes.append(node)
+        rounds = node.op_type == "Round"
+        if not rounds and moving.isdisjoint(node.input):
+            continue
+        read = {run: [moved(name, run) for name in node.input] for run in _RUNS}
+        moving.update(node.output)
+        if rounds:
+            size = discontinuities.OF_A_QUANTUM
+            for run in _RUNS:
+                drawn, noisy = f"{node.output[0]}, drawn {abs(run)}", f"{node.output[0]}, noisy {run}"
+                seed, sign = float(len(nodes)), "Add" if run > 0 else "Sub"
+                if run > 0:
+                    ends = {"low": -size, "high": size, "seed": seed}
+                    nodes.append(helper.make_node("RandomUniformLike", node.input, [drawn], **ends))
+                nodes.append(helper.make_node(sign, [*read[run], drawn], [noisy]))
+                read[run] = [noisy]
+        nodes += [_renamed(node, read[run], [moved(name, run) for name in node.output]) for run in _RUNS]
+    far: list[onnx.ValueInfoProto] = []
+    for value in model.graph.output:
+        if (name := value.name) in moving:
+            for run in (0, *_RUNS):
+                source = moved(name, run) if run else name
+                nodes.append(helper.make_node("Cast", [source], [f"{name}, float {run}"], to=_FLOAT))
+            for run in _RUNS:
+                ends_ = [f"{name}, float {run}", f"{name}, float 0"]
+                nodes.append(helper.make_node("Sub", ends_, [f"{name}, change {run}"]))
+                nodes.append(helper.make_node("Abs", [f"{name}, change {run}"], [f"{name}, far {run}"]))
+            nodes.append(helper.make_node("Max", [f"{name}, far {run}" for run in _RUNS], [_by_noise(name)]))
+            far.append(helper.make_tensor_value_info(_by_noise(name), _FLOAT, None))
+    outputs = [*model.graph.output, *far]
+    return graphs.remade(model, nodes, list(model.graph.input), outputs), moving
 
 
-def _far(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return how far two arrays are apart, element by element; NaN where one is not finite."""
-    return np.abs(one.astype(np.float64) - other.astype(np.float64))
+def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:], copy.output[:] = read, made
+    return copy
+
+
+def _agree(found: np.ndarray, calm: np.ndarray, by_noise: np.ndarray, allowed: float) -> bool:
+    """Return whether no element is off by more than twice as much as noise moves the reference there.
+
+    What differs by no more than `allowed` of the range agrees as well.
+    """
+    far = np.abs(found.astype(np.float64) - calm.astype(np.float64))
+    least = allowed * float(np.max(np.abs(calm), initial=0.0))
+    return bool(np.all(far <= np.maximum(_FACTOR * by_noise, least)))
