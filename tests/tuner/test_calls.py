@@ -1,4 +1,4 @@
-"""The calls of a quantised model are each compared with the reference, on what the device itself gives them."""
+"""Each call of a quantised model is compared with the reference, on what the device itself gives it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ def part(factor: float, *where: int) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def test_calls_are_right_whatever_side_of_a_boundary_sums_fall_to(device: Device) -> None:
-    other_sums = model(w=lambda values: np.nextafter(values, np.float32(9)))
-    assert are_right(other_sums, model(), device)
+    assert are_right(model(w=lambda values: values * np.float32(1 + 1e-5)), model(), device)
 
 
 @pytest.mark.parametrize(
