@@ -228,6 +228,7 @@ def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
 def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
+    copy.name = ""  # ONNX Runtime refuses two nodes of one name
     copy.input[:], copy.output[:] = read, made
     return copy
 
