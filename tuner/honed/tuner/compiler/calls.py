@@ -35,6 +35,8 @@ Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 _RUNS = (1, -1, 2, -2)  # with noise: two draws, each of which is added and subtracted
 _FLOAT = onnx.TensorProto.FLOAT
 _FACTOR = 2  # that a call may be off by more than noise moves the reference
+_MOST_ROUNDINGS = 4  # one behind the other in a call: noise of more would hide what is wrong
+_ONLY = ("onnxruntime",)  # what else evaluates takes longer than compiling the parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +48,29 @@ class _Tap:
 
     def seen(self, held: np.ndarray) -> np.ndarray:
         """Return what memory holds in the order of the model's axes; channels may lie in blocks."""
-        return (held if held.ndim == len(self.typed.shape) else np.moveaxis(held, -1, 2)).reshape(
-            self.typed.shape
-        )
+        if held.shape == self.typed.shape:
+            return held
+        images, channels, *rest = self.typed.shape
+        return np.moveaxis(held, -1, 2).reshape(images, -1, *rest)[:, :channels]
 
 
 def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Arrays], run: Run) -> bool:
     """Run a model on sets of inputs and return whether each of its calls is right.
 
-    Also returns False where this cannot be found out, as the reference does not take the normalised model.
+    Also returns False where this cannot be found out: ONNX Runtime does not take the normalised model, values
+    between calls are too large, or too few of them are known.
     """
     taps = _taps(lowered, normalised)
     nbytes = sum(lowered.program.values[tap.value].nbytes for tap in taps)
-    if nbytes > discontinuities.MOST_BYTES:
+    model, moving = _with_noise(_opened(normalised.model, taps))
+    if nbytes > discontinuities.MOST_BYTES or max(moving.values(), default=0) > _MOST_ROUNDINGS:
         return False
     found = _between(lowered, normalised, taps, run)
-    model, moving = _with_noise(_opened(normalised.model, taps))
     feeds = [
         _converted(normalised, given) | {_given(tap.typed.name): made[tap.typed.name] for tap in taps}
         for given, made in zip(inputs, found, strict=True)
     ]
-    reference = evaluator.evaluate(model, feeds)
+    reference = evaluator.evaluate(model, feeds, evaluators=_ONLY)
     if isinstance(reference, evaluator.ReferenceFailure):
         return False
     effort = work(model, graphs.infer(model))
@@ -74,7 +78,7 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
         _agree(
             value,
             calm[name],
-            calm[_by_noise(name)] if name in moving else np.float32(0),
+            calm[_by_noise(name)] if name in moving else np.zeros(()),
             effort.allowed(value.dtype.name, normalised.precision),
         )
         for made, calm in zip(found, reference.outputs, strict=True)
@@ -84,7 +88,8 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
 
 def evaluated(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
     """Return what the reference makes of a normalised model; raise ModelRefused where it does not take it."""
-    found = evaluator.evaluate(normalised.model, [_converted(normalised, given) for given in sets])
+    feeds = [_converted(normalised, given) for given in sets]
+    found = evaluator.evaluate(normalised.model, feeds, evaluators=_ONLY)
     if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()
     names = graphs.outputs(normalised.model)
@@ -116,10 +121,8 @@ def _taps(lowered: LoweredModel, normalised: Normalised) -> list[_Tap]:
 
 
 def _in_blocks(shape: tuple[int, ...], lanes: int) -> tuple[int, ...] | None:
-    """Return the shape of an image whose channels lie in blocks of so many."""
-    if len(shape) < 2 or shape[1] % lanes:
-        return None
-    return shape[0], shape[1] // lanes, *shape[2:], lanes
+    """Return the shape of an image whose channels lie in blocks of so many, the last perhaps not full."""
+    return None if len(shape) < 2 else (shape[0], -(-shape[1] // lanes), *shape[2:], lanes)
 
 
 def _between(
@@ -155,7 +158,8 @@ def _converted(normalised: Normalised, given: Arrays) -> dict[str, np.ndarray]:
 
 
 def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
-    return helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    found: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    return found
 
 
 def _given(name: str) -> str:
@@ -180,47 +184,46 @@ def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
     )
 
 
-def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
+def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]]:
     """Return a model that also says how far noise before its roundings moves each element of its outputs.
 
-    The values returned are those that noise moves. What comes before all roundings is computed once.
+    Also return the values that noise moves, with the most roundings that lie one behind the other before
+    each. What comes before all roundings is computed once.
     """
     nodes: list[onnx.NodeProto] = []
-    moving: set[str] = set()
+    far: list[onnx.ValueInfoProto] = []
+    moving: dict[str, int] = {}
+
+    def add(op: str, read: Sequence[str], made: str, **attributes: float) -> None:
+        nodes.append(helper.make_node(op, read, [made], **attributes))
 
     def moved(name: str, run: int) -> str:
         return f"{name}, moved {run}" if name in moving else name
 
     for node in model.graph.node:
         nodes.append(node)
-        rounds = node.op_type == "Round"
-        if not rounds and moving.isdisjoint(node.input):
+        behind = max((moving.get(name, 0) for name in node.input), default=0) + (node.op_type == "Round")
+        if not behind:
             continue
         read = {run: [moved(name, run) for name in node.input] for run in _RUNS}
-        moving.update(node.output)
-        if rounds:
-            size = discontinuities.OF_A_QUANTUM
+        if node.op_type == "Round":
+            size, made = discontinuities.OF_A_QUANTUM, node.output[0]
             for run in _RUNS:
-                drawn, noisy = f"{node.output[0]}, drawn {abs(run)}", f"{node.output[0]}, noisy {run}"
-                seed, sign = float(len(nodes)), "Add" if run > 0 else "Sub"
+                drawn, noisy = f"{made}, drawn {abs(run)}", f"{made}, noisy {run}"
                 if run > 0:
-                    ends = {"low": -size, "high": size, "seed": seed}
-                    nodes.append(helper.make_node("RandomUniformLike", node.input, [drawn], **ends))
-                nodes.append(helper.make_node(sign, [*read[run], drawn], [noisy]))
+                    add("RandomUniformLike", node.input, drawn, low=-size, high=size, seed=float(len(nodes)))
+                add("Add" if run > 0 else "Sub", [*read[run], drawn], noisy)
                 read[run] = [noisy]
+        moving.update(dict.fromkeys(node.output, behind))
         nodes += [_renamed(node, read[run], [moved(name, run) for name in node.output]) for run in _RUNS]
-    far: list[onnx.ValueInfoProto] = []
-    for value in model.graph.output:
-        if (name := value.name) in moving:
-            for run in (0, *_RUNS):
-                source = moved(name, run) if run else name
-                nodes.append(helper.make_node("Cast", [source], [f"{name}, float {run}"], to=_FLOAT))
-            for run in _RUNS:
-                ends_ = [f"{name}, float {run}", f"{name}, float 0"]
-                nodes.append(helper.make_node("Sub", ends_, [f"{name}, change {run}"]))
-                nodes.append(helper.make_node("Abs", [f"{name}, change {run}"], [f"{name}, far {run}"]))
-            nodes.append(helper.make_node("Max", [f"{name}, far {run}" for run in _RUNS], [_by_noise(name)]))
-            far.append(helper.make_tensor_value_info(_by_noise(name), _FLOAT, None))
+    for name in [value.name for value in model.graph.output if value.name in moving]:
+        add("Cast", [name], f"{name}, float", to=_FLOAT)
+        for run in _RUNS:
+            add("Cast", [moved(name, run)], f"{name}, float {run}", to=_FLOAT)
+            add("Sub", [f"{name}, float {run}", f"{name}, float"], f"{name}, change {run}")
+            add("Abs", [f"{name}, change {run}"], f"{name}, far {run}")
+        add("Max", [f"{name}, far {run}" for run in _RUNS], _by_noise(name))
+        far.append(helper.make_tensor_value_info(_by_noise(name), _FLOAT, None))
     outputs = [*model.graph.output, *far]
     return graphs.remade(model, nodes, list(model.graph.input), outputs), moving
 
