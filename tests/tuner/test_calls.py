@@ -95,7 +95,7 @@ def test_a_call_that_is_wrong_by_less_than_a_quantum_is_found(
     assert not are_right(model(**changes), model(), device)
 
 
-def test_values_behind_many_roundings_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_behind_many_roundings_are_not_judged(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is known of the values between calls, noise of all roundings would hide what is wrong."""
     steps = "".join(
         f"q{n} = QuantizeLinear(d{n}, s, z) d{n + 1} = DequantizeLinear(q{n}, s, z) " for n in range(5)
@@ -103,6 +103,6 @@ def test_values_behind_many_roundings_are_not_judged(monkeypatch: pytest.MonkeyP
     text = f"f (float[8] d0) => (float[8] d5) <float s = {{0.5}}, uint8 z = {{128}}> {{ {steps} }}"
     wanted = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
     normalised = frontend.normalise(wanted)
-    lowered = lower_module(frontend.import_relax(normalised), fake.device())
+    lowered = lower_module(frontend.import_relax(normalised), device.profile)
     monkeypatch.setattr(calls, "_taps", lambda *_: [])
     assert not calls.are_right(lowered, normalised, generate(wanted, 1), lambda *_: pytest.fail("it ran"))
