@@ -359,6 +359,17 @@ def test_programs_are_kept_and_damaged_ones_built_again(device: Device, tmp_path
         assert kept[0].read_bytes() != damage
 
 
+def test_models_of_one_process_share_their_programs(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add_constant().write(tmp_path / "m.honed", device.profile)
+    with load(path, device) as first:
+        monkeypatch.setattr(programs, "_built", None)  # nothing is built again
+        with load(path, device) as second:
+            for one in (second, first):
+                np.testing.assert_array_equal(one.run({"x": X})["y"], 2 * X + 1)
+
+
 def test_a_cache_that_cannot_be_written(device: Device, tmp_path: Path) -> None:
     (tmp_path / "programs").write_text("a file where a folder should be")
     path = add_constant().write(tmp_path / "m.honed", device.profile)

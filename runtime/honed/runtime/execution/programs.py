@@ -2,7 +2,8 @@
 
 pyopencl's own cache is not used: it writes below $HOME, which a service may not have. A kept binary is filed
 under device, driver version, options and source, so a new driver never sees an old binary. It starts with the
-SHA-256 of its name and itself: a damaged or misplaced one is built again.
+SHA-256 of its name and itself: a damaged or misplaced one is built again. Models of one process share the
+programs that they have in common.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from honed.machine.devices import Device
 from honed.machine.files import replacing
@@ -25,6 +27,7 @@ from honed.runtime.compiled.plan import allocations, constants_of
 OPTIONS: tuple[str, ...] = ()
 _DIGEST_BYTES = 32
 _log = logging.getLogger(__name__)
+_in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # by device and source
 
 
 class NotBuilt(DeviceError):
@@ -43,6 +46,13 @@ def build(device: Device, source: str, cache_dir: Path | None) -> Any:
 
     Raises MemoryError where memory ran out.
     """
+    key = device.spec, source
+    if (program := _in_use.get(key)) is None:
+        program = _in_use[key] = _built(device, source, cache_dir)
+    return program
+
+
+def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
     kept = _kept_at(device, source, cache_dir) if cache_dir else None
     if kept is not None:
         program = _from_binary(device, kept)

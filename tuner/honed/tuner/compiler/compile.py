@@ -39,6 +39,7 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.workload import task_key
 from honed.tuner.mixed import choose
 from honed.tuner.prove.graphs import bind_shapes
+from honed.tuner.search.costmodel import import_for
 
 from . import sized
 from .fusion import joins
@@ -442,6 +443,7 @@ def _lower(
     profile, records = request.profile, request.records
     known = recorded(records, profile) if records else NOTHING
     joining, picked = joins(profile, known.times), partial(first_kernels, known={})
+    import_for(profile.rules.family)
 
     def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
         return None if task in by_rules else known.schedules(task, func)

@@ -8,6 +8,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from honed.tuner.lower.module import First, LoweredModel, lower_module
 from honed.tuner.prove import discontinuities, evaluator, locate, probes
 from honed.tuner.prove.probes import Expected
 
+from . import calls
 from .assemble import assemble
 from .fusion import joins
 from .partition import Cut
@@ -215,14 +217,16 @@ class Prover:
             return draft
         name, hidden = self.device.profile.identity.name, bool(self.expected.hidden)
         tell(done, f"compare with {self.expected.evaluator} on {name}")
-        results, special = _probed(self.device, draft, self.expected)
-        tried = replace(draft, results=results, notes=special)
-        if not tried.wrong and not hidden:
-            return tried
-        if self.half or self.in_parts:
-            return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
-        tell(done + 0.05, f"compare part by part on {name}")
-        apart = self._by_parts(tried, self.device, first)
+        # The executor stays open, so that parts share its programs.
+        with opened(draft.model, draft.constants, self.device) as executor:
+            results, special = _probed(executor, draft, self.expected)
+            tried = replace(draft, results=results, notes=special)
+            if not tried.wrong and not hidden:
+                return tried
+            if self.half or self.in_parts:
+                return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
+            tell(done + 0.05, f"compare part by part on {name}")
+            apart = self._by_parts(tried, lowered, self.device, first)
         if apart is None or apart.wrong is not None:
             unproven = self.expected.hidden if apart is None and not tried.wrong else ""
             return replace(tried, apart=apart, unproven=unproven)
@@ -231,7 +235,8 @@ class Prover:
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
         if apart.selections:  # whose rows are to be put in the reference's order
-            results, special = _probed(self.device, made, allowed)
+            with opened(made.model, made.constants, self.device) as executor:
+                results, special = _probed(executor, made, allowed)
             return replace(made, results=results, notes=special, apart=apart)
         every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
         results = tuple(replace(result, tolerance=most) for result, most in every)
@@ -268,14 +273,44 @@ class Prover:
         source = replace(self.source, notes=notes)
         return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
 
-    def _by_parts(self, tried: Attempt, device: Device, first: First) -> discontinuities.ProofByParts | None:
-        return discontinuities.judge(
+    def _by_parts(
+        self, tried: Attempt, lowered: LoweredModel, device: Device, first: First
+    ) -> discontinuities.ProofByParts | None:
+        """Return a proof part by part; None where there is none.
+
+        The parts are compiled by themselves. They need not be where all steps quantise and each call that is
+        served is right: then the reference evaluates the parts, once they are normalised.
+        """
+        judged = partial(
+            discontinuities.judge,
             self.bound,
             self.expected.inputs,
-            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes),
             precision=tried.model.source.precision,
             tolerance=self.expected.tolerance,
         )
+        apart = None if self.expected.hidden else discontinuities.opened(self.bound)
+        if apart is not None and apart.only_quantises and self._calls_are_right(lowered, device):
+            found = judged(self._normalised_sets)
+            if found is not None and found.wrong is None:
+                return found
+        return judged(
+            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
+        )
+
+    def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
+        def run(program: LoweredModel, shown: Normalised) -> list[dict[str, np.ndarray]]:
+            with opened(*assemble(self.source, self.profile, shown, program, None), device) as executor:
+                return [executor.run(each) for each in self.expected.inputs]
+
+        return calls.are_right(lowered, self.normalised, self.expected.inputs, run)
+
+    def _normalised_sets(
+        self, variant: onnx.ModelProto, sets: Iterable[Mapping[str, np.ndarray]]
+    ) -> list[dict[str, np.ndarray]]:
+        """Have the reference evaluate a normalised model; raise ModelRefused where it does not."""
+        limits = self.profile.limits
+        normalised = frontend.normalise(variant, precision=self.precision, fp16=limits.fp16, fp64=limits.fp64)
+        return calls.evaluated(normalised, list(sets))
 
 
 def _not_optimised(level: str, why: str) -> str:
@@ -354,22 +389,21 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
 
 
 def _probed(
-    device: Device, draft: Attempt, expected: Expected
+    executor: Executor, draft: Attempt, expected: Expected
 ) -> tuple[tuple[proof.Difference, ...], tuple[str, ...]]:
     """Return how far off the probes are, and notes on NaN and infinities."""
-    with opened(draft.model, draft.constants, device) as executor:
-        probed = draft.model.proof.probes if draft.model.proof is not None else ()
-        behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
-        if wrong := tuple(str(found) for found in behind if not found.right):
-            raise ModelRefused(
-                "the part that the CPU engine is to run last does not give the reference's answers on the "
-                f"reference's own values ({wrong[0]})",
-                wrong,
-            )
-        results = proof.check_probes(executor)
-        names = [output.name for output in draft.model.outputs]
-        special = expected.special
-        if special is None or not all(result.right for result in results):
-            return results, ()
-        allowed = dict(zip(names, expected.tolerance, strict=False))
-        return results, tuple(probes.differences(executor, special, allowed))
+    probed = draft.model.proof.probes if draft.model.proof is not None else ()
+    behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
+    if wrong := tuple(str(found) for found in behind if not found.right):
+        raise ModelRefused(
+            "the part that the CPU engine is to run last does not give the reference's answers on the "
+            f"reference's own values ({wrong[0]})",
+            wrong,
+        )
+    results = proof.check_probes(executor)
+    names = [output.name for output in draft.model.outputs]
+    special = expected.special
+    if special is None or not all(result.right for result in results):
+        return results, ()
+    allowed = dict(zip(names, expected.tolerance, strict=False))
+    return results, tuple(probes.differences(executor, special, allowed))

@@ -113,21 +113,24 @@ def first_kernels(
     target: Target,
     profile: DeviceProfile,
     *,
-    known: dict[int, tuple[str, str]] | None = None,
+    known: dict[int, tuple[str, str] | None] | None = None,
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    `known` has origins and traces of what was picked for other functions, by `form_key`: what was picked for
-    one is taken for all of its form, and added. Raises LoweringFailed as `default_kernels` does.
+    `known` has origins and traces of what was picked for other functions, by `form_key`, None where a rule
+    took its place: what one got is taken for all of its form, and added. Raises LoweringFailed as
+    `default_kernels` does.
     """
     passed_over: list[str] = []
     known = {} if known is None else known
     form = form_key(func)
-    if form in known:
-        origin, trace = known[form]
+    before = known.get(form)
+    if before is not None:
         with suppress(LoweringFailed):
-            scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
-            return origin, lower_function(scheduled, name, target, profile), passed_over
+            scheduled = traces.apply(before[1], narrow_indices(func)).mod["main"]
+            return before[0], lower_function(scheduled, name, target, profile), passed_over
+    elif form in known:
+        return default_kernels(func, name, target, profile)
     for origin, schedule in islice(_picked(func, target, profile), _TRIED):
         try:
             lowered = lower_function(schedule.mod["main"], name, target, profile)
@@ -136,6 +139,7 @@ def first_kernels(
             continue
         known[form] = origin, traces.to_text(schedule.trace)
         return origin, lowered, passed_over
+    known.setdefault(form, None)
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
 

@@ -155,6 +155,7 @@ class Builder:
         self.values: dict[str, Value] = {}
         self.scope = ""  # the source node being rewritten; names of new nodes start with it
         self._names = set(reserved)
+        self._counts: dict[str, int] = {}  # of names with one hint
         self._fold_limit = fold_limit_bytes
         self._tensor_limit = tensor_limit_bytes
         self._constant_room = constant_limit_bytes
@@ -163,10 +164,12 @@ class Builder:
     def unique(self, hint: str) -> str:
         """Return a name that nothing else in the graph has."""
         hint = hint or "value"
-        name, count = hint, 1
+        count = self._counts.get(hint, 1)
+        name = hint if count == 1 else f"{hint}_{count}"
         while name in self._names:
             count += 1
             name = f"{hint}_{count}"
+        self._counts[hint] = count
         self._names.add(name)
         return name
 

@@ -107,6 +107,8 @@ def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
     def is_so(block: s_tir.SBlock) -> bool:
         over = reduced_axes(block)
+        if not over:
+            return False
         kept = [axis.var for axis in block.iter_vars if axis.iter_type != tirx.IterVar.CommReduce]
         summed = [load for load in loads(block.body) if uses(load.indices, [axis.var for axis in over])]
         mine = [index for load in summed if load.source.same_as(weights) for index in load.indices]
@@ -122,7 +124,7 @@ def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
     def is_so(block: s_tir.SBlock) -> bool:
         over = [axis.var for axis in reduced_axes(block)]
-        summed = [load for load in loads(block.body) if uses(load.indices, over)]
+        summed = [load for load in loads(block.body) if uses(load.indices, over)] if over else []
         mine = [load for load in summed if load.source.same_as(weights)]
         return 0 < len(mine) < len(summed)
 

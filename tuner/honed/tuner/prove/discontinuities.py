@@ -46,7 +46,7 @@ HIDING = {
     *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",
 }  # fmt: skip
 
-_MOST_BYTES = 1 << 29  # of values at the steps, for one probe
+MOST_BYTES = 1 << 29  # of values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,11 @@ class OpenedModel:
     bounded: frozenset[str]
     inside: frozenset[str]  # the outputs of `model` that operators make which round inside
     steps: int
+
+    @property
+    def only_quantises(self) -> bool:
+        """Whether all steps quantise."""
+        return self.quantising.issuperset(self.after)
 
     def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
         """Return the inputs of `model`, where `reference` has the values of `before` and `after`."""
@@ -203,7 +208,7 @@ def opened_with(
         return None
     given = (graphs.of_info(value) for value in apart.model.graph.input)
     nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
-    if nbytes > _MOST_BYTES:
+    if nbytes > MOST_BYTES:
         return None
     reference = evaluate(exposing(model, apart), list(inputs), limits)
     return None if isinstance(reference, ReferenceFailure) else (apart, reference)
@@ -365,7 +370,7 @@ def _reordered(
 Run = Callable[[onnx.ModelProto, Iterable[Arrays]], Iterable[Arrays]]
 
 _OFF_BY_ONE = 0.01  # of a quantising step's elements, or one of them
-_OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs by more of its range
+OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs by more of its range
 # Functions into [-1, 1] are computed to so much of 1, not of a small result. It is four steps of the least
 # that fp16 can tell from 0.
 _OF_ONE = 2.0**-22
@@ -492,7 +497,7 @@ class _Parts:
         own = {v.name: v for v in self._apart.model.graph.input}
         sets = [
             {
-                n: v + _OF_A_QUANTUM / _QUANTA * _largest([v]) * rng.uniform(-1, 1, v.shape).astype(v.dtype)
+                n: v + OF_A_QUANTUM / _QUANTA * _largest([v]) * rng.uniform(-1, 1, v.shape).astype(v.dtype)
                 if n in own and v.dtype.kind == "f" else v
                 for n, v in given.items()
             }
@@ -524,7 +529,7 @@ class _Parts:
 
         It applies however small the range is.
         """
-        absolute = _OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
+        absolute = OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
         if name in self._bounded:
             absolute = max(absolute, _OF_ONE)
         return absolute / _largest([expected])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -226,6 +227,15 @@ def prior_of(family: str, driver: DriverClass = DriverClass.ARM) -> Prior | None
         return found
     file = shipped_prior(family)
     return None if file is None else _loaded(file, f"{family}-{file.digest}", driver)
+
+
+def import_for(family: str) -> None:
+    """Import what the family's prior needs, if it has one, so that processes forked later need not.
+
+    It is not used here: see `Forked`.
+    """
+    if priorfile.own(family) is not None or shipped_prior(family) is not None:
+        import_module("xgboost")
 
 
 @lru_cache(maxsize=8)

@@ -116,8 +116,14 @@ def move_of(function: tirx.PrimFunc) -> Move | None:
     return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))
 
 
-def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) -> IRModule:
-    """Return a module, annotated for fusion, with separate functions for moves that are better not fused.
+def fused(module: IRModule) -> tuple[IRModule, Traced]:
+    """Return a module, annotated for fusion, with its operators fused, and what each call computes."""
+    found = relax.transform.FuseOps()(module)
+    return found, trace(module["main"], found)
+
+
+def fused_without_moves(annotated: IRModule, operators: IRModule, alignment: int) -> tuple[IRModule, Traced]:
+    """Return `fused` of a module with separate functions for moves that are better not fused.
 
     `operators` is the module before legalisation; both modules share their variables. Values can lie within
     others at multiples of `alignment` (bytes).
@@ -131,19 +137,16 @@ def set_moves_apart(annotated: IRModule, operators: IRModule, alignment: int) ->
     )
     left = {var: move for var in calls if (move := graph.move(var, alignment)) is not None}
     apart: dict[relax.Var, Move] = {}
-    found = annotated
-    while left:
-        groups = trace(found["main"], relax.transform.FuseOps()(found)).values()
+    while True:
+        made, traced = fused(_with_functions(annotated, apart) if apart else annotated)
         paying = [
             next((one for one in group if one in left and graph.pays(one, group, left[one])), None)
-            for group in groups
+            for group in (traced.values() if left else ())
         ]
         chosen = {one: left.pop(one) for one in paying if one is not None}
         if not chosen:
-            break
+            return made, traced
         apart |= chosen
-        found = _with_functions(annotated, apart)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

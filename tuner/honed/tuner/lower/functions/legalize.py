@@ -21,7 +21,7 @@ from honed.tuner.lower.target import alignment_of, target_for
 
 from . import extremes, updates, winograd
 from .dots import multiply_bytes
-from .fusing import Joins, Traced, join_functions, never, set_moves_apart, trace
+from .fusing import Joins, Traced, fused, fused_without_moves, join_functions, never
 from .layouts import block_channels, block_lanes
 from .packed import multiply_packed
 from .views import annotate_views, bindings, is_call, read_by_strides
@@ -89,15 +89,17 @@ def legalize(
             [steps.LegalizeOps(rules), steps.DeadCodeElimination(), steps.AnnotateTIROpPattern()]
         )
         plain = annotate_views(legalised(laid_out))
-        if passes.in_place and profile.family.parts_of_buffers:
-            plain = set_moves_apart(plain, laid_out, alignment_of(profile))
-        grouped = steps.FuseOps()(plain)
-        fused = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
-        single = _assign_single_elements(fused)
+        grouped, computed = (
+            fused_without_moves(plain, laid_out, alignment_of(profile))
+            if passes.in_place and profile.family.parts_of_buffers
+            else fused(plain)
+        )
+        functions = steps.DeadCodeElimination()(steps.FuseTIR()(grouped))
+        single = _assign_single_elements(functions)
         chained, parts = join_functions(single, joins, rows=profile.family.rows)
         joined, pairs = updates.update_together(chained)
     traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
-    for var, made in trace(plain["main"], grouped).items():
+    for var, made in computed.items():
         moved = ((written.get(o), o) for o in (origin.get(m, m) for m in made))
         traced[var] = tuple(one for pair in moved for one in pair if one is not None)
     return joined, traced | {

@@ -74,10 +74,10 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
         _note(uses, list(one.indices))
         lanes = terms.type_of(one.indices[0]).lanes * terms.parsed(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
-    for loop in nodes(body, tirx.For):
-        inner = nodes(loop.body, tirx.For)
-        within = {memory for one in inner for memory in _used(one, memory_of)}
-        for memory in _used(loop, memory_of) - within if inner else ():
+    used = {loop: _used(loop, memory_of) for loop in nodes(body, tirx.For)}
+    for loop, all_ in used.items():
+        inner = [used[one] for one in nodes(loop.body, tirx.For)]
+        for memory in all_.difference(*inner) if inner else ():
             found[memory].waits = True
     return found
 

@@ -1,0 +1,246 @@
+"""Whether the calls of a compiled model are right, each judged by what the device itself gives it.
+
+A quantised model rounds between its operators. What lies next to a boundary falls to either side by the last
+bit of a sum, and all that follows differs by whole quanta, so that a difference of the whole says little. So
+each call is compared on its own: the values between calls become outputs of the compiled model, whose kernels
+stay what they are, and the reference evaluates the normalised model cut there, from the device's own values.
+
+A call may round several times. How far each element may then be off is read off the reference, which computes
+it again with noise of a hundredth of a quantum before each rounding. Noise is added and subtracted, so that
+what lies next to a boundary falls to the other side once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from honed.protocol.dataclass import dataclass
+from honed.tuner.frontend import Normalised, TensorSpec
+from honed.tuner.lower.module import LoweredModel
+from honed.tuner.lower.program import FunctionCall, constant_values
+from honed.tuner.prove import discontinuities, evaluator, graphs
+from honed.tuner.prove.graphs import TypedValue
+from honed.tuner.prove.tolerance import work
+
+Arrays = Mapping[str, np.ndarray]
+# Runs a program on the sets of inputs; its outputs are those of the normalised model.
+Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
+
+_RUNS = (1, -1, 2, -2)  # with noise: two draws, each of which is added and subtracted
+_FLOAT = onnx.TensorProto.FLOAT
+_FACTOR = 2  # that a call may be off by more than noise moves the reference
+_MOST_ROUNDINGS = 4  # one behind the other in a call: noise of more would hide what is wrong
+_ONLY = ("onnxruntime",)  # what else evaluates takes longer than compiling the parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Tap:
+    """A value between calls: its number in the program, and what it is in the normalised model."""
+
+    value: int
+    typed: TypedValue
+
+    def seen(self, held: np.ndarray) -> np.ndarray:
+        """Return what memory holds in the order of the model's axes; channels may lie in blocks."""
+        if held.shape == self.typed.shape:
+            return held
+        images, channels, *rest = self.typed.shape
+        return np.moveaxis(held, -1, 2).reshape(images, -1, *rest)[:, :channels]
+
+
+def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Arrays], run: Run) -> bool:
+    """Run a model on sets of inputs and return whether each of its calls is right.
+
+    Also returns False where this cannot be found out: ONNX Runtime does not take the normalised model, values
+    between calls are too large, or too few of them are known.
+    """
+    taps = _taps(lowered, normalised)
+    nbytes = sum(lowered.program.values[tap.value].nbytes for tap in taps)
+    model, moving = _with_noise(_opened(normalised.model, taps))
+    if nbytes > discontinuities.MOST_BYTES or max(moving.values(), default=0) > _MOST_ROUNDINGS:
+        return False
+    found = _between(lowered, normalised, taps, run)
+    feeds = [
+        _converted(normalised, given) | {_given(tap.typed.name): made[tap.typed.name] for tap in taps}
+        for given, made in zip(inputs, found, strict=True)
+    ]
+    reference = evaluator.evaluate(model, feeds, evaluators=_ONLY)
+    if isinstance(reference, evaluator.ReferenceFailure):
+        return False
+    effort = work(model, graphs.infer(model))
+    return all(
+        _agree(
+            value,
+            calm[name],
+            calm[_by_noise(name)] if name in moving else np.zeros(()),
+            effort.allowed(value.dtype.name, normalised.precision),
+        )
+        for made, calm in zip(found, reference.outputs, strict=True)
+        for name, value in made.items()
+    )
+
+
+def evaluated(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+    """Return what the reference makes of a normalised model; raise ModelRefused where it does not take it."""
+    feeds = [_converted(normalised, given) for given in sets]
+    found = evaluator.evaluate(normalised.model, feeds, evaluators=_ONLY)
+    if isinstance(found, evaluator.ReferenceFailure):
+        raise found.refusal()
+    names = graphs.outputs(normalised.model)
+    return [
+        {
+            spec.name: made[name].astype(spec.numpy, copy=False)
+            for name, spec in zip(names, normalised.outputs, strict=True)
+        }
+        for made in found.outputs
+    ]
+
+
+def _taps(lowered: LoweredModel, normalised: Normalised) -> list[_Tap]:
+    """Return the values between calls that have memory of their own and are known in the normalised model."""
+    program = lowered.program
+    typed = {v.name: graphs.of_info(v) for v in normalised.model.graph.value_info}
+    placed = {value for block in program.blocks for value, _ in block.places}
+    taken = {*program.inputs, *program.outputs, *placed, *constant_values(program)}
+    found = []
+    for call in program.calls:
+        if isinstance(call, FunctionCall) and len(call.outputs) == 1 and call.operators:
+            (value,) = call.outputs
+            memory, known = program.values[value], typed.get(call.operators[-1])
+            if value not in taken and known is not None and memory.dtype == known.dtype:
+                blocked = _in_blocks(known.shape, memory.shape[-1] if memory.shape else 1)
+                if memory.shape in (known.shape, blocked):
+                    found.append(_Tap(value, known))
+    return found
+
+
+def _in_blocks(shape: tuple[int, ...], lanes: int) -> tuple[int, ...] | None:
+    """Return the shape of an image whose channels lie in blocks of so many, the last perhaps not full."""
+    return None if len(shape) < 2 else (shape[0], -(-shape[1] // lanes), *shape[2:], lanes)
+
+
+def _between(
+    lowered: LoweredModel, normalised: Normalised, taps: Sequence[_Tap], run: Run
+) -> list[dict[str, np.ndarray]]:
+    """Return the values between calls, and the outputs, for each set, as the normalised model has them."""
+    program, values = lowered.program, [lowered.program.values[tap.value] for tap in taps]
+    more = [
+        TensorSpec(name=_given(tap.typed.name), dtype=v.dtype, shape=v.shape)
+        for tap, v in zip(taps, values, strict=True)
+    ]
+    tapped = replace(
+        program,
+        outputs=(*program.outputs, *(tap.value for tap in taps)),
+        output_shapes=(*program.output_shapes, *(v.shape for v in values)),
+    )
+    shown = replace(normalised, outputs=(*normalised.outputs, *more))
+    return [
+        {
+            **{
+                value.name: made[spec.name].astype(_dtype(value), copy=False)
+                for value, spec in zip(normalised.model.graph.output, normalised.outputs, strict=True)
+            },
+            **{tap.typed.name: tap.seen(made[_given(tap.typed.name)]) for tap in taps},
+        }
+        for made in run(replace(lowered, program=tapped), shown)
+    ]
+
+
+def _converted(normalised: Normalised, given: Arrays) -> dict[str, np.ndarray]:
+    """Return a set of inputs in the types of the arithmetic."""
+    return {v.name: given[v.name].astype(_dtype(v)) for v in normalised.model.graph.input}
+
+
+def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
+    found: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    return found
+
+
+def _given(name: str) -> str:
+    return f"{name}, of the device"
+
+
+def _by_noise(name: str) -> str:
+    return f"{name}, by noise"
+
+
+def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
+    """Return a model that reads what the device gives between calls, and makes it as well."""
+    given = {tap.typed.name: _given(tap.typed.name) for tap in taps}
+    return graphs.remade(
+        model,
+        [
+            _renamed(node, [given.get(name, name) for name in node.input], node.output)
+            for node in model.graph.node
+        ],
+        [*model.graph.input, *(graphs.info(tap.typed, given[tap.typed.name]) for tap in taps)],
+        [*model.graph.output, *(graphs.info(tap.typed, tap.typed.name) for tap in taps)],
+    )
+
+
+def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """Return a model that also says how far noise before its roundings moves each element of its outputs.
+
+    Also return the values that noise moves, with the most roundings that lie one behind the other before
+    each. What comes before all roundings is computed once.
+    """
+    nodes: list[onnx.NodeProto] = []
+    far: list[onnx.ValueInfoProto] = []
+    moving: dict[str, int] = {}
+
+    def add(op: str, read: Sequence[str], made: str, **attributes: float) -> None:
+        nodes.append(helper.make_node(op, read, [made], **attributes))
+
+    def moved(name: str, run: int) -> str:
+        return f"{name}, moved {run}" if name in moving else name
+
+    for node in model.graph.node:
+        nodes.append(node)
+        behind = max((moving.get(name, 0) for name in node.input), default=0) + (node.op_type == "Round")
+        if not behind:
+            continue
+        read = {run: [moved(name, run) for name in node.input] for run in _RUNS}
+        if node.op_type == "Round":
+            size, made = discontinuities.OF_A_QUANTUM, node.output[0]
+            for run in _RUNS:
+                drawn, noisy = f"{made}, drawn {abs(run)}", f"{made}, noisy {run}"
+                if run > 0:
+                    add("RandomUniformLike", node.input, drawn, low=-size, high=size, seed=float(len(nodes)))
+                add("Add" if run > 0 else "Sub", [*read[run], drawn], noisy)
+                read[run] = [noisy]
+        moving.update(dict.fromkeys(node.output, behind))
+        nodes += [_renamed(node, read[run], [moved(name, run) for name in node.output]) for run in _RUNS]
+    for name in [value.name for value in model.graph.output if value.name in moving]:
+        add("Cast", [name], f"{name}, float", to=_FLOAT)
+        for run in _RUNS:
+            add("Cast", [moved(name, run)], f"{name}, float {run}", to=_FLOAT)
+            add("Sub", [f"{name}, float {run}", f"{name}, float"], f"{name}, change {run}")
+            add("Abs", [f"{name}, change {run}"], f"{name}, far {run}")
+        add("Max", [f"{name}, far {run}" for run in _RUNS], _by_noise(name))
+        far.append(helper.make_tensor_value_info(_by_noise(name), _FLOAT, None))
+    outputs = [*model.graph.output, *far]
+    return graphs.remade(model, nodes, list(model.graph.input), outputs), moving
+
+
+def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = ""  # ONNX Runtime refuses two nodes of one name
+    copy.input[:], copy.output[:] = read, made
+    return copy
+
+
+def _agree(found: np.ndarray, calm: np.ndarray, by_noise: np.ndarray, allowed: float) -> bool:
+    """Return whether no element is off by more than twice as much as noise moves the reference there.
+
+    What differs by no more than `allowed` of the range agrees as well.
+    """
+    far = np.abs(found.astype(np.float64) - calm.astype(np.float64))
+    least = allowed * float(np.max(np.abs(calm), initial=0.0))
+    return bool(np.all(far <= np.maximum(_FACTOR * by_noise, least)))
