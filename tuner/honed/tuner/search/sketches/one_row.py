@@ -54,6 +54,12 @@ class OneRow:
         """Elements of the result."""
         return self.products[0][1].extents[-2]
 
+    @property
+    def terms(self) -> int:
+        """Elements of the row."""
+        steps, whole = self.products[0]
+        return whole.extents[-1] * (1 if steps is None else steps.extents[-1])
+
 
 def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
     """Return the products of one row that an unscheduled function computes; None where it computes others."""
