@@ -144,9 +144,18 @@ def _of_one_query(shared: int, room: int, size: int = 16, *, turned: bool = Fals
     """
     text = f"""(float[1,2,{shared},{size}] q, float[1,2,{room},{size}] k, float[1,2,{room},32] v, int64 first)
         => (float[1,2,{shared},32] y) {{
-        seen = LessOrEqual(rows, first) t = Transpose <perm = [0, 1, 3, 2]> (k) p = MatMul(q, t)
-        m = Where(seen, p, low) w = Softmax <axis = -1> (m) y = MatMul(w, v) }}"""
-    return parsed(text, rows=np.arange(room), low=np.array(np.finfo(np.float32).min))
+        {_TURNED if turned else "turned = Identity(q)"}
+        seen = LessOrEqual(rows, first) t = Transpose <perm = [0, 1, 3, 2]> (k) p = MatMul(turned, t)
+        m = Where(seen, p, least) w = Softmax <axis = -1> (m) y = MatMul(w, v) }}"""
+    return parsed(
+        text,
+        rows=np.arange(room),
+        least=np.array(np.finfo(np.float32).min),
+        apart=np.array([1, 2, shared, 2, size // 2]),
+        zero=np.array(0),
+        one=np.array(1),
+        sine=np.sin(np.arange(size // 2, dtype=np.float32)),
+    )
 
 
 @pytest.mark.opencl

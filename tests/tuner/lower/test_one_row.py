@@ -113,6 +113,13 @@ def test_a_gated_layer_with_as_many_columns_as_terms_is_no_attention() -> None:
     assert one_row_of(func) is not None
 
 
+def test_a_row_that_does_not_fit_stays_in_memory() -> None:
+    gpu = imagined("gpu")
+    model = _model(_BODIES["a product"][0])
+    assert _calls(model, gpu) == 1
+    assert _calls(model, replace(gpu, limits=replace(gpu.limits, local_mem_bytes=96 * 4))) == 2
+
+
 def test_a_row_is_not_made_again_for_thousands_of_groups() -> None:
     large = imagined("gpu")
     large = replace(large, limits=replace(large.limits, compute_units=128))

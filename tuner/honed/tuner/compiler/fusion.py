@@ -22,6 +22,7 @@ from honed.tuner.search.budget import launches_of
 from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.attention import Attention, attention_of
+from honed.tuner.search.sketches.one_row import one_row_of
 
 # Share of a form's time below which the other takes its place: neither rooflines nor measured times are
 # more exact, and a model's form should not change back and forth.
@@ -115,7 +116,7 @@ def _described(contest: Contest, seconds: Mapping[str, float]) -> str:
 # not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
 # first, would change with them.
 
-_LOCAL = 0.75  # of the local memory is for scores: the rest holds results of whole rows
+_LOCAL = 0.75  # of the local memory is for scores, or a row: the rest holds results of whole rows, or of sums
 _WEIGHTS, _BYTES = 6, 4  # axes of blocked weights of all channels with all, bytes of an element
 MOST = 2.0  # of one form's roofline, beyond which the other need not be measured
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
@@ -223,16 +224,15 @@ def separable_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
 def one_row_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
     """Return the expected seconds of a norm and products of its row as one function, by its first schedule.
 
-    Returns None where the function computes something else.
+    Returns None where the function computes something else, or its row does not fit.
     """
+    one = one_row_of(func)
     groups, units = _groups(func, profile, rules.one_row_space), profile.limits.compute_units
-    if groups is None:
+    if one is None or groups is None or one.terms * _BYTES > _LOCAL * profile.limits.local_mem_bytes:
         return None
     busy = groups / math.ceil(groups / units)
-    given = min(math.prod(map(int, one.shape)) for one in func.params if len(one.shape) > 1)
-    return _roofline(
-        function_flops(func), function_bytes(func) + groups * given * _BYTES, busy, units, figures
-    )
+    nbytes = function_bytes(func) + groups * one.terms * _BYTES
+    return _roofline(function_flops(func), nbytes, busy, units, figures)
 
 
 def _groups(

@@ -1,8 +1,8 @@
-"""Products of one row in one kernel with what makes the row, and with what is made of two of them.
+"""Products of one row in one kernel: with the norm that makes the row, and two of a gated layer together.
 
-As a step of a decoder has them: a norm and the product that reads it, or the two of a gated layer. Each group
-computes the whole row, which is little beside the weights of its columns, and keeps it in local memory. Its
-work-items share the columns along x and the terms of their sums along y.
+A decoder's step of one token has them. Each group computes the whole row, which is little beside the weights
+of its columns, and keeps it in local memory. Its work-items share the columns along x and the terms of their
+sums along y.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ class OneRow:
     def columns(self) -> int:
         """Elements of the result."""
         return self.products[0][1].extents[-2]
+
+    @property
+    def terms(self) -> int:
+        """Elements of the row."""
+        steps, whole = self.products[0]
+        return whole.extents[-1] * (1 if steps is None else steps.extents[-1])
 
 
 def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
@@ -135,7 +141,7 @@ def _products(schedule: Schedule, reductions: Sequence[BlockPart]) -> list[_Prod
 
 
 def _has_form(one: OneRow) -> bool:
-    """Return whether all products have equal sums and columns, and what is made of them their shape."""
+    """Return whether all products have equal sums and columns, and the tail their shape."""
     whole = [part for _, part in one.products]
     first = whole[0]
     last = len(first.kinds) - 1
