@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,8 +20,10 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
+from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler import proof
+from honed.tuner.frontend import Normalised
 from honed.tuner.prove import discontinuities
 from honed.tuner.prove.inputs import generate
 from tests.tuner.test_compile import planted
@@ -305,6 +308,24 @@ def test_wrong_kernels_before_a_step_are_refused(
     with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
         compiling.compile_file(rounded, lambda *_: None)
     assert not rounded.output.exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_rule_is_found_though_the_calls_compute_what_it_says(
+    rounded: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def normalised(*given: Any, **named: Any) -> Normalised:
+        found = normalise(*given, **named)
+        for tensor in found.model.graph.initializer:
+            if tensor.dims == [1024, 1024]:
+                larger = numpy_helper.to_array(tensor) * np.float32(1.004)
+                tensor.CopyFrom(numpy_helper.from_array(larger, tensor.name))
+        return found
+
+    normalise = frontend.normalise
+    monkeypatch.setattr(frontend, "normalise", normalised)
+    with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
+        compiling.compile_file(rounded, lambda *_: None)
 
 
 def test_an_operator_that_rounds_inside_may_be_off_by_what_moves_it() -> None:

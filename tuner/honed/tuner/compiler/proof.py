@@ -18,7 +18,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import ModelRefused
+from honed.protocol.errors import HonedError, ModelRefused
 from honed.runtime.compiled import modelfile, parts
 from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST, PROVING_MIB, PartLimits
@@ -298,11 +298,16 @@ class Prover:
         )
 
     def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
+        """Return whether each call is right; False also where the device has no room for what it gives."""
+
         def run(program: LoweredModel, shown: Normalised) -> list[dict[str, np.ndarray]]:
             with opened(*assemble(self.source, self.profile, shown, program, None), device) as executor:
                 return [executor.run(each) for each in self.expected.inputs]
 
-        return calls.are_right(lowered, self.normalised, self.expected.inputs, run)
+        try:
+            return calls.are_right(lowered, self.normalised, self.expected.inputs, run)
+        except HonedError:
+            return False
 
     def _normalised_sets(
         self, variant: onnx.ModelProto, sets: Iterable[Mapping[str, np.ndarray]]
