@@ -239,6 +239,68 @@ def _launch_image(
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
 
 
+_LAYOUTS = 2  # that are transformed, of weights and of results, at least
+_PACKED_TILES = 4  # rows and pieces of a rectangle, then work-items along places and channels
+_SUMMED, _WINDOW = 64, 3  # as of most convolutions: input channels, and rows and columns of a window
+_HALF = 2  # bytes
+_REGISTERS, _SPILLED = 64, 4  # what a work-item has, and the lines of each beyond that for an input channel
+_SUMS = 48  # of a work-item at most, as the family's rules say
+_FMA = 4  # multiply-adds of a work-item in a clock
+
+
+def packed_tile(sketch: Drawn) -> Drawn | None:
+    """Return the sketch `packed` with its best rectangle and groups on Malis; None for another kind."""
+    if not _is_packed(sketch):
+        return None
+    (at_rows, rows), (at_pieces, pieces), (at_places, across), (at_channels, down) = sketch.tiles
+    _, pixels, *_ = sketch.splits
+    made = []
+    for tall, long in product(divisors(rows.extent, rows.most), divisors(pieces.extent, pieces.most)):
+        if tall * long * pixels * sketch.lanes > _SUMS:
+            continue
+        places = rows.extent // tall * (pieces.extent // long)
+        for high, wide in planes(down.extent, places, across.most, down.extent * places):
+            cuts = {at_rows: rows.cut(tall), at_pieces: pieces.cut(long)}
+            cuts |= {at_places: across.cut(wide, places), at_channels: down.cut(high)}
+            made.append(sketch.with_most(cuts))
+    return min(made, key=packed_clocks, default=None)
+
+
+def packed_clocks(start: Drawn) -> float:
+    """Return the clocks of the busiest core for an input channel with a tile of `packed_tile`, else 0.
+
+    For each input channel a warp loads the piece of the image and the vectors of weights, and in the end it
+    stores the pixels of each channel. Its loads and its multiply-adds are weighed as if they were at right
+    angles: one hides the other in part.
+    """
+    if not _is_packed(start):
+        return 0.0
+    lanes, pixels, *_ = start.splits
+    (row_groups, tall), (beside, long), (_, wide), (_, high) = (tile.factors for _, tile in start.tiles)
+    long, group, items = long * pixels, high * wide, math.prod(math.prod(t.factors) for _, t in start.tiles[2:])
+    loads = (tall + _WINDOW - 1) * math.ceil((long + _WINDOW - 1) / _IMAGE_VECTOR)
+    stores = lanes * tall * math.ceil(long / _IMAGE_VECTOR) / _SUMMED
+    row = beside * long
+    padded = math.ceil((row + _WINDOW - 1) / _IMAGE_VECTOR) * _IMAGE_VECTOR
+    warps = [range(n, min(n + WARP, group)) for n in range(0, group, WARP)]
+    lines = 0.0
+    for warp in warps:
+        places = [(n // wide, n % wide // beside * tall, n % wide % beside * long) for n in warp]
+        image = {(y * padded + x) * _HALF // LINE for _, y, x in places}
+        weights = {c * lanes * _HALF // LINE for c, *_ in places}
+        results = {(c, (y * row + x) * _HALF // LINE) for c, y, x in places}
+        lines += loads * len(image) + _WINDOW**2 * len(weights) + stores * len(results)
+    sums = tall * long * lanes
+    spilled = max(0, sums + loads * _IMAGE_VECTOR + lanes - _REGISTERS)
+    clocks = math.hypot(lines / len(warps) + _SPILLED * spilled, _WINDOW**2 * sums / _FMA)
+    return busiest(group, items) * clocks
+
+
+def _is_packed(sketch: Drawn) -> bool:
+    packs = sketch.names.count("TransformLayout") >= _LAYOUTS and len(sketch.tiles) == _PACKED_TILES
+    return packs and sketch.tiles[0][1].most <= _MOST_ROWS
+
+
 # The pointwise sketch: a few pixels of a flat image for a vector of output channels. For convolutions without
 # a window over images that no vector divides, on devices whose compilers load vectors only where they are
 # aligned. So vectors are of output channels: a launch before lays the weights out in them, and pixels are
