@@ -13,6 +13,7 @@ from tvm import te, topi
 
 from honed.machine.families import DriverClass
 from honed.tuner.lower.opencl import lower_function
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import mark_constants
 from honed.tuner.search import rules, traces
@@ -20,7 +21,7 @@ from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches import starts
-from honed.tuner.search.sketches.convolutions import window_tile
+from honed.tuner.search.sketches.convolutions import packed_clocks, window_tile
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.tune.extract import extract
@@ -227,6 +228,34 @@ def test_processors_begin_with_the_best_rectangle(name: str, expected: list[int]
 def test_processors_cut_no_single_row_as_malis_do(tmp_path: Path) -> None:
     (task, *_) = tasks("convolution 1x1 of a single row", tmp_path, imagined("cpu"))
     assert not any(window_tile(one) for one in sketched(task.func, "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "side", "expected"),  # rows, pieces of a row, and work-items along places and channels
+    [
+        (48, 192, 13, [1, 1, 1, 16]),  # a row of 13 is one piece: neighbours would load lines of their own
+        (64, 64, 56, [1, 1, 8, 2]),
+        (512, 512, 7, [1, 1, 1, 16]),
+        (3, 64, 111, [1, 3, 111, 1]),
+    ],
+)
+def test_malis_share_lines_of_images_or_of_weights(
+    given: int, made: int, side: int, expected: list[int], tmp_path: Path
+) -> None:
+    graph = (
+        f"g (float[1,{given},{side},{side}] x, float[{made},{given},3,3] w) "
+        f"=> (float[1,{made},{side},{side}] y) {{ y = Conv <pads=[1,1,1,1]> (x, w) }}"
+    )
+    one = imagined("mali")
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    onnx.save(model, tmp_path / "m.onnx")
+    (task, *_) = extract(tmp_path / "m.onnx", {}, "fp16", one).tasks
+    func = narrow_indices(task.func)
+    first = min((row for row in starts(sketched(func, "mali")) if packed_clocks(row)), key=packed_clocks)
+    assert [tile.factors[-1] for _, tile in first.tiles] == expected
+    scheduled = traces.apply(first.text(), func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lower_function(scheduled, "main", target_for(one), one)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ from honed.tuner.search.parts import (
 
 _MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
 _MOST_ROWS = 2  # of a work-item's rectangle
+_PLANE = 2  # axes of a window that has rows and columns
 _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end beyond what is needed
 
 
@@ -93,7 +94,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     under = loops.threads[-1]
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
-    _hold(schedule, main, what.image, loops.outside[-1], what.vector)
+    _hold(schedule, main, what.image, _image_under(what, loops, limits), what.vector)
     _hold(schedule, main, 1 - what.image, loops.inside[-1], what.lanes)
     write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
@@ -213,6 +214,17 @@ def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLim
     raise ValueError("a window is too large to be written out")
 
 
+def _image_under(what: _PackedConvolution, loops: TileLoops, limits: SketchLimits) -> LoopRV:
+    """Return the loop under which a work-item loads its piece of the image.
+
+    A window's rows share no rows of the image where a rectangle has one: then each is loaded when its turn
+    comes, and takes no registers before. Mesa 26.2 else spills, and its loads are in each other's way.
+    """
+    one_row = 2 * what.lanes * what.pixels > limits.accumulators
+    rows = len(loops.inside) == _PLANE
+    return loops.inside[0] if one_row and rows else loops.outside[-1]
+
+
 def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int) -> None:
     """Load the piece of an operand into registers under a loop, its innermost dimension as vectors."""
     copy = schedule.cache_read(main, read, "local")
@@ -297,8 +309,8 @@ def packed_clocks(start: Drawn) -> float:
 
 
 def _is_packed(sketch: Drawn) -> bool:
-    packs = sketch.names.count("TransformLayout") >= _LAYOUTS and len(sketch.tiles) == _PACKED_TILES
-    return packs and sketch.tiles[0][1].most <= _MOST_ROWS
+    packs = sketch.by_groups and sketch.names.count("TransformLayout") >= _LAYOUTS
+    return packs and len(sketch.tiles) == _PACKED_TILES and sketch.tiles[0][1].most <= _MOST_ROWS
 
 
 # The pointwise sketch: a few pixels of a flat image for a vector of output channels. For convolutions without
