@@ -14,6 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.protocol.dataclass import dataclass
+from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import ALIGNED_PIXELS
 from honed.tuner.search.decisions import LINE, WARP, Drawn, best_group, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
@@ -98,6 +99,8 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     _hold(schedule, main, 1 - what.image, loops.inside[-1], what.lanes)
     write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
+    if limits.loads_ahead:
+        schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
     launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
@@ -251,9 +254,12 @@ def _launch_image(
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
 
 
+# What is best depends on the window and on the sum, which the sketch does not say: they are taken to be as in
+# most convolutions.
+
 _LAYOUTS = 2  # that are transformed, of weights and of results, at least
 _PACKED_TILES = 4  # rows and pieces of a rectangle, then work-items along places and channels
-_SUMMED, _WINDOW = 64, 3  # as of most convolutions: input channels, and rows and columns of a window
+_SUMMED, _WINDOW = 64, 3  # input channels, and rows and columns of a window
 _HALF = 2  # bytes
 _REGISTERS, _SPILLED = 64, 4  # what a work-item has, and the lines of each beyond that for an input channel
 _SUMS = 48  # of a work-item at most, as the family's rules say
@@ -281,15 +287,16 @@ def packed_tile(sketch: Drawn) -> Drawn | None:
 def packed_clocks(start: Drawn) -> float:
     """Return the clocks of the busiest core for an input channel with a tile of `packed_tile`, else 0.
 
-    For each input channel a warp loads the piece of the image and the vectors of weights, and in the end it
-    stores the pixels of each channel. Its loads and its multiply-adds are weighed as if they were at right
-    angles: one hides the other in part.
+    A warp loads the piece of the image and the vectors of weights, a clock for each line, and in the end it
+    stores the pixels of each channel. The root of the squares of its loads' and its multiply-adds' clocks is
+    between the bounds of the bench, where one hides the other or both add up.
     """
     if not _is_packed(start):
         return 0.0
     lanes, pixels, *_ = start.splits
-    (row_groups, tall), (beside, long), (_, wide), (_, high) = (tile.factors for _, tile in start.tiles)
-    long, group, items = long * pixels, high * wide, math.prod(math.prod(t.factors) for _, t in start.tiles[2:])
+    (_, tall), (beside, long), (_, wide), (_, high) = (tile.factors for _, tile in start.tiles)
+    long, group = long * pixels, high * wide
+    items = math.prod(tile.extent for _, tile in start.tiles[2:])
     loads = (tall + _WINDOW - 1) * math.ceil((long + _WINDOW - 1) / _IMAGE_VECTOR)
     stores = lanes * tall * math.ceil(long / _IMAGE_VECTOR) / _SUMMED
     row = beside * long
