@@ -262,7 +262,7 @@ _PACKED_TILES = 4  # rows and pieces of a rectangle, then work-items along place
 _SUMMED, _WINDOW = 64, 3  # input channels, and rows and columns of a window
 _HALF = 2  # bytes
 _REGISTERS, _SPILLED = 64, 4  # what a work-item has, and the lines of each beyond that for an input channel
-_SUMS = 48  # of a work-item at most, as the family's rules say
+_SUMS, _ITEMS = 48, 256  # of a work-item and of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 
 
@@ -277,7 +277,7 @@ def packed_tile(sketch: Drawn) -> Drawn | None:
         if tall * long * pixels * sketch.lanes > _SUMS:
             continue
         places = rows.extent // tall * (pieces.extent // long)
-        for high, wide in planes(down.extent, places, across.most, down.extent * places):
+        for high, wide in planes(down.extent, places, _ITEMS, down.extent * places):
             cuts = {at_rows: rows.cut(tall), at_pieces: pieces.cut(long)}
             cuts |= {at_places: across.cut(wide, places), at_channels: down.cut(high)}
             made.append(sketch.with_most(cuts))
