@@ -267,7 +267,7 @@ def test_malis_share_lines_of_images_or_of_weights(
     ("given", "made", "side", "held"),  # vectors of the image
     [
         (48, 192, 13, 4),  # a row at a time: no other rectangle reads it again
-        (64, 64, 26, 6),  # rectangles of two rows share some: all are held
+        (64, 64, 26, 8),  # two rows of pixels share two of the image: all are held
     ],
 )
 def test_malis_hold_no_rows_of_an_image_before_their_turn(
