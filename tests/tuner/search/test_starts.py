@@ -277,6 +277,7 @@ def test_malis_hold_no_rows_of_an_image_before_their_turn(
     _, lowered, _ = first_kernels(func, "main", target_for(one), one)
     (declared,) = re.findall(r"half\d (pad_temp_local_0.*);", lowered.source)
     assert len(declared.split()) == held
+    assert re.search(r"\buint\d? conv2d\w*_local_0,", lowered.source), "sums that wait are words"
     assert "for (int rc = get_group_id(2);" in lowered.source, "Mesa 26 would unroll it, and load ahead"
 
 
