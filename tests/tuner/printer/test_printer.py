@@ -144,6 +144,9 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
     added = re.findall(r"(\w+) = as_uint4\(as_half8\(\1\) \+ (\w+_part\w*)\);", source)
     assert len(added) == words
     assert all(f"{part} = mad(" in source for _, part in added), "those of a block are added up as they are"
+    turns = re.findall(r"for \(int (\w+) = 0; \1 < \d+;", source)
+    moved = re.findall(r"__global const \w+\* \w+?_(\w+) = \w+_at;", source)
+    assert moved == turns[-1:] * 2, "where a sum goes on after a block, its pointers do, too"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 from honed.machine.families import DriverClass
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import lower_function
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import mark_constants
 from honed.tuner.search import rules, traces
@@ -20,7 +22,7 @@ from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches import starts
-from honed.tuner.search.sketches.convolutions import window_tile
+from honed.tuner.search.sketches.convolutions import packed_clocks, window_tile
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.tune.extract import extract
@@ -229,6 +231,56 @@ def test_processors_cut_no_single_row_as_malis_do(tmp_path: Path) -> None:
     assert not any(window_tile(one) for one in sketched(task.func, "cpu"))
 
 
+def windows(given: int, made: int, side: int, folder: Path) -> tirx.PrimFunc:
+    """A convolution in halves whose windows have three rows and columns."""
+    graph = (
+        f"g (float[1,{given},{side},{side}] x, float[{made},{given},3,3] w) "
+        f"=> (float[1,{made},{side},{side}] y) {{ y = Conv <pads=[1,1,1,1]> (x, w) }}"
+    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    onnx.save(model, folder / "m.onnx")
+    (task, *_) = extract(folder / "m.onnx", {}, "fp16", imagined("mali")).tasks
+    return narrow_indices(task.func)
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "side", "expected"),  # rows, pieces of a row, and work-items along places and channels
+    [
+        (48, 192, 13, [1, 1, 1, 16]),  # a row of 13 is one piece: neighbours would load lines of their own
+        (64, 64, 56, [1, 1, 8, 2]),
+        (512, 512, 7, [1, 1, 1, 16]),
+        (3, 64, 111, [1, 3, 111, 1]),
+    ],
+)
+def test_malis_share_lines_of_images_or_of_weights(
+    given: int, made: int, side: int, expected: list[int], tmp_path: Path
+) -> None:
+    one, func = imagined("mali"), windows(given, made, side, tmp_path)
+    first = min((row for row in starts(sketched(func, "mali")) if packed_clocks(row)), key=packed_clocks)
+    assert [tile.factors[-1] for _, tile in first.tiles] == expected
+    scheduled = traces.apply(first.text(), func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lower_function(scheduled, "main", target_for(one), one)
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "side", "held"),  # vectors of the image
+    [
+        (48, 192, 13, 4),  # a row at a time: no other rectangle reads it again
+        (64, 64, 26, 8),  # two rows of pixels share two of the image: all are held
+    ],
+)
+def test_malis_hold_no_rows_of_an_image_before_their_turn(
+    given: int, made: int, side: int, held: int, tmp_path: Path
+) -> None:
+    one, func = predicted("mali-g610", "26.2"), windows(given, made, side, tmp_path)
+    _, lowered, _ = first_kernels(func, "main", target_for(one), one)
+    (declared,) = re.findall(r"half\d (pad_temp_local_0.*);", lowered.source)
+    assert len(declared.split()) == held
+    assert re.search(r"\buint\d? conv2d\w*_local_0,", lowered.source), "sums that wait are words"
+    assert "for (int rc = get_group_id(2);" in lowered.source, "Mesa 26 would unroll it, and load ahead"
+
+
 @pytest.mark.parametrize(
     ("channels", "extent", "stride", "window", "expected"),  # pixels of a row as vectors, and rows
     [
@@ -259,11 +311,6 @@ def test_malis_cut_images_of_single_channels_into_rectangles(
     assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
     lowered = lower_function(scheduled, "main", target_for(one), one)
     assert len(lowered.launches) == 1, "nothing is padded before"
-
-
-def test_malis_have_none_for_convolutions_that_add_channels_up(tmp_path: Path) -> None:
-    (task, *_) = tasks("convolution 3x3", tmp_path, imagined("mali"))
-    assert starts(sketched(task.func, "mali")) == []
 
 
 @pytest.mark.parametrize("family", ["cpu", "gpu"])

@@ -38,6 +38,7 @@ GATED = [
     (64, 26, 64),
 ]  # the same, times their sigmoids, which take registers for each of the sums
 WINDOWS = [(32, 56, 1), (16, 104, 2)]  # channels, side, stride
+SUMMED = [(48, 13, 192), (64, 56, 64), (128, 14, 128), (512, 7, 512)]  # channels, side, channels
 
 
 def _models() -> list[str]:
@@ -56,6 +57,11 @@ def _models() -> list[str]:
         f" => (float[1,{channels},{side // stride},{side // stride}] y)"
         f" {{ y = Conv <group={channels}, pads=[1,1,1,1], strides=[{stride},{stride}]> (x, w) }}"
         for channels, side, stride in WINDOWS
+    ]
+    found += [
+        f"g (float[1,{given},{side},{side}] x, float[{made},{given},3,3] w)"
+        f" => (float[1,{made},{side},{side}] y) {{ y = Conv <pads=[1,1,1,1]> (x, w) }}"
+        for given, side, made in SUMMED
     ]
     return found
 

@@ -19,7 +19,7 @@ from .records import Setup
 PREDICTED = "honed's Valhall bench"
 # Raised when the same trace would give another kernel than before, or a task another default schedule for
 # another reason than its family's prior.
-_LOWERING = 11
+_LOWERING = 12
 PRIORS = Path(__file__).parent / "search" / "priors"
 
 

@@ -33,7 +33,7 @@ from honed.tuner.search.draw import Draw, Drawing, features_of
 from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.blockwise import shares_blocks
-from honed.tuner.search.sketches.convolutions import window_loads
+from honed.tuner.search.sketches.convolutions import packed_clocks, window_loads
 from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.search.sketches.one_row import one_row_of, shares_row
@@ -159,7 +159,7 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
     narrow = narrow_indices(func)
     drawing = Drawing(narrow, profile, _SEED)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    rows.sort(key=lambda one: (lines_of(one.drawn), window_loads(one.drawn)))
+    rows.sort(key=lambda one: (lines_of(one.drawn), window_loads(one.drawn), packed_clocks(one.drawn)))
     yield from ((origin, one) for row in rows if (one := drawing.schedule_of(row)) is not None)
     if small and not several:
         return

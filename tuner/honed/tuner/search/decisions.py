@@ -85,10 +85,15 @@ class Drawn:
         return "threadIdx" in str(self.steps)
 
     @property
+    def splits(self) -> list[int]:
+        """The factors of splits that are given, in order."""
+        splits = (step[1][1:] for step in self.steps if step[0] == "Split")
+        return [factor for factors in splits for factor in factors if isinstance(factor, int)]
+
+    @property
     def lanes(self) -> int:
         """Of a vector: the first factor of a split that is given."""
-        splits = (step[1][1:] for step in self.steps if step[0] == "Split")
-        return next(factor for factors in splits for factor in factors if isinstance(factor, int))
+        return self.splits[0]
 
     @property
     def tiles(self) -> list[tuple[int, Tile]]:

@@ -145,6 +145,7 @@ class Block:
     repeats: bool = False
     step: int = 1
     start: Term | None = None
+    turns: int | None = None  # of a loop from 0 whose number of turns is always that
     lines: list[str | Declaration | Block] = field(default_factory=list)
     last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
     known: dict[str, Term] = field(default_factory=dict)

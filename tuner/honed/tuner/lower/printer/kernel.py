@@ -117,7 +117,7 @@ class Statements:
         uses = self.uses.get(buffer, ArrayUses())
         width = register_width(uses, element, elements) if space == "private" else None
         if width is not None:
-            made.width, made.paired = width, held_in_pairs(uses, element)
+            made.width, made.paired = width, held_in_pairs(uses, element, width)
             self._registers(made, elements * element.lanes)
         else:
             self._array(made, elements * element.lanes, uses)
@@ -185,7 +185,8 @@ class Statements:
         counter = Term(name, of, home=self.blocks.here + 1, low=low, high=max(low, high))
         begin = Term("0", terms.INT) if zero else start
         self.expressions.variables[statement.loop_var] = counter
-        self.blocks.enter(Block(header, counter, True, step, begin))
+        turns = extent.high if zero and step == 1 and extent.low == extent.high else None
+        self.blocks.enter(Block(header, counter, True, step, begin, turns))
         self.write(statement.body)
         self.blocks.leave()
 

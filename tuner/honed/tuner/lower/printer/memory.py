@@ -61,6 +61,7 @@ class ArrayUses:
     constant: bool = True
     lanes: set[int] = field(default_factory=set)
     widest: int = 1  # scalars read or written at once
+    written: set[int] = field(default_factory=set)  # scalars at once; 0: not from a multiple of them
     waits: bool = False  # a loop that uses it has others within, and none of them uses it
 
 
@@ -74,6 +75,8 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
         _note(uses, list(one.indices))
         lanes = terms.type_of(one.indices[0]).lanes * terms.parsed(str(buffer.dtype)).lanes
         uses.widest = max(uses.widest, lanes)
+        if isinstance(one, tirx.BufferStore):
+            uses.written.add(lanes if _aligned(one.indices[-1]) else 0)
     used = {loop: _used(loop, memory_of) for loop in nodes(body, tirx.For)}
     for loop, all_ in used.items():
         inner = [used[one] for one in nodes(loop.body, tirx.For)]
@@ -91,14 +94,21 @@ def _buffer_of(one: ir.TensorLoad | tirx.BufferStore) -> Any:
     return one.source if isinstance(one, ir.TensorLoad) else one.buffer
 
 
-def held_in_pairs(uses: ArrayUses, element: Type) -> bool:
+def _aligned(index: Any) -> bool:
+    """Return whether an index is of one element, or of as many as a vector has from a multiple of them."""
+    if not isinstance(index, tirx.Ramp):
+        return True
+    return isinstance(index.base, tirx.IntImm) and int(index.base) % int(index.lanes) == 0
+
+
+def held_in_pairs(uses: ArrayUses, element: Type, width: int) -> bool:
     """Return whether an array's variables are words of two halves each: sums that wait for those of a block.
 
     Mesa before 26.1 gives each half that a loop carries a register of its own. As words the sums of a tile of
     4 x 8 take 16, so that those of the block fit beside them.
     """
-    vectors = element.kind == "float" and element.bits == 16 and element.lanes % 2 == 0
-    return vectors and uses.waits and uses.lanes == {1}
+    vectors = element.kind == "float" and element.bits == 16 and width % 2 == 0
+    return vectors and uses.waits and uses.written == {width}
 
 
 def _note(uses: ArrayUses, indices: list[Any]) -> None:
@@ -219,15 +229,30 @@ class Addresses:
         if not self.blocks.room(home):
             return None
         assert block.start is not None
-        start = self._chain(buffer, outer, of, home - 1)
+        outside = home - 1
+        if self._goes_on(outer, factor, home):
+            outer, outside = outer[:-1], home - 2
+        start = self._chain(buffer, outer, of, outside)
         size = terms.stored(buffer.element).bits // 8
         name = self.blocks.names.fresh(f"{buffer.name}_{term.text}")
         first = "" if block.start.text == "0" else f" + {factor // size} * {block.start.within(PRIMARY)}"
         kind = _pointed(buffer)
-        self.blocks.open[home - 1].lines.append(f"__global {kind}* {name} = {start.text}{first};")
+        self.blocks.open[outside].lines.append(f"__global {kind}* {name} = {start.text}{first};")
         block.last.append(f"{name} {'+' if factor > 0 else '-'}= {abs(factor) // size * block.step};")
         block.known[key] = Term(name, buffer.element, PRIMARY, home)
         return block.known[key]
+
+    def _goes_on(self, outer: list[Part], factor: int, home: int) -> bool:
+        """Return whether each run of a loop begins where the last one ended: the loop around it counts runs.
+
+        Then one pointer serves both loops.
+        """
+        block, around = self.blocks.open[home], self.blocks.open[home - 1]
+        beside = [part for part in outer if part[0].home == home - 1]
+        if len(beside) != 1 or around.loop is None or around.turns is None or block.turns is None:
+            return False
+        ((counter, step),) = beside
+        return counter.text == around.loop.text and step == factor * block.turns
 
 
 def _pointed(buffer: KernelBuffer) -> str:

@@ -27,7 +27,7 @@ from honed.tuner.search.decisions import Drawn
 from .attention import attention_tile
 from .blocked import blocked_rectangle, moved_lines
 from .blockwise import blockwise_tile, shared_tile
-from .convolutions import point_groups, window_tile
+from .convolutions import packed_tile, point_groups, window_tile
 from .grouped import group_tiles, slices_of
 from .held import held_tiles
 from .one_row import one_row_tile
@@ -42,6 +42,7 @@ _SINGLES = (
     blocked_rectangle,
     moved_lines,
     window_tile,
+    packed_tile,
     point_groups,
     attention_tile,
     blockwise_tile,

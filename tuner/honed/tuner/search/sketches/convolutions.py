@@ -14,6 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.protocol.dataclass import dataclass
+from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import ALIGNED_PIXELS
 from honed.tuner.search.decisions import LINE, WARP, Drawn, best_group, busiest, divisors, off_usual, planes
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
@@ -55,6 +56,7 @@ from honed.tuner.search.parts import (
 
 _MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
 _MOST_ROWS = 2  # of a work-item's rectangle
+_PLANE = 2  # axes of a window that has rows and columns
 _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end beyond what is needed
 
 
@@ -93,10 +95,12 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     under = loops.threads[-1]
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
-    _hold(schedule, main, what.image, loops.outside[-1], what.vector)
+    _hold(schedule, main, what.image, _image_under(what, loops, limits), what.vector)
     _hold(schedule, main, 1 - what.image, loops.inside[-1], what.lanes)
     write_out(schedule, loops.written)
     schedule.decompose_reduction(main, loops.outside[0])
+    if limits.loads_ahead:
+        schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
     launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
@@ -213,6 +217,17 @@ def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLim
     raise ValueError("a window is too large to be written out")
 
 
+def _image_under(what: _PackedConvolution, loops: TileLoops, limits: SketchLimits) -> LoopRV:
+    """Return the loop under which a work-item loads its piece of the image.
+
+    A window's rows share no rows of the image where a rectangle has one: then each is loaded when its turn
+    comes, and takes no registers before. Mesa 26.2 else spills, and its loads are in each other's way.
+    """
+    one_row = 2 * what.lanes * what.pixels > limits.accumulators
+    rows = len(loops.inside) == _PLANE
+    return loops.inside[0] if one_row and rows else loops.outside[-1]
+
+
 def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int) -> None:
     """Load the piece of an operand into registers under a loop, its innermost dimension as vectors."""
     copy = schedule.cache_read(main, read, "local")
@@ -237,6 +252,72 @@ def _launch_image(
     else:  # rows that end with a vector are not cut by their layout
         loops[-1], vector = schedule.split(loops[-1], [None, what.vector])
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
+
+
+# What is best depends on the window and on the sum, which the sketch does not say: they are taken to be as in
+# most convolutions.
+
+_LAYOUTS = 2  # that are transformed, of weights and of results, at least
+_PACKED_TILES = 4  # rows and pieces of a rectangle, then work-items along places and channels
+_SUMMED, _WINDOW = 64, 3  # input channels, and rows and columns of a window
+_HALF = 2  # bytes
+_REGISTERS, _SPILLED = 64, 4  # what a work-item has, and the lines of each beyond that for an input channel
+_SUMS, _ITEMS = 48, 256  # of a work-item and of a group at most, as the family's rules say
+_FMA = 4  # multiply-adds of a work-item in a clock
+
+
+def packed_tile(sketch: Drawn) -> Drawn | None:
+    """Return the sketch `packed` with its best rectangle and groups on Malis; None for another kind."""
+    if not _is_packed(sketch):
+        return None
+    (at_rows, rows), (at_pieces, pieces), (at_places, across), (at_channels, down) = sketch.tiles
+    _, pixels, *_ = sketch.splits
+    made = []
+    for tall, long in product(divisors(rows.extent, rows.most), divisors(pieces.extent, pieces.most)):
+        if tall * long * pixels * sketch.lanes > _SUMS:
+            continue
+        places = rows.extent // tall * (pieces.extent // long)
+        for high, wide in planes(down.extent, places, _ITEMS, down.extent * places):
+            cuts = {at_rows: rows.cut(tall), at_pieces: pieces.cut(long)}
+            cuts |= {at_places: across.cut(wide, places), at_channels: down.cut(high)}
+            made.append(sketch.with_most(cuts))
+    return min(made, key=packed_clocks, default=None)
+
+
+def packed_clocks(start: Drawn) -> float:
+    """Return the clocks of the busiest core for an input channel with a tile of `packed_tile`, else 0.
+
+    A warp loads the piece of the image and the vectors of weights, a clock for each line, and in the end it
+    stores the pixels of each channel. The root of the squares of its loads' and its multiply-adds' clocks is
+    between the bounds of the bench, where one hides the other or both add up.
+    """
+    if not _is_packed(start):
+        return 0.0
+    lanes, pixels, *_ = start.splits
+    (_, tall), (beside, long), (_, wide), (_, high) = (tile.factors for _, tile in start.tiles)
+    long, group = long * pixels, high * wide
+    items = math.prod(tile.extent for _, tile in start.tiles[2:])
+    loads = (tall + _WINDOW - 1) * math.ceil((long + _WINDOW - 1) / _IMAGE_VECTOR)
+    stores = lanes * tall * math.ceil(long / _IMAGE_VECTOR) / _SUMMED
+    row = beside * long
+    padded = math.ceil((row + _WINDOW - 1) / _IMAGE_VECTOR) * _IMAGE_VECTOR
+    warps = [range(n, min(n + WARP, group)) for n in range(0, group, WARP)]
+    lines = 0.0
+    for warp in warps:
+        places = [(n // wide, n % wide // beside * tall, n % wide % beside * long) for n in warp]
+        image = {(y * padded + x) * _HALF // LINE for _, y, x in places}
+        weights = {c * lanes * _HALF // LINE for c, *_ in places}
+        results = {(c, (y * row + x) * _HALF // LINE) for c, y, x in places}
+        lines += loads * len(image) + _WINDOW**2 * len(weights) + stores * len(results)
+    sums = tall * long * lanes
+    spilled = max(0, sums + loads * _IMAGE_VECTOR + lanes - _REGISTERS)
+    clocks = math.hypot(lines / len(warps) + _SPILLED * spilled, _WINDOW**2 * sums / _FMA)
+    return busiest(group, items) * clocks
+
+
+def _is_packed(sketch: Drawn) -> bool:
+    packs = sketch.by_groups and sketch.names.count("TransformLayout") >= _LAYOUTS
+    return packs and len(sketch.tiles) == _PACKED_TILES and sketch.tiles[0][1].most <= _MOST_ROWS
 
 
 # The pointwise sketch: a few pixels of a flat image for a vector of output channels. For convolutions without
