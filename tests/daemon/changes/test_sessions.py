@@ -177,13 +177,21 @@ def test_the_fastest_is_kept(times: dict[str, float], threads: int, spinning: bo
 
 
 @pytest.mark.usefixtures("others")
-def test_memory_is_kept_from_run_to_run_only_where_that_is_faster() -> None:
-    world = World(lambda threads, spinning: 1.0 + threads, without_arena=1.0)
+def test_a_model_that_runs_faster_without_an_arena_has_none() -> None:
+    world = World(lambda threads, spinning: 1.0 + threads, without_arena=0.9)
     assert world.look()
     (found,) = world.settled
     assert (found.threads, found.arena, found.half) == (1, False, None)
     assert "on 1 thread, without a memory arena; 5 ms on 4 threads" in str(found)
     assert strict.like(OptimisationCheck, CHECK, session=found).asked == ("extended", 1, True, False, "")
+
+
+@pytest.mark.usefixtures("others")
+def test_a_model_that_runs_equally_fast_without_an_arena_keeps_it() -> None:
+    world = World(lambda threads, spinning: 1.0 + threads, without_arena=1.0)
+    assert world.look()
+    (found,) = world.settled
+    assert (found.threads, found.arena) == (1, None)
 
 
 @pytest.mark.parametrize(
