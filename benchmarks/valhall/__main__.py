@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, help="processes of each compiler (one for each processor)")
     parser.add_argument("--draws", type=int, default=32, help="schedules drawn from each sketch (32)")
     parser.add_argument("--only", default="", help="tasks or models whose names contain this")
+    parser.add_argument("--decoder", type=Path, nargs="+", default=[], help="with models: forms of decoders")
     parser.add_argument("--show", action="store_true", help="print the best draw's OpenCL C")
     options = parser.parse_args()
     count = _DRAWS if options.draws is None else options.draws
@@ -61,7 +62,7 @@ def main() -> int:
             compiler = OfflineCompiler(ROOTS.get(name, Path(name)), options.jobs)
             judges[name] = MachineCodeJudge(stack.enter_context(compiler))
         if options.what == "models":
-            right = models.report(judges, options.only, options.draws)
+            right = models.report(judges, options.only, options.draws, options.decoder)
         elif options.what == "nodes":
             nodes.report(judges, options.only)
         elif options.what == "tasks":

@@ -7,6 +7,9 @@ kernel, or a tile of a table spills.
 
 With `--draws N`, how much longer than the best known a tile of a table takes at worst, by the busiest pipe:
 the best of the rows of all classes' tables, those that a search tries first, and N draws from each sketch.
+
+With `--decoder FILE...` the models are the forms of decoders (`benchmarks.decoders`) for one token and for
+64, with room for 512.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from honed.cpu.session import Session
+from honed.daemon.features.decoding import Form, decoder_of
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
@@ -43,6 +48,7 @@ from .draws import draws
 from .tasks import profile
 
 _MODELS = Path(__file__).parents[2] / "tests/models"
+_TOKENS, _ROOM = (1, 64), 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,8 +122,10 @@ _HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", 
 _WORST = 4  # of the losses that are printed
 
 
-def report(judges: Mapping[str, MachineCodeJudge], only: str, count: int | None) -> bool:
-    """Print the table, and which kernels are refused or spill (stores:loads).
+def report(
+    judges: Mapping[str, MachineCodeJudge], only: str, count: int | None, decoders: Sequence[Path]
+) -> bool:
+    """Print the table, of `decoders` where there are any, and which kernels are refused or spill.
 
     Return whether none is refused and no table's tile spills. Tables' tiles are compared with the best
     known where `count`, the draws from each sketch, is a number.
@@ -125,7 +133,7 @@ def report(judges: Mapping[str, MachineCodeJudge], only: str, count: int | None)
     heads = [f"{name}: {what}" for name in judges for what in _HEADS]
     table = Table("model", "kernels", "launches", *heads)
     notes, right = list[str](), True
-    for model, found in _found(only):
+    for model, found in _forms(decoders) if decoders else _found(only):
         served = {
             name: [_served(one, profile(name), judge, count) for one in found]
             for name, judge in judges.items()
@@ -154,6 +162,17 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
                     yield path.stem, list(extract(path, {}, "fp16", profile()).tasks)
                 except ModelRefused as refused:
                     print(f"{path.stem} is left out: {refused}")
+
+
+def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
+    """The forms of decoders with their tasks."""
+    for path in decoders:
+        known = decoder_of(Session(path, 1).interface, {})
+        if known is None or not known.has_forms:
+            raise SystemExit(f"{path} is no decoder that has forms")
+        for tokens in _TOKENS:
+            shapes = known.shapes(Form(tokens, _ROOM))
+            yield f"{path.parent.name}, {tokens}", list(extract(path, shapes, "fp16", profile()).tasks)
 
 
 def _served(one: Extracted, device: DeviceProfile, judge: MachineCodeJudge, count: int | None) -> Served:
