@@ -21,7 +21,7 @@ from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 
-from .running import Arrays, apart, first_served, in_turns, launches, normalised, ready
+from .running import Arrays, apart, first_served, in_turns, normalised, ready
 
 _TOKENS = (1, 64)
 _TURNS = 30
@@ -38,12 +38,18 @@ def main() -> None:
     print("| model | tokens | launches | the form, ms | ONNX Runtime, ms | times as fast | apart |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for path in options.models:
-        known = decoder_of(Session(path, 1).interface, {})
-        if known is None or not known.has_forms:
-            raise SystemExit(f"{path} is no decoder that has forms")
+        known = decoder_in(path)
         for tokens in _TOKENS:
             for line in _lines(path, known, Form(tokens, options.room), kernels=options.kernels):
                 print(line, flush=True)
+
+
+def decoder_in(path: Path) -> Decoder:
+    """What is known of a decoder's file; ends the program where it has no forms."""
+    known = decoder_of(Session(path, 1).interface, {})
+    if known is None or not known.has_forms:
+        raise SystemExit(f"{path} is no decoder that has forms")
+    return known
 
 
 def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator[str]:
@@ -55,8 +61,7 @@ def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    lowered = first_served(model, device.profile)
-    with ready(model, lowered, device) as executor:
+    with ready(model, first_served(model, device.profile), device) as executor:
         executor.restore(growing, state)
         found = executor.step(given, growing, before, form.tokens)
         expected = dict(zip(names, session.run(None, whole | state), strict=True))
@@ -69,7 +74,7 @@ def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator
             _TURNS,
         )
         one, other = 1e3 * times["form"], 1e3 * times["file"]
-        measured = f"{launches(lowered)} | {one:.2f} | {other:.2f} | {other / one:.2f} | {differ:.1e}"
+        measured = f"{executor.launches} | {one:.2f} | {other:.2f} | {other / one:.2f} | {differ:.1e}"
         yield f"| {path.parent.name} | {form.tokens} | {measured} |"
         if kernels:
             zeros = {t.name: np.zeros(t.shape, t.dtype) for t in executor.model.inputs}

@@ -39,12 +39,6 @@ def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
     return lower_module(frontend.import_relax(model), profile, first=first_kernels, joins=joins)
 
 
-def launches(lowered: LoweredModel) -> int:
-    """How many launches an inference has."""
-    made = lowered.functions
-    return sum(len(made[call.function].launches) for call in lowered.program.calls if call.function in made)
-
-
 def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:
     """A lowered model to be run."""
     source = SourceModel(

@@ -25,8 +25,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from honed.cpu.session import Session
-from honed.daemon.features.decoding import Form, decoder_of
+from benchmarks.forms import decoder_in
+from honed.daemon.features.decoding import Form
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
@@ -167,9 +167,7 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
 def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
     """The forms of decoders with their tasks."""
     for path in decoders:
-        known = decoder_of(Session(path, 1).interface, {})
-        if known is None or not known.has_forms:
-            raise SystemExit(f"{path} is no decoder that has forms")
+        known = decoder_in(path)
         for tokens in _TOKENS:
             shapes = known.shapes(Form(tokens, _ROOM))
             yield f"{path.parent.name}, {tokens}", list(extract(path, shapes, "fp16", profile()).tasks)

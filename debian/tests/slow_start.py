@@ -1,7 +1,6 @@
 """Has honed begin with a slow product, so that tuning finds a faster one on any machine: slow_start.py FILE.
 
-One work-item a row is recorded as the best schedule of the model's product. For the user honed, before the
-model is added.
+For the user honed, before the model is added.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 from honed.machine.devices import select
+from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.records import NewCandidate, Records
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
@@ -18,25 +18,29 @@ from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import extract
 
 
-def main(model: str) -> None:
-    """Record it for every function of the model that has one block."""
-    profile = select(None).profile
-    with Records.open(Path("/var/lib/honed/records.sqlite")) as records:
-        for found in extract(Path(model), {}, "fp32", profile).tasks:
+def record(database: Path, model: Path, profile: DeviceProfile) -> list[str]:
+    """Record one work-item as the best way to compute each function that is a product alone.
+
+    Return the identities of the traces.
+    """
+    made = []
+    with Records.open(database) as records:
+        for found in extract(model, {}, "fp32", profile).tasks:
             schedule = traces.unscheduled(traces.as_module(narrow_indices(found.func)))
             block, *others = schedule.get_child_blocks(schedule.get_sblock("root"))
             if others:
                 continue
             rows, *_ = schedule.get_loops(block)
-            groups, items = schedule.split(rows, [1, None])
+            groups, items, _ = schedule.split(rows, [1, 1, None])
             schedule.bind(groups, "blockIdx.x")
             schedule.bind(items, "threadIdx.x")
             trace = traces.to_text(schedule.trace)
             new = NewCandidate(workload=found.task.key, setup=setup_for(profile.identity), trace=trace)
             timing = Timing(median_s=1.0, low_s=1.0, high_s=1.0, repeats=9)
             records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
-            print(f"{found.task.key}: one work-item a row")
+            made.append(traces.identity(trace))
+    return made
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    print(*record(Path("/var/lib/honed/records.sqlite"), Path(sys.argv[1]), select(None).profile))

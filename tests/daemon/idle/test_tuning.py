@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +14,14 @@ import psutil
 import pytest
 
 from honed.machine.devices import Device
-from honed.machine.profile import DeviceProfile
 from honed.runtime import Client
 from tests.daemon.running import Service, wait_for
 from tests.daemon.tool.test_tuned import INNER, ROWS, X, write_model
 
 pytest.importorskip("honed.tuner")
 
-from honed.tuner.lower.schedule import narrow_indices
-from honed.tuner.records import NewCandidate, Records
-from honed.tuner.records.verdict import Outcome, Timing, Verdict
-from honed.tuner.search import traces
-from honed.tuner.setup import setup_for
-from honed.tuner.tune.extract import extract
-
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+ROOT = Path(__file__).parents[3]
 SIZE = 256
 IDLE = """
 [idle]
@@ -73,26 +67,6 @@ def write_product(path: Path) -> Path:
     return path
 
 
-def record_one_work_item(state: Path, model: Path, profile: DeviceProfile) -> str:
-    """Record one work-item as the best way to compute a product, and return its trace's identity.
-
-    Whatever tuning finds is many times faster, on any machine.
-    """
-    (found,) = extract(model, {}, "fp32", profile).tasks
-    schedule = traces.unscheduled(traces.as_module(narrow_indices(found.func)))
-    (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
-    rows, *_ = schedule.get_loops(block)
-    groups, items, _ = schedule.split(rows, [1, 1, SIZE])
-    schedule.bind(groups, "blockIdx.x")
-    schedule.bind(items, "threadIdx.x")
-    trace = traces.to_text(schedule.trace)
-    new = NewCandidate(workload=found.task.key, setup=setup_for(profile.identity), trace=trace)
-    timing = Timing(median_s=1.0, low_s=1.0, high_s=1.0, repeats=9)
-    with Records.open(state / "records.sqlite") as records:
-        records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
-    return traces.identity(trace)
-
-
 def trials(client: Client) -> int:
     tuning = client.metrics()["tuning"]
     return sum(tuning["trials"].values()) if tuning else 0
@@ -104,7 +78,8 @@ def test_a_model_gets_faster_with_no_command_given(
 ) -> None:
     model, state = write_product(tmp_path / "m.onnx"), tmp_path / "state"
     state.mkdir()
-    slow = record_one_work_item(state, model, device.profile)
+    record = runpy.run_path(str(ROOT / "debian/tests/slow_start.py"))["record"]
+    (slow,) = record(state / "records.sqlite", model, device.profile)
     service = start_service(state, config=IDLE)
     random = np.random.default_rng(0)
     given = {name: random.standard_normal((SIZE, SIZE)).astype(np.float32) for name in ("x", "w")}

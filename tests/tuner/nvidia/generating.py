@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 import torch  # type: ignore[import-not-found, unused-ignore]
 from benchmarks.forms import values
-from benchmarks.running import first_served, launches, normalised, ready
+from benchmarks.running import first_served, normalised, ready
 from torch.nn import functional  # type: ignore[import-not-found, unused-ignore]
 
 from honed.cpu.session import Session
@@ -75,8 +75,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
     state, given, _ = values(known, form, before)
     growing = growth(known.held(Step(1, 1, 0)))
     beside = _Torch(_sizes(path), room)
-    lowered = first_served(model, device.profile)
-    with ready(model, lowered, device) as executor:
+    with ready(model, first_served(model, device.profile), device) as executor:
         executor.restore(growing, state)
         ours, theirs = list[float](), list[float]()
         for _ in range(_TURNS):
@@ -84,7 +83,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
             theirs.append(_timed(lambda: beside.step(before)))
         print(f"{device.cl.name}, room for {room} tokens, {before} taken; medians of {_TURNS} turns, us")
         one, other = median(ours), median(theirs)
-        print(f"honed {one:.0f}, in {launches(lowered)} launches")
+        print(f"honed {one:.0f}, in {executor.launches} launches")
         print(f"PyTorch {torch.__version__} {other:.0f}: honed is {other / one:.2f} times as fast")
         if kernels:
             zeros = {t.name: np.zeros(t.shape, t.dtype) for t in executor.model.inputs}

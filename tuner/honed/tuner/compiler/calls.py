@@ -57,8 +57,9 @@ class _Tap:
 def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Arrays], run: Run) -> bool:
     """Run a model on sets of inputs and return whether each of its calls is right.
 
-    Also returns False where this cannot be found out: ONNX Runtime does not take the normalised model, values
-    between calls are too large, or too few of them are known.
+    Also returns False where this cannot be found out: ONNX Runtime does not take the normalised model, the
+    values between calls are too large, or so few of them are known that more than _MOST_ROUNDINGS follow each
+    other from one to the next.
     """
     taps = _taps(lowered, normalised)
     nbytes = sum(lowered.program.values[tap.value].nbytes for tap in taps)

@@ -217,16 +217,14 @@ class Prover:
             return draft
         name, hidden = self.device.profile.identity.name, bool(self.expected.hidden)
         tell(done, f"compare with {self.expected.evaluator} on {name}")
-        # The executor stays open, so that parts share its programs.
-        with opened(draft.model, draft.constants, self.device) as executor:
-            results, special = _probed(executor, draft, self.expected)
-            tried = replace(draft, results=results, notes=special)
-            if not tried.wrong and not hidden:
-                return tried
-            if self.half or self.in_parts:
-                return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
-            tell(done + 0.05, f"compare part by part on {name}")
-            apart = self._by_parts(tried, lowered, self.device, first)
+        results, special = _probed(self.device, draft, self.expected)
+        tried = replace(draft, results=results, notes=special)
+        if not tried.wrong and not hidden:
+            return tried
+        if self.half or self.in_parts:
+            return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
+        tell(done + 0.05, f"compare part by part on {name}")
+        apart = self._by_parts(tried, lowered, self.device, first)
         if apart is None or apart.wrong is not None:
             unproven = self.expected.hidden if apart is None and not tried.wrong else ""
             return replace(tried, apart=apart, unproven=unproven)
@@ -235,8 +233,7 @@ class Prover:
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
         if apart.selections:  # whose rows are to be put in the reference's order
-            with opened(made.model, made.constants, self.device) as executor:
-                results, special = _probed(executor, made, allowed)
+            results, special = _probed(self.device, made, allowed)
             return replace(made, results=results, notes=special, apart=apart)
         every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
         results = tuple(replace(result, tolerance=most) for result, most in every)
@@ -394,21 +391,22 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
 
 
 def _probed(
-    executor: Executor, draft: Attempt, expected: Expected
+    device: Device, draft: Attempt, expected: Expected
 ) -> tuple[tuple[proof.Difference, ...], tuple[str, ...]]:
     """Return how far off the probes are, and notes on NaN and infinities."""
-    probed = draft.model.proof.probes if draft.model.proof is not None else ()
-    behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
-    if wrong := tuple(str(found) for found in behind if not found.right):
-        raise ModelRefused(
-            "the part that the CPU engine is to run last does not give the reference's answers on the "
-            f"reference's own values ({wrong[0]})",
-            wrong,
-        )
-    results = proof.check_probes(executor)
-    names = [output.name for output in draft.model.outputs]
-    special = expected.special
-    if special is None or not all(result.right for result in results):
-        return results, ()
-    allowed = dict(zip(names, expected.tolerance, strict=False))
-    return results, tuple(probes.differences(executor, special, allowed))
+    with opened(draft.model, draft.constants, device) as executor:
+        probed = draft.model.proof.probes if draft.model.proof is not None else ()
+        behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
+        if wrong := tuple(str(found) for found in behind if not found.right):
+            raise ModelRefused(
+                "the part that the CPU engine is to run last does not give the reference's answers on the "
+                f"reference's own values ({wrong[0]})",
+                wrong,
+            )
+        results = proof.check_probes(executor)
+        names = [output.name for output in draft.model.outputs]
+        special = expected.special
+        if special is None or not all(result.right for result in results):
+            return results, ()
+        allowed = dict(zip(names, expected.tolerance, strict=False))
+        return results, tuple(probes.differences(executor, special, allowed))

@@ -231,7 +231,7 @@ def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     These are attentions and products of one row, and on processors all, as a launch costs as much as a small
     function there.
     """
-    if attention_of(func) is not None or one_row_of(func) is not None:
+    if attention_of(func) is not None or (profile.family.rows and one_row_of(func) is not None):
         return True
     blocks: list[s_tir.SBlock] = []
     structural_walk(func.body, [(s_tir.SBlock, blocks.append)], order="pre")

@@ -238,8 +238,9 @@ def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
 
 def one_row_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     """Return `space` of a norm with products of its row; empty for all other functions and on processors."""
-    tries = [partial(one_row, limits=rules_of(profile).sketches)] if profile.family.rows else []
-    return _different(unscheduled(as_module(func)), tries)
+    if not profile.family.rows:
+        return []
+    return _different(unscheduled(as_module(func)), [partial(one_row, limits=rules_of(profile).sketches)])
 
 
 def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
