@@ -10,16 +10,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import FunctionType
-from typing import Any
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm.target import Target
-from tvm_ffi import _ffi_api
 
 from honed.machine.profile import DeviceProfile
 
@@ -37,14 +33,6 @@ _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 for _name, _step in list(vars(s_tir.Schedule).items()):
     if isinstance(_step, FunctionType) and hasattr(_step, "__wrapped__"):
         setattr(s_tir.Schedule, _name, _step.__wrapped__)
-
-
-def _elements(array: tvm_ffi.Array[Any]) -> Iterator[Any]:
-    """Iterate over an array; TVM's own way checks each index in Python, which takes as long again."""
-    return map(partial(_ffi_api.ArrayGetItem, array), range(len(array)))
-
-
-tvm_ffi.Array.__iter__ = _elements
 
 
 def default_kernels(
