@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of, pieces
-from honed.daemon.worker.calls import HeldTensor, RunModel, RunStep
+from honed.daemon.worker.calls import HeldTensor, RunForm, RunModel, RunStep
 from honed.daemon.worker.steps import DeviceSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
@@ -94,9 +94,8 @@ class Sequence:
             "position_ids": np.arange(self.rows, self.rows + tokens)[None],
         }
         inputs = {name: value for name, value in inputs.items() if name in shapes}
-        run = RunModel(
-            key="", inputs=(), outputs=(), room=None, raw=(), finite=False, keep=False, max_bytes=0
-        )
+        nothing = RunForm(inputs=(), outputs=(), room=None, finite=False, keep=False, max_bytes=0)
+        run = RunModel(key="", form=nothing.packed(), raw=())
         call = RunStep(
             run=run,
             sequence=self.number,

@@ -64,7 +64,7 @@ class HeldSequences:
         if held.state and replaced and held.rows != call.rows:
             raise SequenceLost("a request of it failed after it had run")
         taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
-        wanted = [output.name for output in call.run.outputs]
+        wanted = [output.name for output in call.run.asked.outputs]
         # What is bound is held until the next step; the message, and shared memory, are not.
         inputs = {name: np.array(array) for name, array in inputs.items()}
         constants = {

@@ -60,15 +60,16 @@ def placed(entry: dict[str, Any], offset: int, size: int, name: str = "r") -> di
 def test_a_plain_request(regions: RegionTable) -> None:
     plan = planned(regions)
     assert (plan.timeout, plan.priority, plan.finite, plan.regions) == (60.0, 2, False, [])
-    worker = plan.for_worker("key")
+    worker = plan.form()
     assert worker.inputs[0] == GivenInput(name="a", dtype="float32", shape=(2, 3), place=None)
     assert [(output.name, output.place) for output in worker.outputs] == [("y", None), ("empty", None)]
-    assert worker.raw == tuple(RAW)
+    assert plan.for_worker("key").asked == worker
+    assert plan.for_worker("key").raw == tuple(RAW)
 
 
 def test_inputs_in_any_order(regions: RegionTable) -> None:
     plan = planned(regions, inputs=[N, A, MASK], raw_input_contents=[RAW[2], RAW[0], RAW[1]])
-    assert [entry.name for entry in plan.for_worker("k").inputs] == ["n", "a", "mask"]
+    assert [entry.name for entry in plan.form().inputs] == ["n", "a", "mask"]
 
 
 def test_places_in_shared_memory(regions: RegionTable) -> None:
@@ -80,7 +81,7 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     )
     assert len(plan.regions) == 1
     number = plan.regions[0].number
-    worker = plan.for_worker("key")
+    worker = plan.form()
     assert worker.inputs[0].place == RegionSlice(region=number, offset=0, nbytes=24)
     assert worker.outputs == (
         WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
@@ -93,7 +94,7 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
 def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
     plan = planned(regions, **placed({}, 64, 256))
     number = plan.regions[0].number
-    assert plan.for_worker("k").room == RegionSlice(region=number, offset=64, nbytes=256)
+    assert plan.form().room == RegionSlice(region=number, offset=64, nbytes=256)
     ran = InferenceResult(
         raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0
     )

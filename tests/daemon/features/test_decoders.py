@@ -15,7 +15,7 @@ from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
 from honed.daemon.features.decoding import Step, decoder_of
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import RunModel, RunStep, WantedOutput
+from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
@@ -111,10 +111,9 @@ def begun(session: Session, sequences: HeldSequences, ids: Array) -> Array:
     known = decoder_of(session.interface, {})
     assert known is not None
     count, outputs = ids.shape[1], (WantedOutput(name="logits", place=None),)
+    form = RunForm(inputs=(), outputs=outputs, room=None, finite=False, keep=False, max_bytes=1 << 20)
     call = RunStep(
-        run=RunModel(
-            key="", inputs=(), outputs=outputs, room=None, raw=(), finite=False, keep=False, max_bytes=1 << 20
-        ),
+        run=RunModel(key="", form=form.packed(), raw=()),
         sequence=1,
         rows=0,
         count=count,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from honed.daemon.core.queue import PRIORITIES, Empty
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunModel, WantedOutput
+from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunForm, RunModel, WantedOutput
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
@@ -88,15 +88,17 @@ class InferencePlan:
 
     def for_worker(self, key: str) -> RunModel:
         """Return the call for the worker that knows the model by `key`."""
-        return RunModel(
-            key=key,
+        return RunModel(key=key, form=self.form().packed(), raw=self.raw)
+
+    def form(self) -> RunForm:
+        """Return what the worker is given and gives back, without the data."""
+        return RunForm(
             inputs=tuple(
                 GivenInput(name=t.name, dtype=t.dtype, shape=t.shape or (), place=_slice(place))
                 for t, place in self.inputs
             ),
             outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
             room=_slice(self.room),
-            raw=self.raw,
             finite=self.finite,
             keep=self.keep,
             max_bytes=self.max_bytes,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
+
+import msgpack
 
 from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
+from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
@@ -214,22 +218,47 @@ class InferenceResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunModel(WorkerCall[InferenceResult]):
-    """Run once, for at most `max_bytes` of outputs in line.
+class RunForm:
+    """What runs have in common that differ in their data alone; outputs in line have at most `max_bytes`.
 
     `room` is for outputs that have no place. `keep`: the inputs may be kept, to compare a successor on.
+    """
+
+    inputs: tuple[GivenInput, ...]
+    outputs: tuple[WantedOutput, ...]
+    room: RegionSlice | None
+    finite: bool
+    keep: bool
+    max_bytes: int
+
+    def packed(self) -> bytes:
+        """Return it as `RunModel` has it."""
+        packed: bytes = msgpack.packb(strict.to_plain(self))
+        return packed
+
+
+@functools.lru_cache(maxsize=256)
+def _unpacked(form: bytes) -> RunForm:
+    return strict.from_plain(RunForm, msgpack.unpackb(form), where="the form of a run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunModel(WorkerCall[InferenceResult]):
+    """Run once on the data of those inputs that have no place.
+
+    The form is packed, so that of many runs it is made, and read, once.
     """
 
     method = "Infer"
     work = True
     key: str
-    inputs: tuple[GivenInput, ...]
-    outputs: tuple[WantedOutput, ...]
-    room: RegionSlice | None
+    form: bytes
     raw: tuple[Data, ...]
-    finite: bool
-    keep: bool
-    max_bytes: int
+
+    @property
+    def asked(self) -> RunForm:
+        """The form."""
+        return _unpacked(self.form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

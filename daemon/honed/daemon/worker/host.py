@@ -42,6 +42,7 @@ from .calls import (
     RegionSlice,
     RowsCompared,
     RunBatch,
+    RunForm,
     RunModel,
     RunStep,
     StepRan,
@@ -240,7 +241,7 @@ class Host(Server, ABC):
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
-        observed = self.ran(call.key, given, call.keep)
+        observed = self.ran(call.key, given, call.asked.keep)
         return self._answer_of(call, computed, start, begun, ended, observed)
 
     @abstractmethod
@@ -290,9 +291,9 @@ class Host(Server, ABC):
 
     def _given(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
-        contents = iter(call.raw)
-        given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
-        if call.finite:
+        contents, asked = iter(call.raw), call.asked
+        given = {tensor.name: self._tensor(tensor, contents) for tensor in asked.inputs}
+        if asked.finite:
             _check_finite(given)
         return given
 
@@ -306,11 +307,12 @@ class Host(Server, ABC):
         observed: tuple[ObservedSizes, ...],
     ) -> InferenceResult:
         """Return the answer; times are nanoseconds, and delivering ends now."""
-        inline, offsets = self._delivered(computed, call)
+        asked = call.asked
+        inline, offsets = self._delivered(computed, asked)
         done = time.monotonic_ns()
         return InferenceResult(
             raw=tuple(inline),
-            shapes=tuple(computed[output.name].shape for output in call.outputs),
+            shapes=tuple(computed[output.name].shape for output in asked.outputs),
             offsets=offsets,
             observed=observed,
             input_ns=begun - start,
@@ -319,18 +321,18 @@ class Host(Server, ABC):
         )
 
     def _delivered(
-        self, computed: dict[str, Array], call: RunModel
+        self, computed: dict[str, Array], asked: RunForm
     ) -> tuple[list[memoryview], tuple[int, ...]]:
         """Write outputs to their places, or to the room there is, and return all the others.
 
         Also returns the offset in the room for each output, -1 where it is not there. Raises AnswerTooLarge
-        where the outputs returned have more than `max_bytes` of the call in all.
+        where the outputs returned have more than `max_bytes` in all.
         """
         inline: list[memoryview] = []
         offsets: list[int] = []
-        room = self._place(call.room) if call.room is not None else _NO_ROOM
+        room = self._place(asked.room) if asked.room is not None else _NO_ROOM
         used = unplaced = 0
-        for output in call.outputs:
+        for output in asked.outputs:
             offset = -1
             if is_text(computed[output.name]):
                 inline.append(memoryview(encode_text(computed[output.name])))
@@ -347,9 +349,9 @@ class Host(Server, ABC):
                 unplaced += -(-data.size // ROOM_ALIGN) * ROOM_ALIGN
             offsets.append(offset)
         whole = sum(map(len, inline))
-        if whole > call.max_bytes:
+        if whole > asked.max_bytes:
             raise AnswerTooLarge(
-                f"the outputs have {whole} bytes and an answer may hold {call.max_bytes}; "
+                f"the outputs have {whole} bytes and an answer may hold {asked.max_bytes}; "
                 "place them in shared memory",
                 used + unplaced if unplaced else 0,  # text has no place there
             )
