@@ -25,10 +25,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """A request, by whom, with its number and descriptors."""
+    """A request, by whom, with its number, parameters and descriptors."""
 
     connection: Connection
     msgid: int
+    params: Map
     descriptors: list[int]
 
     def progress(self, news: Map) -> None:

@@ -125,8 +125,10 @@ class Server:
     def start(self, connection: Connection, asked: RequestReceived) -> Work:
         """Return the work for a request; raise HonedError if the request is invalid or not permitted."""
         assert self.api is not None
-        call = ApiCall(connection=connection, msgid=asked.msgid, descriptors=asked.descriptors)
-        return self.api.answer(call, asked.method, asked.params)
+        call = ApiCall(
+            connection=connection, msgid=asked.msgid, params=asked.params, descriptors=asked.descriptors
+        )
+        return self.api.answer(call, asked.method)
 
     def overfull(self) -> None:
         """Drop the largest connection of the user who holds most: all together hold too much."""

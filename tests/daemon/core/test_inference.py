@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.serving.plan import InferencePlan, check
+from honed.daemon.serving.plan import Answered, InferencePlan, check
 from honed.daemon.store.compiled import closed
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, WantedOutput
 from honed.daemon.worker.shared_memory import RegionTable
@@ -87,7 +87,7 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
         WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
     )
     ran = InferenceResult(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
-    result = plan.result(ran, 1, "gpu")
+    result = plan.result(ran, Answered(1, 2, "gpu"))
     assert result.outputs[0].parameters["shared_memory_offset"] == 4086
 
 
@@ -98,7 +98,7 @@ def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
     ran = InferenceResult(
         raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0
     )
-    outputs = plan.result(ran, 1, "gpu").outputs
+    outputs = plan.result(ran, Answered(1, 2, "gpu")).outputs
     assert outputs[0].parameters == placed({}, 192, 10)["parameters"]
     assert outputs[1].parameters == {}
 

@@ -235,14 +235,13 @@ def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
     api = object.__new__(Api)
     api.registry = Mock(find=Mock(return_value=None))  # when the request comes, nobody has brought it
     api.policy = Mock(viewer=Mock(return_value=Viewer(uid, all=uid == 0)))
-    api.inferring = Mock()
+    api.inferring = Mock(again=Mock(return_value=None))
     api._handlers = {row.name: handler for row in METHODS.values()}
-    call = Mock(connection=Mock(peer=Mock(uid=uid)))
     for row in METHODS.values():
         for field in {"name", "model_name", "model"} & set(row.params.__dataclass_fields__):
             params: dict[str, object] = {field: name}
             with suppress(InvalidArgument):  # what asks for more than a name
-                work = api.answer(call, row.name, params)
+                work = api.answer(Mock(connection=Mock(peer=Mock(uid=uid)), params=params), row.name)
                 assert isinstance(work, Coroutine)
                 asyncio.run(work)
     assert {"ModelHistory", "ModelProfile", "RepositoryModelUnload"} <= set(asked)

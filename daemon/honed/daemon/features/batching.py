@@ -303,7 +303,7 @@ class Batcher(Feature):
         runner.statistics.ran_joined(len(plans))
         self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)
         return [
-            self._pool.asking.noted(runner, member.plan, work, ran, member.member.arrived)
+            member.plan.result(ran, self._pool.asking.noted(runner, work, ran, member.member.arrived))
             for member, ran in zip(members, batch.members, strict=True)
         ]
 

@@ -263,7 +263,7 @@ class Decoders(Feature):
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
         work, _, plan = took[-1]
         whole = dataclasses.replace(ran.result, infer_ns=sum(each.result.infer_ns for _, each, _ in took))
-        result = self.pool.asking.noted(entry, plan, work, whole, arrived)
+        result = plan.result(whole, self.pool.asking.noted(entry, work, whole, arrived))
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if last_token or whole_runs else _joined(result, found)
 

@@ -53,7 +53,6 @@ from honed.protocol.params import (
 )
 from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
-from honed.protocol.strict import Map
 from honed.runtime import HONED_VERSION
 
 from . import status
@@ -112,7 +111,7 @@ class Api:
         for feature in self.features:
             self._handlers.update(feature.methods())
 
-    def answer(self, call: ApiCall, method: str, params: Map) -> Work:
+    def answer(self, call: ApiCall, method: str) -> Work:
         """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
@@ -120,7 +119,9 @@ class Api:
         peer = call.connection.peer
         self.policy.check(peer, known.right, method)
         self.inferring.check_running()
-        parsed = parse(known.params, params)
+        if known is methods.MODEL_INFER and (like := self.inferring.again(call)) is not None:
+            return like
+        parsed = parse(known.params, call.params)
         own = model_named(parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None
         owner = entry.manifest.owner if entry is not None else None
@@ -378,7 +379,7 @@ def _named(params: ModelParams) -> str:
 _answers(methods.METRICS)(lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
 _answers(methods.CONFIG_SHOW)(lambda api, _, __: api.reloader.show())
 _answers(methods.CONFIG_RELOAD)(lambda api, _, __: api.reloader.reload())
-_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.start(call.connection, params))
+_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.start(call, params))
 _answers(methods.MODEL_PUBLISH)(lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _answers(methods.MODEL_ROLLBACK)(lambda api, _, params: api.publisher.rollback(params))
 _answers(methods.MODEL_PIN)(lambda api, _, params: api.publisher.pin(params))

@@ -7,29 +7,41 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
+
+import msgpack
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced, service_stops
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.feature import ApiCall, Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.in_flight import PendingRequest
-from honed.daemon.serving.plan import InferencePlan
+from honed.daemon.serving.plan import Answered, InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection, Done
+from honed.daemon.worker.calls import InferenceResult, RunModel
+from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
-from honed.protocol.methods import check_version
-from honed.protocol.params import InferParams
-from honed.protocol.results import Inferred, ObservedSizes
+from honed.protocol.methods import check_version, parse
+from honed.protocol.params import Data, InferParams
+from honed.protocol.results import Inferred
+from honed.protocol.strict import Map
+from honed.runtime.dtypes import STRING
+
+_DATA: Final = "raw_input_contents"
+_OWN: Final = frozenset({_DATA, "id"})  # each request's
+_BYTES: Final = frozenset({bytes, memoryview})
+_MOST_KEPT, _MOST_KEPT_BYTES = 16, 4096  # forms of a connection, and of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +70,50 @@ class InferencePipeline:
     features: Sequence[Feature] = ()
     stopping: bool = False
     _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # by model
+    # Of checked requests, by connection and by what does not change between them.
+    _checked: dict[int, dict[bytes, CheckedForm]] = field(init=False, default_factory=dict)
 
     def check_running(self) -> None:
         """Raise Unavailable while the service stops."""
         if self.stopping:
             raise service_stops()
 
-    def start(
-        self, connection: Connection, params: InferParams
-    ) -> Coroutine[Any, Any, Inferred] | PlainInference:
+    def start(self, call: ApiCall, params: InferParams) -> Coroutine[Any, Any, Inferred] | PlainInference:
         """Return the work for ModelInfer."""
-        entry = self.registry.find(params.model_name)
+        connection, entry = call.connection, self.registry.find(params.model_name)
         if entry is None or is_variant(entry.name) or not self._of(entry).plain:
             return self.infer(connection, params)
-        return PlainInference(self, InferCall(connection=connection, entry=entry, params=params))
+        return PlainInference(self, connection, entry, call.params, params)
+
+    def again(self, call: ApiCall) -> PlainInference | None:
+        """Return the work for a request like one before on its connection, or None: it is to be checked."""
+        params = call.params
+        known = self._checked.get(call.connection.number)
+        form = known.get(_form(params)) if known else None
+        if form is None or not form.fits(params) or form.limits != self._limits():
+            return None
+        if not self.registry.serves(form.entry) or self._of(form.entry) is not form.wrapped:
+            return None
+        return PlainInference(self, call.connection, form.entry, params, form)
+
+    def _limits(self) -> tuple[int, bool]:
+        """Return what plans depend on that the configuration may change."""
+        return self.limits.max_answer_bytes, self.ledger.settings.keep_inputs
+
+    def checked(
+        self, connection: Connection, entry: ServedModel, params: Map, plan: InferencePlan
+    ) -> CheckedForm:
+        """Return the form of a checked request, which is kept for those like it."""
+        form = CheckedForm(entry, self._of(entry), self._limits(), plan, params)
+        if form.kept and len(packed := _form(params)) <= _MOST_KEPT_BYTES:
+            known = self._checked.get(connection.number)
+            if known is None:
+                known = self._checked[connection.number] = {}
+                connection.when_closed(partial(self._checked.pop, connection.number, None))
+            if len(known) >= _MOST_KEPT:
+                known.clear()
+            known[packed] = form
+        return form
 
     async def infer(self, connection: Connection, params: InferParams) -> Inferred:
         """Return the result of ModelInfer; raise its error."""
@@ -129,24 +171,17 @@ class InferencePipeline:
         connection, runner = call.connection, call.runner()
         with self.leasing.serving(call.entry.name, connection.peer.pid):
             plan = self.plan(call, runner)
-            result, observed = await self.pool.asking.infer(connection.client, runner, plan)
-        self.ran(call, runner, plan, result, observed)
+            result, ran = await self.pool.asking.infer(connection.client, runner, plan)
+        for answered in call.answered:
+            answered(runner, plan, ran.observed)
+        self.ran(runner, plan, ran)
         return result
 
-    def ran(
-        self,
-        call: InferCall,
-        runner: ServedModel,
-        plan: InferencePlan,
-        result: Inferred,
-        observed: tuple[ObservedSizes, ...],
-    ) -> None:
+    def ran(self, runner: ServedModel, plan: InferencePlan, ran: InferenceResult) -> None:
         """Note that a request was answered."""
-        for answered in call.answered:
-            answered(runner, plan, observed)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
-            self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
+            self.ledger.ran(runner.name, ran.infer_ns / 1e9)
 
     def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
         """Check a request against what is to run it; raise InvalidArgument, NotFound, or Unavailable."""
@@ -164,17 +199,96 @@ class InferencePipeline:
         return replace(plan, timeout=call.deadline - time.monotonic())
 
 
+class CheckedForm:
+    """What requests that were checked have in common, if they differ in their data and `id` alone."""
+
+    __slots__ = (
+        "_answer",
+        "_answered",
+        "_sizes",
+        "empty",
+        "entry",
+        "kept",
+        "limits",
+        "plan",
+        "run",
+        "wrapped",
+    )
+
+    def __init__(
+        self,
+        entry: ServedModel,
+        wrapped: _Wrapped,
+        limits: tuple[int, bool],
+        plan: InferencePlan,
+        params: Map,
+    ) -> None:
+        """Initialise with the plan of a request with these parameters."""
+        self.entry, self.wrapped, self.limits, self.plan = entry, wrapped, limits, plan
+        self.run = plan.form().packed()
+        self.empty = plan.empty
+        self._sizes = [len(data) for data in params.get(_DATA) or ()]
+        text = any(tensor.dtype == STRING.name for tensor, _ in plan.inputs)
+        self.kept = not (plan.regions or text)  # what regions and text hold is checked each time
+        self._answered: object = None
+        self._answer: Map = {}
+
+    def fits(self, params: Map) -> bool:
+        """Return whether the data of a request has the sizes of the one that was checked."""
+        data, name = params.get(_DATA), params.get("id")
+        if type(data) is not list or not (name is None or type(name) is str):
+            return False
+        return _BYTES.issuperset(map(type, data)) and [len(each) for each in data] == self._sizes
+
+    def call(self, data: Sequence[Data], key: str) -> RunModel:
+        """Return the call for the worker that knows the model by `key`."""
+        return RunModel(key=key, form=self.run, raw=tuple(data))
+
+    def answer(self, ran: InferenceResult, name: str, answered: Answered) -> Map:
+        """Return the result of ModelInfer as it travels, for a request whose id is `name`."""
+        like = (ran.shapes, ran.offsets, answered.engine, answered.device)
+        if like != self._answered:
+            self._answer, self._answered = strict.to_plain(self.plan.result(ran, answered)), like
+        times = self._answer["parameters"] | {
+            "queue_us": answered.queue_us,
+            "compute_us": answered.compute_us,
+        }
+        return {**self._answer, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
+
+
 class PlainInference:
     """A request for a model that uses no feature, from one callback to the next.
 
     Without a task it takes two turns of the event loop, in the place of four.
     """
 
-    __slots__ = ("_begun", "_call", "_counted", "_done", "_pipeline", "_plan", "_task", "_work")
+    __slots__ = (
+        "_begun",
+        "_connection",
+        "_counted",
+        "_done",
+        "_entry",
+        "_known",
+        "_params",
+        "_pipeline",
+        "_task",
+        "_work",
+    )
 
-    def __init__(self, pipeline: InferencePipeline, call: InferCall) -> None:
+    def __init__(
+        self,
+        pipeline: InferencePipeline,
+        connection: Connection,
+        entry: ServedModel,
+        params: Map,
+        known: InferParams | CheckedForm,
+    ) -> None:
+        """Initialise; what is `known` of the parameters is what they say, or that they are right."""
         self._pipeline = pipeline
-        self._call = call
+        self._connection = connection
+        self._entry = entry
+        self._params = params
+        self._known = known
         self._done: Done | None = None
         self._task: asyncio.Task[Inferred] | None = None
         self._work: PendingRequest[Any] | None = None
@@ -183,25 +297,31 @@ class PlainInference:
     def begin(self, done: Done) -> None:
         """Ask for it to be run; `done` is called once with the result or an error, perhaps at once."""
         self._done, self._begun = done, time.monotonic()
-        pipeline, call = self._pipeline, self._call
-        entry = call.entry
+        pipeline, connection, entry = self._pipeline, self._connection, self._entry
         entry.statistics.arrived()
         try:
-            check_version(call.params.model_version)
             pipeline.check_running()
-            self._counted = pipeline.leasing.came(entry.name, call.connection.peer.pid)
-            self._plan = plan = pipeline.plan(call, entry)
+            self._counted = pipeline.leasing.came(entry.name, connection.peer.pid)
+            if isinstance(self._known, InferParams):
+                check_version(self._known.model_version)
+                plan = pipeline.plan(self._call(self._known), entry)
+                self._known = pipeline.checked(connection, entry, self._params, plan)
+            form = self._known
+            plan = form.plan
             self._work = work = PendingRequest(
-                call=plan.for_worker,
-                regions=plan.regions,
+                call=partial(form.call, self._params.get(_DATA) or ()),
+                regions=plan.regions if not form.kept else [],
                 open=plan.open,
-                empty=plan.empty,
+                empty=form.empty,
                 on_end=self._on_end,
             )
-            pipeline.pool.asking.begin(call.connection.client, entry, plan.priority, plan.timeout, work)
+            pipeline.pool.asking.begin(connection.client, entry, plan.priority, plan.timeout, work)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             self._work = None
             self._end(None, error)
+
+    def _call(self, params: InferParams) -> InferCall:
+        return InferCall(connection=self._connection, entry=self._entry, params=params)
 
     def cancel(self) -> None:
         """Cancel the request: nobody waits for it any more. Nothing happens if it has ended."""
@@ -214,7 +334,7 @@ class PlainInference:
 
     def _on_end(self, work: PendingRequest[Any], error: HonedError | None) -> None:
         """Finish the request: a worker has answered, or it is known that none will."""
-        pipeline, entry = self._pipeline, self._call.entry
+        pipeline, entry, form = self._pipeline, self._entry, self._known
         self._work = None
         pipeline.pool.asking.end(work, failed=error is not None)
         try:
@@ -223,8 +343,10 @@ class PlainInference:
                 return
             if error is not None:
                 raise error
-            result, observed = pipeline.pool.asking.inferred(entry, self._plan, work, self._begun)
-            pipeline.ran(self._call, entry, self._plan, result, observed)
+            assert isinstance(form, CheckedForm)
+            ran, answered = pipeline.pool.asking.inferred(entry, form.plan, work, self._begun)
+            pipeline.ran(entry, form.plan, ran)
+            result = form.answer(ran, self._params.get("id") or "", answered)
         except Exception as failure:  # noqa: BLE001 - whatever it is, it is the answer
             self._end(None, failure)
         else:
@@ -232,7 +354,7 @@ class PlainInference:
 
     def _again(self) -> None:
         """Have the model answer that took the place of its own, which may use features."""
-        call = self._pipeline.replaced(self._call, self._begun)
+        call = self._pipeline.replaced(self._call(parse(InferParams, self._params)), self._begun)
         self._task = asyncio.ensure_future(self._pipeline.answer(call, self._begun))
         self._task.add_done_callback(self._answered_again)
 
@@ -241,15 +363,21 @@ class PlainInference:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._end(None if error is not None else task.result(), error)
 
-    def _end(self, result: Inferred | None, error: BaseException | None) -> None:
+    def _end(self, result: Inferred | Map | None, error: BaseException | None) -> None:
         done, self._done = self._done, None
         if self._counted:
-            self._pipeline.leasing.went(self._call.entry.name)
+            self._pipeline.leasing.went(self._entry.name)
         if error is not None:
             ns = round((time.monotonic() - self._begun) * 1e9)
-            self._call.entry.statistics.failed(_code(error), ns)
+            self._entry.statistics.failed(_code(error), ns)
         assert done is not None
         done(result, error)
+
+
+def _form(params: Map) -> bytes:
+    """Return a request without its data and `id`; requests of which this is the same are checked once."""
+    form: bytes = msgpack.packb({key: item for key, item in params.items() if key not in _OWN})
+    return form
 
 
 @contextmanager

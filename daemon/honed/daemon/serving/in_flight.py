@@ -30,10 +30,10 @@ from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import Inferred, ModelProfile, ObservedSizes, ProfiledRow
+from honed.protocol.results import Inferred, ModelProfile, ProfiledRow
 
 from .engine_server import DeviceServer
-from .plan import InferencePlan
+from .plan import Answered, InferencePlan
 
 PROFILE_SECONDS = 600.0
 _LOOK_SECONDS = 0.005  # between two looks at whether all is answered, when the service ends
@@ -88,20 +88,18 @@ class InFlightRequests:
 
     async def infer(
         self, client: ClientId, model: ServedModel, plan: InferencePlan
-    ) -> tuple[Inferred, tuple[ObservedSizes, ...]]:
-        """Run an inference; return the result of ModelInfer and the sizes that the model's partitions had.
-
-        Raises what went wrong.
-        """
+    ) -> tuple[Inferred, InferenceResult]:
+        """Run an inference; return the result of ModelInfer and the worker's. Raises what went wrong."""
         arrived = time.monotonic()
         work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open, empty=plan.empty)
         await self._ask(client, model, plan.priority, plan.timeout, work)
-        return self.inferred(model, plan, work, arrived)
+        ran, answered = self.inferred(model, plan, work, arrived)
+        return plan.result(ran, answered), ran
 
     def inferred(
         self, model: ServedModel, plan: InferencePlan, work: PendingRequest[InferenceResult], arrived: float
-    ) -> tuple[Inferred, tuple[ObservedSizes, ...]]:
-        """Return what `infer` does, of a request that has its answer."""
+    ) -> tuple[InferenceResult, Answered]:
+        """Return the worker's result of a request that has its answer, and note its times."""
         [answer] = work.answers
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
@@ -109,7 +107,7 @@ class InFlightRequests:
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        return self.noted(model, plan, work, answer, arrived), answer.observed
+        return answer, self.noted(model, work, answer, arrived)
 
     async def ask_for(
         self,
@@ -136,12 +134,11 @@ class InFlightRequests:
     def noted(
         self,
         model: ServedModel,
-        plan: InferencePlan,
         work: PendingRequest[Any],
         answer: InferenceResult,
         arrived: float,
-    ) -> Inferred:
-        """Return the result, and record its times where times are kept."""
+    ) -> Answered:
+        """Return what the client is told of a run, and record its times where times are kept."""
         ran = work.model or model
         now, queued = time.monotonic(), work.started - arrived
         served = ServedInference(
@@ -155,7 +152,8 @@ class InFlightRequests:
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         kind = ran.kind_on(work.engine)
         model.statistics.answered_by(kind)
-        return plan.result(answer, round(queued * 1e6), kind, self._servers[work.engine].shown)
+        device = self._servers[work.engine].shown
+        return Answered(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
 
     async def profile(
         self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool

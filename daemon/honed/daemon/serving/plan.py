@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 
 from honed.daemon.core.queue import PRIORITIES, Empty
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, RunForm, RunModel, WantedOutput
+from honed.daemon.worker.calls import (
+    GivenInput,
+    InferenceResult,
+    RegionSlice,
+    RunForm,
+    RunModel,
+    WantedOutput,
+)
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
@@ -49,6 +56,16 @@ class RegionRange:
             shared_memory_offset=self.offset,
             shared_memory_byte_size=self.nbytes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Microseconds that a request waited and that its run took; what ran it: "gpu", "cpu" or "gpu+cpu"."""
+
+    queue_us: int
+    compute_us: int
+    engine: str
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +121,18 @@ class InferencePlan:
             max_bytes=self.max_bytes,
         )
 
-    def result(self, ran: InferenceResult, queue_us: int, engine: str, device: str = "") -> Inferred:
-        """Return the result of ModelInfer for a worker's answer; `engine` is "gpu", "cpu" or "gpu+cpu"."""
+    def result(self, ran: InferenceResult, answered: Answered) -> Inferred:
+        """Return the result of ModelInfer for a worker's answer."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
             id=self.id,
             parameters=InferTimes(
-                queue_us=queue_us,
-                compute_us=round(ran.infer_ns / 1000),
-                engine=engine,
-                engine_name=ENGINE_NAMES[engine],
-                device=device,
+                queue_us=answered.queue_us,
+                compute_us=answered.compute_us,
+                engine=answered.engine,
+                engine_name=ENGINE_NAMES[answered.engine],
+                device=answered.device,
             ),
             outputs=tuple(
                 InferredOutput(

@@ -425,7 +425,8 @@ class Connection:
         if failure is not None:
             self._wire.refuse(asked.msgid, failure)
         else:
-            self._wire.answer(asked.msgid, strict.to_plain(result), attached)
+            plain = result if type(result) is dict else strict.to_plain(result)
+            self._wire.answer(asked.msgid, plain, attached)
         self._write()
         if self._wire.buffered or not self._socket.reading:
             self._ask()
