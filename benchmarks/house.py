@@ -40,9 +40,9 @@ WAYS: Final = (  # that the page leads through the code
 FEATURE: Final = re.compile(r"honed\.daemon\.features\b")
 _TOGETHER: Final = ("service", "assembly", "config")
 # What starts a process. Each module that does so has its own way to speak to it, but for those below.
-_STARTERS: Final = frozenset({"spawn", "start", "started", "run", "RunningChild"})
-_CHILDREN: Final = ("honed.machine.children", "honed.machine.aiochildren")
-_MEANS: Final = (*_CHILDREN, "honed.process.aio")  # by which others start theirs
+_STARTERS: Final = frozenset({"spawn", "start", "output"})
+_JOBS: Final = "honed.process.children"  # which has one way, too
+_CHILDREN: Final = (_JOBS, "honed.process.aio")
 _CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # arguments by which a child can answer
 _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(
@@ -175,7 +175,7 @@ def into_features(house: House) -> list[str]:
 
 def child_protocols(house: House) -> list[str]:
     """Modules that start processes which can answer them, each of which is a protocol of its own."""
-    return [module.path for module in house.modules if module.name not in _MEANS and _speaks(module)]
+    return [m.path for m in house.modules if m.name == _JOBS or (m.name != _CHILDREN[1] and _speaks(m))]
 
 
 def _speaks(module: Module) -> bool:

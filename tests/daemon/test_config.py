@@ -18,7 +18,7 @@ from honed.daemon.config import TABLES, Config, lines_of, load, memory, memory_s
 from honed.daemon.observe.usage import UsageSettings
 from honed.daemon.settings import schema
 from honed.daemon.settings.schema import Limits, own_shares, shares
-from honed.machine.limits import memory_mib
+from honed.process.limits import memory_mib
 from honed.runtime.errors import InvalidArgument
 
 SHIPPED = Path(__file__).parents[2] / "packaging" / "honed.toml"

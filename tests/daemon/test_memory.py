@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from honed.daemon.settings.schema import shares
-from honed.machine.limits import MEMORY_PERCENT
+from honed.process.limits import MEMORY_PERCENT
 from honed.protocol.params import TunerRunParams
 from honed.runtime import Client
 from honed.runtime.dtypes import from_datatype

@@ -38,7 +38,7 @@ class Twice:
 '''
 TWO = "from .three import Thing\n"
 THREE = "class Thing:\n    def later(self):\n        with self:\n            from .one import Twice\n"
-LINK = "from honed.machine.children import Bounds, start\n"
+LINK = "from honed.process.children import Bounds, start\n"
 PAGE = """# The map
 
 ## The way of a request
@@ -86,10 +86,10 @@ def test_what_a_board_works_without_is_counted_apart_wherever_it_lay() -> None:
 
 def test_what_starts_processes_is_found_and_the_means_for_all_are_not() -> None:
     names = {
-        "runtime/honed/machine/aiochildren.py": "from .children import start\n",
-        "daemon/honed/a.py": "from honed.machine import aiochildren\n",
-        "daemon/honed/b.py": "def f():\n    from honed.machine.children import Bounds, spawn\n",
-        "daemon/honed/c.py": "from honed.machine.children import Bounds\n",
+        "runtime/honed/process/aio.py": "from .children import start\n",
+        "daemon/honed/a.py": "from honed.process import aio\n",
+        "daemon/honed/b.py": "def f():\n    from honed.process.children import Bounds, spawn\n",
+        "daemon/honed/c.py": "from honed.process.children import Bounds\n",
     }
     found = house.child_protocols(House(tuple(map(Module, names, names.values())), {}))
     assert found == ["daemon/honed/a.py", "daemon/honed/b.py"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from honed.jobs import events
 from honed.jobs.commands import Check, Compile, Listener
 from honed.jobs.events import Compiled, Done, Faults, History, News, NoEvent, Result, Stage, Tuned
-from honed.machine.children import Death
-from honed.process.job import Died
+from honed.process.children import Death, Died
 from honed.protocol.errors import MissingFiles
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused, ResourceExhausted
 

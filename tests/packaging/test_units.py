@@ -16,7 +16,7 @@ from honed.daemon.features.user_models import AppsSettings
 from honed.daemon.settings.schema import MAKING_PERCENT, Limits, shares
 from honed.frigate.main import FrigateSettings
 from honed.http.app import HttpSettings
-from honed.machine.limits import MEMORY_PERCENT
+from honed.process.limits import MEMORY_PERCENT
 from honed.protocol.strict import from_plain
 from honed.runtime import HONED_VERSION
 
@@ -144,7 +144,7 @@ def test_memory_max_is_what_the_limits_add_up_to() -> None:
 
 
 def test_what_memory_runs_out_for_is_no_app() -> None:
-    """Children of the service say so themselves (`honed.machine.launch`)."""
+    """Children of the service say so themselves (`honed.process.launch`)."""
     for unit in (SERVICES[1], FARM):
         assert int(dict(directives(unit))["OOMScoreAdjust"]) > 0
     for unit in (*SERVICES, FARM):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from honed.process.job import run
+from honed.process.children import run
 
 ANSWERS = """
 import sys
-from honed.process.job import answering
+from honed.process.children import answering
 print("a library says hello")
 with answering() as say:
     say({"event": "first"})

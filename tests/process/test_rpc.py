@@ -93,7 +93,7 @@ def test_a_program_that_is_not_there_is_an_error_and_leaves_no_socket() -> None:
 def test_a_loop_asks_the_same_child() -> None:
     async def go() -> tuple[int, str]:
         lost = Unavailable("it is gone")
-        child, link = await aio.spawn(PROGRAM, lost=lambda: lost)
+        child, link = await aio.spawn_rpc(PROGRAM, lost=lambda: lost)
         try:
             added = aio.taken(Add(number=2), await aio.begin(link, Add(number=2)))
             with pytest.raises(Unavailable, match="it is gone"):

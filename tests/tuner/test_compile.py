@@ -252,7 +252,7 @@ def test_a_fault_of_the_compiler_is_told_as_ours(device: Device, monkeypatch: py
 
 LIMITED = """
 import resource
-from honed.machine.limits import limit_data
+from honed.process.limits import limit_data
 {before}
 limit_data(512 << 20)
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20, resource.getrlimit(resource.RLIMIT_AS)[0])

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.machine.limits import thread_stacks
 from honed.machine.processors import ThreadPlacement, first_placement, processors
 from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
+from honed.process.limits import thread_stacks
 from honed.protocol.errors import (
     InvalidArgument,
     MissingFiles,

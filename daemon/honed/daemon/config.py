@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from honed.machine.limits import memory_mib
+from honed.process.limits import memory_mib
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting

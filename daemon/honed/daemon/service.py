@@ -5,23 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import gc
 import logging
 import os
 import resource
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from honed.machine.limits import memory_mib
-from honed.protocol.errors import HonedError
+from honed.process.limits import memory_mib
+from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied
 from honed.runtime import HONED_VERSION
 
-from . import assembly, listener, lock, restoring
+from . import assembly, listener, restoring
 from .config import Config, Reloader, load, memory, memory_sentence
 from .store.store import Manifest, Store
 from .systemd import Systemd
@@ -67,6 +69,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def lock(path: Path, what: str, folder_mode: int = 0o700) -> int:
+    """Lock the file `path` (made if missing) and return its descriptor; the lock lasts until it is closed.
+
+    A folder that is missing is made with `folder_mode`, whatever the umask is. Raises AlreadyExists where
+    another process holds it; `what` says in the message what is in use.
+    """
+    try:
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(folder_mode)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise PermissionDenied(
+            f"{path} cannot be opened ({error.strerror}); run as the user that owns {path.parent}, "
+            "or choose other places with --socket and --state-dir"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AlreadyExists(f"{path} is there and is no regular file; remove it")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise AlreadyExists(
+            f"another honed (process {holder or 'unknown'}) uses {what}; stop it, or choose other places "
+            "with --socket and --state-dir"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="honed",
@@ -92,11 +128,11 @@ def _serve(read: Callable[[], Config], systemd: Systemd) -> None:
     _allow_many_descriptors()
     places = config.service
     passed = systemd.socket()
-    locks = [lock.acquire(places.state_dir / "lock", f"state folder {places.state_dir}")]
+    locks = [lock(places.state_dir / "lock", f"state folder {places.state_dir}")]
     try:
         if passed is None:
             socket_lock = places.socket.with_name(places.socket.name + ".lock")
-            locks.append(lock.acquire(socket_lock, f"socket {places.socket}", 0o755))
+            locks.append(lock(socket_lock, f"socket {places.socket}", 0o755))
         store = Store(places.state_dir)
         models, damaged = store.open()
         listening = passed or listener.listen(places.socket)

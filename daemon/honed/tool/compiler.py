@@ -10,9 +10,8 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Job, Listener
 from honed.jobs.events import News, NoEvent, R
-from honed.machine.children import Bounds
-from honed.process import job as jobs
-from honed.process.job import Died
+from honed.process import children
+from honed.process.children import Bounds, Died, RunningChild
 from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted
 
 from .output import Reporter
@@ -37,7 +36,7 @@ class CompilerDied(HonedError):
 class CompilerChild(Generic[R]):
     """A job that runs in a child; as `RunningJob`."""
 
-    def __init__(self, job: Job[R], running: jobs.RunningJob) -> None:
+    def __init__(self, job: Job[R], running: RunningChild) -> None:
         self._listener = Listener(job)
         self._running = running
 
@@ -83,7 +82,7 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
     if not places.compiler():
         raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     bounds = Bounds(memory_mib=limits.compile_memory_mib)
-    with jobs.started(job.program(), bounds, seconds=seconds) as running:
+    with children.started(job.program(), bounds, seconds=seconds) as running:
         yield CompilerChild(job, running)
 
 

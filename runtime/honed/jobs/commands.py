@@ -12,8 +12,7 @@ from dataclasses import MISSING, Field, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.machine.children import FREE, Bounds, Death, python
-from honed.process.job import Died, started
+from honed.process.children import FREE, Bounds, Death, Died, python, started
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from honed.machine import peaks, profilefile
-from honed.machine.children import python
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
-from honed.process.job import answering, run
+from honed.process.children import answering, python, run
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError, error_from_map, error_to_map
 from honed.protocol.strict import Map

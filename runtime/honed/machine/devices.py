@@ -1,20 +1,19 @@
 """The OpenCL devices of this machine and their profiles.
 
-python -m honed.machine.devices     writes what there is as JSON, for a process that must not load it
+python -m honed.machine.devices     tells what there is, a job for a process that must not load it
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from honed.process.children import answering, python, run
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, NotFound
 
-from .children import python, run
 from .families import DeviceFamily, family_of
 from .files import gpu_hz
 from .opencl import accelerates_dots, cl, driver_call
@@ -117,11 +116,8 @@ def _see_one_driver(spec: str | None, views: Sequence[Mapping[str, str]]) -> str
 
 def _shown(view: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return platform, name and kind of the devices of one driver; none where it fails."""
-    said, _ = run(python(__name__), seconds=_LISTING_SECONDS, environment={**os.environ, **view})
-    try:
-        return [(platform, name, kind) for platform, name, kind in json.loads(said.splitlines()[-1])]
-    except (ValueError, IndexError):
-        return []
+    answers, _ = run(python(__name__), seconds=_LISTING_SECONDS, environment={**os.environ, **view})
+    return [(each["platform"], each["name"], each["kind"]) for each in answers]
 
 
 def matching(spec: str, names: Sequence[str]) -> list[int]:
@@ -230,4 +226,7 @@ def _text(reported: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps([(d.profile.identity.platform, d.profile.identity.name, d.kind) for d in discover()]))
+    with answering() as say:
+        for found in discover():
+            identity = found.profile.identity
+            say({"platform": identity.platform, "name": identity.name, "kind": found.kind})

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from honed.machine.limits import data_bytes, die_with, limit_data
+from honed.process.limits import data_bytes, die_with, limit_data
 
 With = TypeVar("With")
 Given = ParamSpec("Given")

@@ -1,26 +1,129 @@
-"""The parent's end of typed calls (`rpc`), and of jobs (`job`), in an event loop."""
+"""Child processes of an event loop, typed calls to them (`rpc`), and jobs; when a child is started again."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
+import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from honed.machine import aiochildren
-from honed.machine.aiochildren import Child
-from honed.machine.children import FREE, Bounds, Death, kill_group
 from honed.protocol import strict
 from honed.protocol.aiolink import AsyncLink
-from honed.protocol.errors import HonedError
+from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.streams import Progress
 from honed.protocol.wire import FrameLimits, close_all
 
+from .children import FREE, Bounds, Death, kill_group, start
 from .rpc import FRAMES, Call, R
+
+_LINE = 4 << 20  # bytes of a line that can be read at once
+
+
+class Child:
+    """A process that was started. `stdout` is there where it was asked for."""
+
+    def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
+        self.pid = pid
+        self.stdout: asyncio.StreamReader | None = None
+        self._ended = ended
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._ended.done()
+
+    async def wait(self) -> Death:
+        """Return how the process ended, once it has ended."""
+        return Death(status=await asyncio.shield(self._ended))
+
+    async def end(self) -> None:
+        """Kill it with its process group, unless it has ended, and wait for that."""
+        if self.running:
+            kill_group(self.pid)
+        await self.wait()
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 async def spawn(
+    program: Sequence[str], bounds: Bounds = FREE, *, pass_fds: Sequence[int] = (), stdout: bool = False
+) -> Child:
+    """Start a program, with its standard output to be read if wanted; raise OSError and InvalidArgument.
+
+    A thread of its own starts the program and waits for its end: starting takes long on a busy machine.
+    Cancelling this call ends what was started.
+    """
+    starting = _Starting(program, bounds, pass_fds, stdout)
+    process = await starting.process()
+    child = Child(process.pid, starting.ended)
+    if process.stdout is not None:
+        child.stdout = asyncio.StreamReader(limit=_LINE)
+        try:
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(child.stdout),  # type: ignore[arg-type]
+                process.stdout,
+            )
+        except BaseException:
+            await child.end()  # killed before its pipe is closed, on which it would speak of that
+            raise
+    return child
+
+
+class _Starting:
+    """A thread that starts a program and waits for its end, and what it tells the loop."""
+
+    def __init__(self, program: Sequence[str], bounds: Bounds, pass_fds: Sequence[int], stdout: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[subprocess.Popen[bytes]] = self._loop.create_future()
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        given = (program, bounds, pass_fds, subprocess.PIPE if stdout else None)
+        threading.Thread(target=self._run, args=given, name="child", daemon=True).start()
+
+    async def process(self) -> subprocess.Popen[bytes]:
+        """Wait until the child process has started, and return it.
+
+        Cancelling the awaiting task ends the process with its group.
+        """
+        try:
+            return await asyncio.shield(self._started)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._started])
+            if self._started.exception() is None:
+                kill_group(self._started.result().pid)
+                await asyncio.wait([self.ended])
+            raise
+
+    def _run(
+        self, program: Sequence[str], bounds: Bounds, pass_fds: Sequence[int], stdout: int | None
+    ) -> None:
+        try:
+            process = start(program, bounds, stdout=stdout, pass_fds=pass_fds)
+        except ValueError as error:
+            self._tell(self._started.set_exception, OSError(str(error)))
+        except (OSError, InvalidArgument) as error:
+            self._tell(self._started.set_exception, error)
+        else:
+            self._tell(self._started.set_result, process)
+            self._tell(self.ended.set_result, process.wait())
+
+    def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(set_it, value)
+
+
+# ---- Calls and jobs ----
+
+
+async def spawn_rpc(
     program: Sequence[str],
     bounds: Bounds = FREE,
     *,
@@ -36,7 +139,7 @@ async def spawn(
     with theirs:
         descriptor = theirs.fileno()
         try:
-            child = await aiochildren.spawn([*program, str(descriptor)], bounds, pass_fds=[descriptor])
+            child = await spawn([*program, str(descriptor)], bounds, pass_fds=[descriptor])
         except BaseException:
             ours.close()
             raise
@@ -70,7 +173,7 @@ async def run(
     Cancelling ends the child, as does a line that is far too long. Raises OSError, and TimeoutError after
     `seconds`.
     """
-    child = await aiochildren.spawn(program, bounds, stdout=True)
+    child = await spawn(program, bounds, stdout=True)
     assert child.stdout is not None
     try:
         started(child)
@@ -86,3 +189,40 @@ async def run(
                 hear(line)
     finally:
         await child.end()
+
+
+# ---- When a child that is kept running is started again ----
+
+HEALTHY_SECONDS = 60.0  # a child that lived so long did not fail at starting
+_LONGEST_DELAY_SECONDS = 30.0
+_FAILURES = 1  # in a row, of a child that is not said to be failing yet
+
+
+class RestartPolicy:
+    """The one rule for children that are started again whenever they end. No clock: it is given seconds.
+
+    Each failure in a row doubles the delay, which is at least `least` seconds. The count starts anew with a
+    child that lived long. One that ended at its work is replaced at once: who gives work that ends children
+    bounds how often, and other work must not wait for it.
+    """
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+        self._failures = 0  # in a row
+        self.failing = False  # the last child did not become ready, and was not the first failure in a row
+
+    def ended(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
+        """Return the delay after a child that lived so long; `ready`: it could be used."""
+        if ready and at_work:
+            self._failures = 0
+        elif ready and lived > HEALTHY_SECONDS:
+            self._failures = 1
+        else:
+            self._failures += 1
+        self.failing = not ready and self._failures > _FAILURES
+        return max(self._least, restart_delay(self._failures))
+
+
+def restart_delay(failures: int) -> float:
+    """Return the seconds to wait after `failures` in a row: 0, 0.5, 1, 2, ... 30."""
+    return 0.0 if failures <= 1 else min(_LONGEST_DELAY_SECONDS, 0.25 * 2.0 ** (failures - 1))

@@ -20,7 +20,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.machine.children import FREE, Bounds, Death, kill_group, last_line, start
+from honed.process.children import FREE, Bounds, Death, kill_group, last_line, start
 from honed.protocol import streams, strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError

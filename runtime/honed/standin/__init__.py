@@ -91,7 +91,7 @@ def genuine() -> ModuleType | None:
 
 
 def _imported() -> ModuleType:
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # as in all children (honed.machine.launch)
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # as in all children (honed.process.launch)
     if _finder not in sys.meta_path:
         return importlib.import_module(_NAME)
     with apart():

@@ -18,8 +18,8 @@ pytest.importorskip("onnxruntime")
 from honed.cpu import session as sessions
 from honed.cpu.session import Session, packed, prepare, unpacked
 from honed.daemon.store.compiled import TensorSpec
-from honed.machine.children import run
 from honed.machine.processors import Processor, ThreadPlacement
+from honed.process.children import output
 from honed.runtime.dtypes import NARROW, DType, dtype
 from tests.daemon.running import DEADLINE
 
@@ -151,7 +151,7 @@ def test_the_process_keeps_to_the_big_cores(monkeypatch: pytest.MonkeyPatch) -> 
 ARENA = """
 import sys
 from honed.cpu.session import _options
-from honed.machine.limits import limit_data
+from honed.process.limits import limit_data
 
 limit_data(int(sys.argv[1]) << 20)
 print(_options(1, "all", False).enable_cpu_mem_arena)
@@ -160,6 +160,6 @@ print(_options(1, "all", False).enable_cpu_mem_arena)
 
 @pytest.mark.parametrize(("mib", "arena"), [(400, b"False"), (600, b"True")])
 def test_a_process_of_little_memory_has_no_arenas(mib: int, arena: bytes) -> None:
-    said, death = run((sys.executable, "-c", ARENA, str(mib)), seconds=DEADLINE)
+    said, death = output((sys.executable, "-c", ARENA, str(mib)), seconds=DEADLINE)
     assert death.status == 0, said
     assert said.strip() == arena

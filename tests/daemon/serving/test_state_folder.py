@@ -165,16 +165,16 @@ def test_what_has_no_business_in_the_state_folder_stops_nothing(
 
 
 def test_a_lock_that_leads_elsewhere_is_told_in_a_sentence(tmp_path: Path) -> None:
-    from honed.daemon import lock
+    from honed.daemon.service import lock
     from honed.runtime.errors import HonedError
 
     (tmp_path / "lock").symlink_to("/dev/zero")
     with pytest.raises(HonedError, match="lock"):
-        lock.acquire(tmp_path / "lock", "it")
+        lock(tmp_path / "lock", "it")
     (tmp_path / "lock").unlink()
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(HonedError, match="no regular file"):
-        lock.acquire(tmp_path / "lock", "it")
+        lock(tmp_path / "lock", "it")
 
 
 def test_files_in_the_place_of_folders_that_can_be_made_again_go(tmp_path: Path) -> None:

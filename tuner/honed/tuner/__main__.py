@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
-from honed.machine.limits import limit_data
-from honed.process.job import answering
+from honed.process.children import answering
+from honed.process.limits import limit_data
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
 from honed.protocol.results import OptimisationCheck

@@ -19,10 +19,9 @@ from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.jobs.commands import Job, Listener
 from honed.jobs.events import News, NoEvent, R, Stage
-from honed.machine.aiochildren import Child
-from honed.machine.children import Bounds
 from honed.process import aio
-from honed.process.job import Died
+from honed.process.aio import Child
+from honed.process.children import Bounds, Died
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (

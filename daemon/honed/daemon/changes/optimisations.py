@@ -24,8 +24,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
 from honed.jobs.commands import CheckOptimisations
-from honed.machine.children import Bounds
-from honed.process.job import Died
+from honed.process.children import Bounds, Died
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from honed.machine.limits import MEMORY_PERCENT, memory_mib
+from honed.process.limits import MEMORY_PERCENT, memory_mib
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import ENGINE_NAMES, engine_word

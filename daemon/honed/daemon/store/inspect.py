@@ -8,8 +8,8 @@ from pathlib import Path
 
 from honed.daemon.aio import in_thread
 from honed.daemon.settings.schema import INSPECTION_MIB, INSPECTIONS
-from honed.machine.children import Bounds, kill_group, python
 from honed.process import aio
+from honed.process.children import Bounds, kill_group, python
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable
 
@@ -57,7 +57,7 @@ async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Com
     """Yield answers for the first of `paths`, at least one."""
     lost = Unavailable("the process that reads compiled files has ended")
     program, bounds = python("honed.daemon.store.inspector"), Bounds(memory_mib=INSPECTION_MIB)
-    process, link = await aio.spawn(program, bounds, lost=lambda: lost, frames=ANSWER)
+    process, link = await aio.spawn_rpc(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
         for path in paths:
             call = Inspect(path=path)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
-from honed.machine.aiochildren import Child, RestartPolicy, spawn
-from honed.machine.children import Bounds, Death, kill_group, python
+from honed.process.aio import Child, RestartPolicy, spawn
+from honed.process.children import Bounds, Death, kill_group, python
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TunerReportParams, TuningFigures

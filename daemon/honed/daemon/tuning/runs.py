@@ -26,9 +26,8 @@ from honed.daemon.transport.connection import WithDescriptors
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
 from honed.jobs.events import Done, Exported, Faults, Imported, News, R, Totals, Tuned
-from honed.machine.aiochildren import Child
-from honed.machine.children import Bounds
-from honed.process.job import Died
+from honed.process.aio import Child
+from honed.process.children import Bounds, Died
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from honed.daemon.settings.schema import Limits
-from honed.machine.aiochildren import Child
-from honed.machine.limits import no_memory
 from honed.process import aio
+from honed.process.aio import Child
+from honed.process.limits import no_memory
 from honed.process.rpc import R
 from honed.protocol.aiolink import AsyncLink
 from honed.protocol.dataclass import dataclass

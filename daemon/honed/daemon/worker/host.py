@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.machine.limits import no_memory
 from honed.process import rpc
+from honed.process.limits import no_memory
 from honed.process.rpc import Method, Server, by_name
 from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
 from honed.protocol.params import ROOM_ALIGN, Data

@@ -16,11 +16,11 @@ from typing import Any
 from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core.messages import WorkerLost, WorkerReady
 from honed.daemon.settings.schema import Limits
-from honed.machine.aiochildren import Child, RestartPolicy
-from honed.machine.children import Bounds, kill_group, python
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
 from honed.process import aio
+from honed.process.aio import Child, RestartPolicy
+from honed.process.children import Bounds, kill_group, python
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.aiolink import AsyncLink, OnAnswer
@@ -90,7 +90,7 @@ async def spawn(
     """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
     command = python(program.module, str(cache_dir), program.argument, *program.more, program.bound)
     bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
-    return await aio.spawn(command, bounds, lost=lost, frames=FRAMES, large=APART)
+    return await aio.spawn_rpc(command, bounds, lost=lost, frames=FRAMES, large=APART)
 
 
 # ---- Keeps one serving worker alive: starts it, notices its end, starts it again ----

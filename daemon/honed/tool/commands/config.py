@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from honed.daemon.config import load, memory, memory_sentence, shown
-from honed.machine.limits import memory_mib
+from honed.process.limits import memory_mib
 from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW

@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from honed.machine.children import python
-from honed.process.job import answering, run
+from honed.process.children import answering, python, run
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 

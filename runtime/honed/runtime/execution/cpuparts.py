@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.bundle import has_cpu_engine
-from honed.machine.children import Bounds, python
+from honed.process.children import Bounds, python
 from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.params import Data

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 
 from honed.machine.devices import Device
 from honed.machine.files import replacing
-from honed.machine.limits import data_is_short
 from honed.machine.opencl import DOTS_EXTENSION, cl, context, driver_call, most_work_items
+from honed.process.limits import data_is_short
 from honed.protocol.errors import DeviceError, HonedError
 from honed.protocol.strict import to_plain
 from honed.runtime.compiled.model import CompiledModel, Kernel

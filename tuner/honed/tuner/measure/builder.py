@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from honed.machine import devices
-from honed.machine.limits import data_bytes, limit_data
 from honed.machine.opencl import cl, context
+from honed.process.limits import data_bytes, limit_data
 from honed.process.rpc import Server, by_name, connect
 from honed.protocol.errors import HonedError
 

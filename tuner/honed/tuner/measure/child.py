@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from honed.machine import devices
-from honed.machine.limits import data_bytes, limit_data
 from honed.machine.opencl import cl, failure
+from honed.process.limits import data_bytes, limit_data
 from honed.process.rpc import Server, by_name, connect
 from honed.protocol.errors import HonedError
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from honed.machine.children import python
+from honed.process.children import python
 from honed.process.rpc import Ended, RpcChild, ready
 
 from .calls import BuildCandidate, OpenBuilder

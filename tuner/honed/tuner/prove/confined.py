@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from honed.machine.children import Bounds, Death, python
-from honed.process import job
-from honed.process.job import answering
+from honed.process import children
+from honed.process.children import Bounds, Death, answering, python
 from honed.protocol.dataclass import dataclass
 
 MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
@@ -53,7 +52,7 @@ def run(
     left = max(deadline - time.monotonic(), 0.0)
     threads = str(limits.threads)
     bounds = Bounds(address_mib=limits.memory_bytes >> 20, cpu_seconds=math.ceil(left * limits.threads) + 1)
-    answers, death = job.run(
+    answers, death = children.run(
         python(module, str(folder), *arguments, "--threads", threads),
         bounds,
         seconds=left,

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from honed.jobs.commands import Compile, do
 from honed.jobs.events import Ranking
-from honed.machine.children import python
 from honed.machine.profile import DeviceProfile
-from honed.process.job import Died
+from honed.process.children import Died, python
 from honed.process.rpc import Call, Ended, R, RpcChild
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from honed.machine import devices
-from honed.machine.children import python
-from honed.process.job import answering, run
+from honed.process.children import answering, python, run
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError
 from honed.runtime.comparison import Comparison

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from honed.machine.children import run
-from honed.machine.limits import memory_mib, thread_stacks
+from honed.process.children import output
+from honed.process.limits import memory_mib, thread_stacks
 
 STACK = 512 << 10
 THREADS = 32
 CODE = f"""
 import ctypes, threading
-from honed.machine.limits import data_bytes, thread_stacks
+from honed.process.limits import data_bytes, thread_stacks
 
 library = ctypes.CDLL(None)
 ENTRY = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -40,7 +40,7 @@ for each in kept:
 
 
 def test_threads_of_libraries_get_small_stacks_and_those_of_python_do_not() -> None:
-    said, death = run((sys.executable, "-c", CODE), seconds=60)
+    said, death = output((sys.executable, "-c", CODE), seconds=60)
     assert death.status == 0, said
     usual, small, own = map(int, said.split())
     assert STACK <= small / THREADS < usual / THREADS
@@ -49,7 +49,7 @@ def test_threads_of_libraries_get_small_stacks_and_those_of_python_do_not() -> N
 
 
 SHORT = """
-from honed.machine.limits import data_bytes, data_is_short, limit_data
+from honed.process.limits import data_bytes, data_is_short, limit_data
 
 print(data_is_short())
 limit_data(10 * data_bytes())
@@ -60,7 +60,7 @@ print(data_is_short())
 
 
 def test_a_process_sees_that_its_memory_is_short() -> None:
-    said, death = run((sys.executable, "-c", SHORT), seconds=60)
+    said, death = output((sys.executable, "-c", SHORT), seconds=60)
     assert death.status == 0, said
     assert said.split() == [b"False", b"False", b"True"]
 

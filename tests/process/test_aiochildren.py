@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from honed.machine.aiochildren import HEALTHY_SECONDS, RestartPolicy, restart_delay, spawn
+from honed.process.aio import HEALTHY_SECONDS, RestartPolicy, restart_delay, spawn
 
 _WRITES_LATER = "import time; time.sleep(60); print('late')"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.machine.children import Bounds, Death, python, run, start, started
+from honed.process.children import Bounds, Death, output, python, start, started
 from honed.runtime.errors import InvalidArgument
 
 
@@ -22,7 +22,7 @@ def program(code: str) -> tuple[str, ...]:
 
 def test_onnx_runtime_in_a_child_sends_nothing_to_its_makers() -> None:
     """By default the wheels of ONNX Runtime 1.31 send what they run, and keep a number of the machine."""
-    said, death = run(program("import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"), seconds=60)
+    said, death = output(program("import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"), seconds=60)
     assert (said, death) == (b"1\n", Death(status=0))
 
 
@@ -39,7 +39,7 @@ except MemoryError:
     print("refused")
 """
     bounds = Bounds(memory_mib=400, address_mib=4000, cpu_seconds=60, niceness=3)
-    said, death = run(program(code), bounds, seconds=60)
+    said, death = output(program(code), bounds, seconds=60)
     assert death == Death(status=0)
     *limits, niceness, leads, score, memory = said.decode().split()
     assert limits == [str(400 << 20), str(4000 << 20), "60", "0"]
@@ -51,12 +51,12 @@ except MemoryError:
 def test_bounds_of_the_parent_stay() -> None:
     code = """
 import sys, resource
-from honed.machine.children import Bounds, run
+from honed.process.children import Bounds, output
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 inner = (sys.executable, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[0])")
-print(run(inner, Bounds(cpu_seconds=60), seconds=60)[0].decode())
+print(output(inner, Bounds(cpu_seconds=60), seconds=60)[0].decode())
 """
-    assert run(program(code), seconds=60)[0].split() == [b"30"]
+    assert output(program(code), seconds=60)[0].split() == [b"30"]
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
     child = f"import os, time; open({str(ready)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     parent = (
         "import sys, time\n"
-        "from honed.machine.children import start\n"
+        "from honed.process.children import start\n"
         f"start((sys.executable, '-c', {child!r}))\n"
         "time.sleep(600)\n"
     )
@@ -83,7 +83,7 @@ def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
 
 def test_an_orphan_does_not_start() -> None:
     # As if the parent had died and init had taken over.
-    launched = python("honed.machine.launch", "1", "0", "0", "0", "0", *program("print('started')"))
+    launched = python("honed.process.launch", "1", "0", "0", "0", "0", *program("print('started')"))
     done = subprocess.run(launched, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (127, "")
 
@@ -94,7 +94,7 @@ def test_a_deadline_ends_a_child_with_those_it_started() -> None:
         "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(inner.pid, flush=True)\ntime.sleep(600)"
     )
-    said, death = run(program(code), seconds=2.0)
+    said, death = output(program(code), seconds=2.0)
     assert death.late
     assert not death.killed
     assert not death.from_outside
@@ -115,7 +115,7 @@ def test_leaving_ends_a_child() -> None:
 
 def test_what_a_child_said_last_is_told() -> None:
     code = "import os, sys\nprint('first\\n the last \\n', file=sys.stderr, flush=True)\nos.abort()"
-    said, death = run(program(code), seconds=60)
+    said, death = output(program(code), seconds=60)
     assert said == b""
     assert str(death) == "it was ended by signal SIGABRT; it said last: the last"
 

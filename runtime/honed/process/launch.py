@@ -1,6 +1,6 @@
 """Becomes a program that cannot outlive its parent or outgrow its bounds; `children.start` starts it.
 
-python -m honed.machine.launch PARENT_PID MEMORY_MIB ADDRESS_MIB CPU_SECONDS NICENESS PROGRAM ARGUMENT...
+python -m honed.process.launch PARENT_PID MEMORY_MIB ADDRESS_MIB CPU_SECONDS NICENESS PROGRAM ARGUMENT...
 
 Runs between fork and exec of a child, where a threaded parent must not run Python itself. Each child waits
 for it, so it imports little: pathlib alone took a quarter of its time.

@@ -1,20 +1,25 @@
-"""Child processes: what they may take, how long they may take it, and what ended them."""
+"""Child processes: what they may take, how long they may take it, and what ended them; and jobs.
+
+A job is a child that ends: arguments in, JSON lines out. `aio` has what an event loop starts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import IO
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.strict import Map
 
 _MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one
 _TAIL = 8192  # bytes of what a child wrote that are looked at
@@ -127,7 +132,7 @@ def start(
             )
     limits = (bounds.memory_mib, bounds.address_mib, bounds.cpu_seconds, bounds.niceness)
     return subprocess.Popen(
-        [*python("honed.machine.launch", str(os.getpid()), *map(str, limits)), *program],
+        [*python("honed.process.launch", str(os.getpid()), *map(str, limits)), *program],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -207,7 +212,7 @@ def started(
             child.stdout.close()
 
 
-def run(
+def output(
     program: Sequence[str],
     bounds: Bounds = FREE,
     *,
@@ -217,3 +222,47 @@ def run(
     """Run a program for `seconds` at most: what it wrote to standard output, and how it ended."""
     with started(program, bounds, seconds=seconds, environment=environment) as child:
         return child.stdout.read(), child.death()
+
+
+# ---- Jobs ----
+
+Say = Callable[[Mapping[str, object]], None]
+
+
+@contextmanager
+def answering() -> Iterator[Say]:
+    """Yield the function by which a job writes a map on the standard output that it was started with.
+
+    Everything else that prints there, as drivers and libraries do, goes to standard error from now on.
+    """
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        yield lambda answer: print(json.dumps(answer), file=answers, flush=True)
+
+
+def run(
+    program: Sequence[str],
+    bounds: Bounds = FREE,
+    *,
+    seconds: float | None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[Map], Death]:
+    """Run a job for `seconds` at most; return the maps that it wrote, without other lines, and its end."""
+    said, death = output(program, bounds, seconds=seconds, environment=environment)
+    answers = []
+    for line in said.splitlines():
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(answer, dict):
+            answers.append(answer)
+    return answers, death
+
+
+class Died(Exception):
+    """A job ended without a last word, or badly after it; the text is a clause about it."""
+
+    def __init__(self, death: Death) -> None:
+        super().__init__(str(death))
+        self.death = death
