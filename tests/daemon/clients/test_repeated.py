@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from honed.runtime import Client
+from honed.runtime.calling.shared_memory import Region
 from honed.runtime.errors import NotFound
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
@@ -81,6 +82,37 @@ def test_a_request_that_differs_is_answered_as_on_a_new_connection(
     for _ in range(2):
         assert answered(raw, GOOD | changes) == expected
         assert answered(raw, GOOD) == usual
+
+
+def test_regions_count_as_they_are_when_a_request_comes(service: Service) -> None:
+    place = {"shared_memory_region": "r", "shared_memory_offset": 0, "shared_memory_byte_size": X.nbytes}
+    placed = {"model_name": "small", "inputs": [INPUT | {"parameters": place}]}
+    with Raw(service.socket) as raw, Region("r", 4096) as region, Region("r", 4096) as another:
+
+        def register(one: Region, byte_size: int) -> None:
+            params = {"name": "r", "byte_size": byte_size}
+            assert raw.call("SystemSharedMemoryRegister", params, [one.descriptor])[2] is None
+
+        def first() -> float:
+            return float(np.frombuffer(answered(raw, placed)["raw_output_contents"][0], np.float32)[0])
+
+        register(region, 4096)
+        x = region.array("float32", (SIZE,))
+        for value in (1.0, 2.0, 3.0):
+            x[:] = value
+            assert first() == value + 1
+        assert answered(raw, placed | {"raw_input_contents": {}})["code"] == "INVALID_ARGUMENT"
+        assert raw.call("SystemSharedMemoryUnregister", {"name": "r"})[2] is None
+        for _ in range(2):
+            assert answered(raw, placed)["code"] == "NOT_FOUND"
+        another.array("float32", (SIZE,))[:] = 7.0
+        register(another, 4096)
+        for _ in range(2):
+            assert first() == 8.0
+        assert raw.call("SystemSharedMemoryUnregister", {"name": "r"})[2] is None
+        register(another, X.nbytes - 4)
+        for _ in range(2):
+            assert answered(raw, placed)["code"] == "INVALID_ARGUMENT"
 
 
 def test_failures_are_counted_like_any(service: Service, raw: Raw, client: Client) -> None:

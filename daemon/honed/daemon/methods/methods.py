@@ -113,14 +113,14 @@ class Api:
 
     def answer(self, call: ApiCall, method: str) -> Work:
         """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
+        if method == methods.MODEL_INFER.name and (like := self.inferring.again(call)) is not None:
+            return like
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
         peer = call.connection.peer
         self.policy.check(peer, known.right, method)
         self.inferring.check_running()
-        if known is methods.MODEL_INFER and (like := self.inferring.again(call)) is not None:
-            return like
         parsed = parse(known.params, call.params)
         own = model_named(parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None

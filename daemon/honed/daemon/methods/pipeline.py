@@ -29,6 +29,7 @@ from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection, Done
 from honed.daemon.worker.calls import InferenceResult, RunModel
+from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
@@ -90,7 +91,7 @@ class InferencePipeline:
         params = call.params
         known = self._checked.get(call.connection.number)
         form = known.get(_form(params)) if known else None
-        if form is None or not form.fits(params) or form.limits != self._limits():
+        if form is None or not form.fits(params, call.connection.regions) or form.limits != self._limits():
             return None
         if not self.registry.serves(form.entry) or self._of(form.entry) is not form.wrapped:
             return None
@@ -211,6 +212,7 @@ class CheckedForm:
         "kept",
         "limits",
         "plan",
+        "regions",
         "run",
         "wrapped",
     )
@@ -228,17 +230,22 @@ class CheckedForm:
         self.run = plan.form().packed()
         self.empty = plan.empty
         self._sizes = [len(data) for data in params.get(_DATA) or ()]
-        text = any(tensor.dtype == STRING.name for tensor, _ in plan.inputs)
-        self.kept = not (plan.regions or text)  # what regions and text hold is checked each time
+        self.regions = plan.regions
+        # The data of text is checked each time.
+        self.kept = not any(tensor.dtype == STRING.name for tensor, _ in plan.inputs)
         self._answered: object = None
         self._answer: Map = {}
 
-    def fits(self, params: Map) -> bool:
-        """Return whether the data of a request has the sizes of the one that was checked."""
+    def fits(self, params: Map, regions: RegionTable) -> bool:
+        """Return whether the data of a request has the sizes of the one that was checked, in its regions."""
         data, name = params.get(_DATA), params.get("id")
+        if data is None:
+            data = []
         if type(data) is not list or not (name is None or type(name) is str):
             return False
-        return _BYTES.issuperset(map(type, data)) and [len(each) for each in data] == self._sizes
+        if not (_BYTES.issuperset(map(type, data)) and all(map(regions.has, self.regions))):
+            return False
+        return [len(each) for each in data] == self._sizes
 
     def call(self, data: Sequence[Data], key: str) -> RunModel:
         """Return the call for the worker that knows the model by `key`."""
@@ -310,7 +317,7 @@ class PlainInference:
             plan = form.plan
             self._work = work = PendingRequest(
                 call=partial(form.call, self._params.get(_DATA) or ()),
-                regions=plan.regions if not form.kept else [],
+                regions=form.regions,
                 open=plan.open,
                 empty=form.empty,
                 on_end=self._on_end,

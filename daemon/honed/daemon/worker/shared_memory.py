@@ -99,6 +99,10 @@ class RegionTable:
             raise unknown(name)
         return found
 
+    def has(self, region: HeldRegion) -> bool:
+        """Return whether a region is registered still."""
+        return self._regions.get(region.name) is region
+
     def select(self, name: str | None) -> list[HeldRegion]:
         """Return the region of that name, or all; raise NotFound if there is none of that name."""
         return [self.get(name)] if name else list(self._regions.values())
