@@ -267,7 +267,12 @@ def test_the_two_drivers_of_these_tests_clash(clashing: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "driver"), [(ONE, ONE, "basic"), (ALL, ALL, "pthread"), ("1", ALL, "pthread")]
+    ("spec", "name", "driver"),
+    [
+        (ONE, ONE, "basic"),
+        ("1", ALL, "pthread"),
+        pytest.param(ALL, ALL, "pthread", marks=pytest.mark.slow),
+    ],
 )
 def test_drivers_that_clash_never_meet_in_a_process(
     clashing: dict[str, str], spec: str, name: str, driver: str

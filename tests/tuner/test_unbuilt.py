@@ -79,6 +79,7 @@ def compiled(text: str, device: Device, folder: Path) -> CompiledModel:
     return made
 
 
+@pytest.mark.slow
 def test_what_no_schedule_builds_runs_in_the_cpu_engine(
     device: Device, tmp_path: Path, refuse: Refuse
 ) -> None:

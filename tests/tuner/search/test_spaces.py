@@ -213,7 +213,7 @@ def test_products_of_panels_are_right(
     ("name", "kernels"),
     [
         ("product with packed weights", 1),
-        ("product with packed weights and a residual", 1),
+        pytest.param("product with packed weights and a residual", 1, marks=pytest.mark.slow),
         ("product with packed weights, padded", 2),
     ],
 )
