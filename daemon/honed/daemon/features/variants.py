@@ -23,6 +23,7 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, compare, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
+from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import Manifest, begin
 from honed.protocol import strict
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 # be compiled again and again.
 _BETTER = 1.5
 _STAY_SECONDS = 60.0  # that what was asked for stays loaded, for the same reason
+_MOST_NAMES = 256  # of variants of a model, that are remembered
 _HOPELESS = 2  # shapes of a model that could not be compiled, while none could: it is not for their sizes
 
 
@@ -226,6 +228,10 @@ class ShapeVariants(Feature):
     settings: Callable[[], VariantSettings]
     rewrap: Callable[[str], None]
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
+    # Of variants that were asked for, by shapes; by model, with what they follow from.
+    _names: dict[
+        str, tuple[Compiled | None, Interface | None, dict[tuple[tuple[str, tuple[int, ...]], ...], str]]
+    ] = field(init=False, default_factory=dict)
     _begun: bool = field(init=False, default=False)
     _by_hand: set[asyncio.Task[list[str]]] = field(init=False, default_factory=set)
 
@@ -252,7 +258,7 @@ class ShapeVariants(Feature):
 
         A variant that rests and would be the faster engine is loaded for the next request.
         """
-        name = _asked(entry, shapes)
+        name = self._asked(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
@@ -268,9 +274,22 @@ class ShapeVariants(Feature):
     def served(self, entry: ServedModel, plan: InferencePlan) -> None:
         """Count the shapes of a request that was answered, where a variant may have them."""
         shapes = {tensor.name: tensor.shape or () for tensor, _ in plan.inputs}
-        name = _asked(entry, shapes)
+        name = self._asked(entry, shapes)
         if name and self.registry.find(entry.name) is not None:
             self.ledger.asked(entry.name, name, shapes)
+
+    def _asked(self, entry: ServedModel, shapes: Shapes) -> str:
+        """Return what `_variant_asked` does, which is remembered: most requests are in few shapes."""
+        compiled, interface, names = self._names.get(entry.name, (None, None, None))
+        if names is None or compiled is not entry.compiled or interface is not entry.manifest.interface:
+            names = {}
+            self._names[entry.name] = entry.compiled, entry.manifest.interface, names
+        asked = tuple(shapes.items())
+        if asked not in names:
+            if len(names) >= _MOST_NAMES:
+                names.clear()
+            names[asked] = _variant_asked(entry, shapes)
+        return names[asked]
 
     # What is told, and done by name
 
@@ -282,8 +301,9 @@ class ShapeVariants(Feature):
         return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
 
     def forget(self, model: str) -> None:
-        """Forget when a variant was used."""
+        """Forget when a variant was used, and what a model was asked for."""
         self._used.pop(model, None)
+        self._names.pop(model, None)
 
     async def added(self, call: ApiCall, params: LoadParams) -> Sequence[str]:
         """Compile a model for the shapes that are asked for with it, one after the other.
@@ -446,7 +466,7 @@ class ShapeVariants(Feature):
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
-def _asked(entry: ServedModel, shapes: Shapes) -> str:
+def _variant_asked(entry: ServedModel, shapes: Shapes) -> str:
     """Return the name of the variant for these shapes, or "".
 
     It is "" where they are the model's own, or it has no others.

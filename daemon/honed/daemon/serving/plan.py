@@ -331,7 +331,9 @@ def _check_once(names: list[str], what: str) -> None:
 
 
 def _check_input(entry: InputTensor, tensor: TensorSpec) -> None:
-    if entry.shape == tensor.shape and entry.datatype == dtype(tensor.dtype).datatype:
+    if entry.datatype == dtype(tensor.dtype).datatype and (
+        entry.shape == tensor.shape or tensor.takes(entry.shape)
+    ):
         return
     expected = describe(tensor)
     if entry.datatype != expected.datatype:
@@ -339,12 +341,11 @@ def _check_input(entry: InputTensor, tensor: TensorSpec) -> None:
             f"input {tensor.name!r} is {entry.datatype[:20]} and the model takes {expected.datatype}; "
             "convert it"
         )
-    if not tensor.takes(entry.shape):
-        fixed = "-1 is any size" if tensor.is_open else "the shapes of a model are fixed when it is added"
-        raise InvalidArgument(
-            f"input {tensor.name!r} has shape {list(entry.shape)} and the model takes {list(expected.shape)}"
-            f"; {fixed}"
-        )
+    fixed = "-1 is any size" if tensor.is_open else "the shapes of a model are fixed when it is added"
+    raise InvalidArgument(
+        f"input {tensor.name!r} has shape {list(entry.shape)} and the model takes {list(expected.shape)}"
+        f"; {fixed}"
+    )
 
 
 def _check_content(tensor: TensorSpec, content: Data | None) -> None:
