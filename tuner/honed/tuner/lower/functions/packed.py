@@ -1,12 +1,13 @@
 """Products with packed constants in blocks that share a scale: each block is summed, and its sum scaled once.
 
-Numbers of few bits are not converted. Those that lie in the significand of a float of equal width become its
-bits there, below 2^23 (of halves 2^10); multiplied by their place and less that power they are the numbers,
-all exactly and in one operation. Others are shifted there first, several at once.
+Numbers of few bits are not converted. Where they lie they are bits of the significand of a float that 2^23
+(of halves 2^10) is then taken from, exactly. Their place there is made up for by the other operand, and of
+halves, whose range is too small for that, by the float itself. Others are shifted first, several at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -137,7 +138,9 @@ def _product(
     """Return x [..., terms] times what is packed, [..., columns]; zeros may be `whole` numbers."""
     blocks, of_block, _, columns = (int(extent) for extent in words.shape)
     outer, as_float = list(x.shape[:-1]), _FLOATS[kind]
-    each, beside = 8 * np.dtype(as_float.word).itemsize // bits, as_float.significand // bits
+    each, halves = 8 * np.dtype(as_float.word).itemsize // bits, kind == "float16"
+    # Of singles, those of a product of one row only: the other operand of several would be multiplied anew.
+    beside = as_float.significand // bits if halves or math.prod(map(int, outer)) == 1 else 1
     terms = of_block * each
     term, block = te.reduce_axis((0, terms), "k"), te.reduce_axis((0, blocks), "b")
 
@@ -159,11 +162,15 @@ def _product(
         kept = word & at_place(lambda low: (1 << bits) - 1 << low, as_float.word)
         # Added, not combined: a Mali adds at four times the rate, and other compilers combine them anyway.
         raw = tirx.reinterpret(kind, kept + tirx.const(as_float.power, as_float.word))
-        placed = raw * at_place(lambda low: 0.5**low, kind)
-        power = at_place(lambda low: 2.0 ** (as_float.significand - low), kind)
-        zero = at_block(zeros, b, column)
-        weight = placed - (zero + power) if whole else placed - power - zero
-        return te.sum(x(*rows, b * terms + term).astype(kind) * weight, axis=term)
+        given, zero = x(*rows, b * terms + term).astype(kind), at_block(zeros, b, column)
+        smaller = at_place(lambda low: 0.5**low, kind)
+        if halves:
+            raw = raw * smaller
+            power = at_place(lambda low: 2.0 ** (as_float.significand - low), kind)
+        else:
+            given, zero = given * smaller, zero * at_place(lambda low: 2.0**low, kind)
+            power = tirx.const(2.0**as_float.significand, kind)
+        return te.sum(given * (raw - (zero + power) if whole else raw - power - zero), axis=term)
 
     sums = te.compute([*outer, blocks, columns], of_block_, name="block_sums")
 
