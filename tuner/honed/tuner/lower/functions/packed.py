@@ -1,14 +1,14 @@
 """Products with packed constants in blocks that share a scale: each block is summed, and its sum scaled once.
 
-Numbers of few bits are not converted. Where they lie they are the last bits of the significand of a float
-that 2^23 (of halves 2^10) is then taken from, exactly, and their place is made up for by the other operand,
-or they are shifted first.
+Numbers of few bits are not converted. Where they lie they are bits of the significand of a float that 2^23
+(of halves 2^10) is then taken from, exactly. Their place there is made up for by the other operand, and of
+halves, whose range is too small for that, by the float itself. Others are shifted first, several at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from honed.protocol.dataclass import dataclass
 from .views import PRODUCT, bindings, extents, is_call, is_fixed
 
 _WORD = 32  # bits, as models are normalised
+_MOST_ZERO = 255  # that a float of 2^10 and more is added to exactly
 _PACKED_AXES = 4  # blocks, words of a block, numbers of a word, columns
 
 
@@ -74,9 +75,10 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         self.found = True
         kind = str(call.ty.dtype)
         zeros = packed.zeros.value.numpy()
+        whole = bool(np.isin(zeros, np.arange(_MOST_ZERO + 1)).all())
         return self.builder_.call_te(
             lambda x, words, scales, *more: _product(
-                x, words, scales, more[0] if more else zeros.item(), packed.bits, kind
+                x, words, scales, more[0] if more else float(zeros.item()), packed.bits, kind, whole=whole
             ),
             new.args[0],
             relax.const(_in_words(packed.words.value.numpy(), _FLOATS[kind].word)),
@@ -124,15 +126,22 @@ def _in_words(words: npt.NDArray[np.uint32], kind: str) -> npt.NDArray[Any]:
 
 
 def _product(
-    x: te.Tensor, words: te.Tensor, scales: te.Tensor, zeros: te.Tensor | float, bits: int, kind: str
+    x: te.Tensor,
+    words: te.Tensor,
+    scales: te.Tensor,
+    zeros: te.Tensor | float,
+    bits: int,
+    kind: str,
+    *,
+    whole: bool,
 ) -> te.Tensor:
-    """Return x [..., terms] times what is packed, [..., columns]."""
+    """Return x [..., terms] times what is packed, [..., columns]; zeros may be `whole` numbers."""
     blocks, of_block, _, columns = (int(extent) for extent in words.shape)
     outer, as_float = list(x.shape[:-1]), _FLOATS[kind]
-    each = 8 * np.dtype(as_float.word).itemsize // bits
-    # Only one row of singles: several would be divided each, and halves have not the range for it.
-    in_place = kind == "float32" and math.prod(map(int, outer)) == 1
-    beside, terms = as_float.significand // bits if in_place else 1, of_block * each
+    each, halves = 8 * np.dtype(as_float.word).itemsize // bits, kind == "float16"
+    # Of singles, those of a product of one row only: the other operand of several would be multiplied anew.
+    beside = as_float.significand // bits if halves or math.prod(map(int, outer)) == 1 else 1
+    terms = of_block * each
     term, block = te.reduce_axis((0, terms), "k"), te.reduce_axis((0, blocks), "b")
 
     def at_block(given: te.Tensor | float, b: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -141,19 +150,32 @@ def _product(
     def of_block_(*at: tirx.Var) -> tirx.PrimExpr:
         *rows, b, column = at
         number = term % each
-        place = number % beside * bits  # of its lowest bit in the significand
+
+        def at_place(value: Callable[[int], float], dtype: str) -> tirx.PrimExpr:
+            """Return the constant that `value` gives for the number's lowest bit in the significand."""
+            found = tirx.const(value(0), dtype)
+            for n in range(1, beside):
+                found = tirx.Select(number % beside == n, tirx.const(value(n * bits), dtype), found)
+            return found
+
         word = words(b, term // each, 0, column) >> (number // beside * (beside * bits)).astype(as_float.word)
-        mask = tirx.const((1 << bits) - 1, as_float.word) << place.astype(as_float.word)
-        raw = tirx.reinterpret(kind, (word & mask) | tirx.const(as_float.power, as_float.word))
-        times = (tirx.const(1, "int32") << place.astype("int32")).astype(kind)
-        low = at_block(zeros, b, column) * times + tirx.const(float(1 << as_float.significand), kind)
-        smaller = x(*rows, b * terms + term).astype(kind) * (tirx.const(1, kind) / times)
-        return te.sum(smaller * (raw - low), axis=term)
+        kept = word & at_place(lambda low: (1 << bits) - 1 << low, as_float.word)
+        # Added, not combined: a Mali adds at four times the rate, and other compilers combine them anyway.
+        raw = tirx.reinterpret(kind, kept + tirx.const(as_float.power, as_float.word))
+        given, zero = x(*rows, b * terms + term).astype(kind), at_block(zeros, b, column)
+        smaller = at_place(lambda low: 0.5**low, kind)
+        if halves:
+            raw = raw * smaller
+            power = at_place(lambda low: 2.0 ** (as_float.significand - low), kind)
+        else:
+            given, zero = given * smaller, zero * at_place(lambda low: 2.0**low, kind)
+            power = tirx.const(2.0**as_float.significand, kind)
+        return te.sum(given * (raw - (zero + power) if whole else raw - power - zero), axis=term)
 
     sums = te.compute([*outer, blocks, columns], of_block_, name="block_sums")
 
-    def whole(*at: tirx.Var) -> tirx.PrimExpr:
+    def summed(*at: tirx.Var) -> tirx.PrimExpr:
         *rows, column = at
         return te.sum(sums(*rows, block, column) * at_block(scales, block, column), axis=block)
 
-    return te.compute([*outer, columns], whole, name="matmul")
+    return te.compute([*outer, columns], summed, name="matmul")
