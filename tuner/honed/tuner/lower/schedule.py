@@ -33,6 +33,8 @@ _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 for _name, _step in list(vars(s_tir.Schedule).items()):
     if isinstance(_step, FunctionType) and hasattr(_step, "__wrapped__"):
         setattr(s_tir.Schedule, _name, _step.__wrapped__)
+# Rules try to inline each block. What cannot be inlined is an error, and TVM prints the whole function for it.
+s_tir.Schedule.__init__.__kwdefaults__["error_render_level"] = "fast"
 
 
 def default_kernels(
