@@ -12,6 +12,7 @@ from contextlib import suppress
 
 MEMORY_PERCENT = 60  # of the memory, which honed may take at most; the rest is for apps
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
 
@@ -57,6 +58,16 @@ def thread_stacks(nbytes: int) -> None:
     if wrong:
         raise OSError(wrong, f"threads cannot have stacks of {nbytes} bytes: {os.strerror(wrong)}")
     threading.stack_size(_OWN_STACK)
+
+
+def keep_freed(nbytes: int) -> None:
+    """Have malloc keep up to twice as many bytes that are freed, from blocks of at most `nbytes` (up to 32 MiB).
+
+    By itself glibc may give each large block back at once, and the kernel clears its pages for the next one.
+    """
+    library = ctypes.CDLL(None)
+    library.mallopt(_MMAP_THRESHOLD, nbytes)
+    library.mallopt(_TRIM_THRESHOLD, 2 * nbytes)
 
 
 def data_bytes() -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Emit = Callable[[News], None]
 MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's memory of its own
 _SHARE_MIB = 320  # of each
+_LEAST_GARBAGE = 50_000  # objects more, whereupon cycles are looked for; Python's 700 cost a fiftieth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,6 +141,7 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
 
     gc.freeze()
     gc.enable()
+    gc.set_threshold(_LEAST_GARBAGE)
 
     if job.profile and not job.device:
         profile, device = profilefile.load(job.profile), None

@@ -6,19 +6,21 @@ each call is compared on its own: the values between calls become outputs of the
 stay what they are, and the reference evaluates the normalised model cut there, from the device's own values.
 
 A call may round several times. How far each element may then be off is read off the reference, which computes
-it again with noise of a hundredth of a quantum before each rounding. Noise is added and subtracted, so that
-what lies next to a boundary falls to the other side once.
+it again with noise before each rounding: a hundredth of a quantum, whose signs are drawn for each rounding.
+Noise is added and subtracted, so that what lies next to a boundary falls to the other side once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend import Normalised, TensorSpec
@@ -32,7 +34,8 @@ Arrays = Mapping[str, np.ndarray]
 # Runs a program on the sets of inputs; its outputs are those of the normalised model.
 Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 
-_RUNS = (1, -1, 2, -2)  # with noise: two draws, each of which is added and subtracted
+_RUNS = (1, -1)  # with noise: it is added, and subtracted
+_SIGNS = 1 << 16  # of noise that are drawn at most; of larger values, images have the same
 _FLOAT = onnx.TensorProto.FLOAT
 _FACTOR = 2  # that a call may be off by more than noise moves the reference
 _MOST_ROUNDINGS = 4  # one behind the other in a call: noise of more would hide what is wrong
@@ -63,7 +66,9 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
     """
     taps = _taps(lowered, normalised)
     nbytes = sum(lowered.program.values[tap.value].nbytes for tap in taps)
-    model, moving = _with_noise(_opened(normalised.model, taps))
+    opened = _opened(normalised.model, taps)
+    known = graphs.infer(opened)
+    model, moving = _with_noise(opened, known)
     if nbytes > discontinuities.MOST_BYTES or max(moving.values(), default=0) > _MOST_ROUNDINGS:
         return False
     found = _between(lowered, normalised, taps, run)
@@ -74,7 +79,7 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
     reference = evaluator.evaluate(model, feeds, evaluators=_ONLY)
     if isinstance(reference, evaluator.ReferenceFailure):
         return False
-    effort = work(model, graphs.infer(model))
+    effort = work(opened, known)
     return all(
         _agree(
             value,
@@ -185,7 +190,9 @@ def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
     )
 
 
-def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]]:
+def _with_noise(
+    model: onnx.ModelProto, known: Mapping[str, TypedValue]
+) -> tuple[onnx.ModelProto, dict[str, int]]:
     """Return a model that also says how far noise before its roundings moves each element of its outputs.
 
     Also return the values that noise moves, with the most roundings that lie one behind the other before
@@ -208,12 +215,12 @@ def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]
             continue
         read = {run: [moved(name, run) for name in node.input] for run in _RUNS}
         if node.op_type == "Round":
-            size, made = discontinuities.OF_A_QUANTUM, node.output[0]
+            made = node.output[0]
+            drawn = numpy_helper.from_array(_noise(known[node.input[0]], len(nodes)))
+            nodes.append(helper.make_node("Constant", [], [f"{made}, drawn"], value=drawn))
             for run in _RUNS:
-                drawn, noisy = f"{made}, drawn {abs(run)}", f"{made}, noisy {run}"
-                if run > 0:
-                    add("RandomUniformLike", node.input, drawn, low=-size, high=size, seed=float(len(nodes)))
-                add("Add" if run > 0 else "Sub", [*read[run], drawn], noisy)
+                noisy = f"{made}, noisy {run}"
+                add("Add" if run > 0 else "Sub", [*read[run], f"{made}, drawn"], noisy)
                 read[run] = [noisy]
         moving.update(dict.fromkeys(node.output, behind))
         nodes += [_renamed(node, read[run], [moved(name, run) for name in node.output]) for run in _RUNS]
@@ -227,6 +234,14 @@ def _with_noise(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int]
         far.append(helper.make_tensor_value_info(_by_noise(name), _FLOAT, None))
     outputs = [*model.graph.output, *far]
     return graphs.remade(model, nodes, list(model.graph.input), outputs), moving
+
+
+def _noise(value: TypedValue, seed: int) -> np.ndarray:
+    """Return noise of a hundredth of a quantum for a value: for its last axes, as many as _SIGNS allows."""
+    axes = sum(count <= _SIGNS for count in accumulate(reversed(value.shape), mul))
+    shape = value.shape[len(value.shape) - axes :]
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], shape)
+    return (discontinuities.OF_A_QUANTUM * signs).astype(value.dtype)
 
 
 def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> onnx.NodeProto:

@@ -226,8 +226,8 @@ def one_row_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFi
 
     Returns None where the function computes something else, or its row does not fit.
     """
-    one = one_row_of(func)
     groups, units = _groups(func, profile, rules.one_row_space), profile.limits.compute_units
+    one = one_row_of(func) if groups is not None else None
     if one is None or groups is None or one.terms * _BYTES > _LOCAL * profile.limits.local_mem_bytes:
         return None
     busy = groups / math.ceil(groups / units)

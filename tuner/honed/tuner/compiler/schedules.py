@@ -16,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
@@ -113,7 +114,7 @@ def first_kernels(
     target: Target,
     profile: DeviceProfile,
     *,
-    known: dict[int, tuple[str, str] | None] | None = None,
+    known: dict[int, tuple[str, Trace] | None] | None = None,
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
@@ -137,7 +138,7 @@ def first_kernels(
         except LoweringFailed as failed:
             passed_over.append(f"{origin}: {failed}")
             continue
-        known[form] = origin, traces.to_text(schedule.trace)
+        known[form] = origin, schedule.trace
         return origin, lowered, passed_over
     known.setdefault(form, None)
     rule, lowered, more = default_kernels(func, name, target, profile)

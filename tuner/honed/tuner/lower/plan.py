@@ -13,6 +13,7 @@ they lie side by side in a section of their own.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import field, replace
 
@@ -159,26 +160,31 @@ class Lifetime:
     first: int
     last: int
 
-    def meets(self, other: Lifetime) -> bool:
-        """Return whether both are alive at some step."""
-        return self.first <= other.last and other.first <= self.last
-
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Return offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
-    slots: list[list[int]] = []  # the first of each is its largest
+    slots: list[list[tuple[int, int, int]]] = []  # first and last steps of what lies in each, and its number
+    largest: list[int] = []
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
-        free = [slot for slot in slots if not any(lifetimes[i].meets(lifetimes[j]) for j in slot)]
+        one = lifetimes[i]
+        free = [number for number, slot in enumerate(slots) if _is_free(slot, one)]
         if free:
-            min(free, key=lambda slot: lifetimes[slot[0]].nbytes).append(i)
+            insort(slots[min(free, key=largest.__getitem__)], (one.first, one.last, i))
         else:
-            slots.append([i])
+            slots.append([(one.first, one.last, i)])
+            largest.append(one.nbytes)
     offsets, arena = [0] * len(lifetimes), 0
-    for slot in slots:
-        for i in slot:
+    for slot, nbytes in zip(slots, largest, strict=True):
+        for _, _, i in slot:
             offsets[i] = arena
-        arena += align(lifetimes[slot[0]].nbytes, alignment)
+        arena += align(nbytes, alignment)
     return offsets, arena
+
+
+def _is_free(slot: Sequence[tuple[int, int, int]], one: Lifetime) -> bool:
+    """Return whether nothing in a slot, in the order of its steps, is alive when the buffer is."""
+    at = bisect_left(slot, (one.first,))
+    return (not at or slot[at - 1][1] < one.first) and (at == len(slot) or one.last < slot[at][0])
 
 
 @dataclass()

@@ -17,6 +17,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm.target import Target
 
+from honed.machine.limits import keep_freed
 from honed.machine.profile import DeviceProfile
 
 from .opencl import Lowered, LoweringFailed, last_line, lower_function
@@ -33,6 +34,10 @@ _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 for _name, _step in list(vars(s_tir.Schedule).items()):
     if isinstance(_step, FunctionType) and hasattr(_step, "__wrapped__"):
         setattr(s_tir.Schedule, _name, _step.__wrapped__)
+# Rules try to inline each block. What cannot be inlined is an error, and TVM prints the whole function for it.
+s_tir.Schedule.__init__.__kwdefaults__["error_render_level"] = "fast"
+# TVM makes a solver, with 16 MiB of its own, for each proof that a split has to be guarded.
+keep_freed(32 << 20)
 
 
 def default_kernels(

@@ -25,7 +25,7 @@ import onnx
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
-from honed.runtime.engines import LEVELS, LOWEST
+from honed.runtime.engines import LEVELS, LOWEST, session_options
 
 from . import confined, graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
@@ -153,17 +153,11 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
     except ModuleNotFoundError as error:
         raise _Failed("onnxruntime is not installed") from error
     onnxruntime.set_default_logger_severity(4)
-    options = onnxruntime.SessionOptions()
-    wanted = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level], None)
-    if wanted is None:
+    if not hasattr(onnxruntime.GraphOptimizationLevel, LEVELS[level]):
         raise _Failed(f"this version of onnxruntime has no level {level!r}")
-    options.graph_optimization_level = wanted
+    options = session_options(onnxruntime, threads, level, spinning=False, arena=False)
     if written is not None:
         options.optimized_model_filepath = str(written)
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = False
-    options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(feeds: dict[str, np.ndarray]) -> list[object]:

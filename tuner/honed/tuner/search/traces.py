@@ -37,11 +37,14 @@ def steps(trace: Trace) -> str:
     return str(Trace(trace.insts, {}))
 
 
-def apply(text: str, func: tirx.PrimFunc) -> Schedule:
-    """Apply a trace to `func`, and return the schedule; raise LoweringFailed where it does not fit."""
+def apply(trace: str | Trace, func: tirx.PrimFunc) -> Schedule:
+    """Apply a trace, or its text, to `func`; return the schedule, raise LoweringFailed where it does not fit."""
     schedule = unscheduled(as_module(func))
     try:
-        Trace.apply_json_to_schedule(json.loads(text), schedule)
+        if isinstance(trace, Trace):
+            trace.apply_to_schedule(schedule, remove_postproc=False)
+        else:
+            Trace.apply_json_to_schedule(json.loads(trace), schedule)
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
         raise LoweringFailed(f"the recorded schedule does not fit: {last_line(error)}") from error
     return schedule
