@@ -17,7 +17,7 @@ from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from honed.machine.limits import keep_freed
+from honed.process.limits import keep_freed
 from honed.machine.profile import DeviceProfile
 
 from .opencl import Lowered, LoweringFailed, last_line, lower_function
