@@ -17,8 +17,8 @@ from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from honed.process.limits import keep_freed
 from honed.machine.profile import DeviceProfile
+from honed.process.limits import keep_freed
 
 from .opencl import Lowered, LoweringFailed, last_line, lower_function
 from .sums import reductions
