@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -57,7 +57,7 @@ def compiled(
 def compile_form(path: Path, known: Decoder, form: Form, folder: Path, device: Device) -> Executor:
     request = CompileRequest(
         path=path,
-        output=folder / f"{form.tokens}x{form.capacity}.honed",
+        output=folder / "{}x{}x{}.honed".format(*form),
         profile=device.profile,
         device=device,
         shapes=known.shapes(form),
@@ -74,6 +74,12 @@ def forms(compiled: Callable[[Form], Executor]) -> dict[int, Executor]:
     return {tokens: compiled(Form(tokens, ROOM)) for tokens in (1, CHUNK)}
 
 
+@pytest.fixture
+def joint(compiled: Callable[[Form], Executor], request: pytest.FixtureRequest) -> Executor:
+    """The form for a token of each of so many sequences."""
+    return compiled(Form(1, ROOM, request.param))
+
+
 class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
@@ -83,9 +89,15 @@ class Sequence:
 
     def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
         """Run tokens [1, n] by a form for as many or more."""
+        call, inputs = self.given(form, ids)
+        [found] = self._sequences.step(form, [call], [inputs])
+        return found
+
+    def given(self, form: Executor, ids: Array) -> tuple[RunStep, dict[str, Array]]:
+        """The call for tokens [1, n], and its inputs for a form for as many or more."""
         shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
         tokens, count = shapes["input_ids"][1], ids.shape[1]
-        mask = np.zeros(shapes["attention_mask"], np.int64)
+        mask = np.zeros((1, shapes["attention_mask"][1]), np.int64)
         new = self.rows if self._known.counts else mask.shape[1] - tokens
         mask[0, : self.rows] = mask[0, new : new + (tokens if self._known.counts else count)] = 1
         inputs = {
@@ -107,15 +119,19 @@ class Sequence:
             max_state_bytes=self.most,
             last_token=(),
         )
-        return self._sequences.step(form, call, inputs)
+        return call, inputs
 
     def step(self, form: Executor, ids: Array) -> None:
         """Run tokens by both, and compare."""
-        outputs, self.rows, nbytes = self.asked(form, ids)
+        self.compare(self.asked(form, ids), ids)
+
+    def compare(self, found: tuple[dict[str, Array], int, int], ids: Array) -> None:
+        """Compare what a step gave with ONNX Runtime's answer."""
+        outputs, self.rows, nbytes = found
         assert nbytes == self.rows * self.row_bytes
         assert outputs.keys() == {"logits"}
-        found = outputs["logits"][:, : ids.shape[1]]
-        np.testing.assert_allclose(found, self._app.step(ids), rtol=0, atol=TOLERANCE)
+        logits = outputs["logits"][:, : ids.shape[1]]
+        np.testing.assert_allclose(logits, self._app.step(ids), rtol=0, atol=TOLERANCE)
 
     def generate(self, compiled: Callable[[Form], Executor], ids: Array) -> Array:
         """Run tokens by the forms that serve them, and compare with ONNX Runtime; return its next token."""
@@ -132,6 +148,17 @@ class Sequence:
         if first - second > 2 * TOLERANCE:
             np.testing.assert_array_equal(logits[:, -1:].argmax(-1), token)
         return token
+
+
+def together(sequences: DeviceSequences, form: Executor, members: Mapping[int, Sequence], seed: int) -> None:
+    """Run one token of each of some sequences as one, and compare."""
+    tokens = [prompt(1, seed + number) for number in members]
+    calls, inputs = zip(
+        *(each.given(form, ids) for each, ids in zip(members.values(), tokens, strict=True)), strict=True
+    )
+    found = sequences.step(form, calls, inputs)
+    for each, answer, ids in zip(members.values(), found, tokens, strict=True):
+        each.compare(answer, ids)
 
 
 def prompt(length: int, seed: int = 0) -> Array:
@@ -154,7 +181,8 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
             tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
             for tokens in (1, CHUNK)
         }
-        for form in forms.values():
+        joint = opened.enter_context(compile_form(path, known, Form(1, ROOM, 2), tmp_path, device))
+        for form in (*forms.values(), joint):
             bound = {tensor.name: tensor.buffer for tensor in form.model.outputs}
             for tensor in form.model.inputs:
                 assert (
@@ -167,6 +195,9 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
             for each in both:
                 each.row_bytes = 2 * 2 * 8 * 4
                 each.step(forms[1 if length == 1 else CHUNK], prompt(length, 7 * at + each.number))
+        members = dict(enumerate(both))
+        for at, turn in enumerate([(0, 1), (1,), (0, 1)]):
+            together(sequences, joint, {number: members[number] for number in turn}, 100 + 10 * at)
 
 
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
@@ -175,6 +206,47 @@ def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Exe
     for at, length in enumerate((4, 1, 1, 3)):
         for each in both:
             each.step(forms[CHUNK if length > 1 else 1], prompt(length, 7 * at + each.number))
+
+
+@pytest.mark.parametrize("joint", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+def test_sequences_share_a_run(
+    path: Path, known: Decoder, forms: dict[int, Executor], joint: Executor
+) -> None:
+    """Some in each turn, while the others keep what they have, in the form or elsewhere."""
+    sequences, of = DeviceSequences(), joint.model.inputs[0].shape[0]
+    both = {number: Sequence(number, path, known, sequences) for number in range(1, of + 2)}
+    for number, each in both.items():
+        each.step(forms[CHUNK], prompt(1 + number % CHUNK, number))
+    turns = [(1, 2), (1, 2), (2,), (1, 2), (of, 1), (3, of), (of + 1, 2), (1,), (2, of + 1)]
+    for at, turn in enumerate(turns):
+        together(sequences, joint, {number: both[number] for number in turn}, 10 * at)
+    sequences.drop((2,))
+    both[1].step(forms[1], prompt(1, 5))
+    together(sequences, joint, {number: both[number] for number in (1, 3)}, 90)
+    assert sequences.state(1)["past_key_values.0.key"].shape == (1, HEADS, both[1].rows, SIZE)
+
+
+@pytest.mark.parametrize("joint", [2], indirect=True)
+def test_a_run_for_several_begins_sequences_and_fails_for_none_by_half(
+    path: Path, known: Decoder, joint: Executor
+) -> None:
+    sequences = DeviceSequences()
+    one, other = (Sequence(number, path, known, sequences) for number in (1, 2))
+    both = {1: one, 2: other}
+    for at in range(3):
+        together(sequences, joint, both, 10 * at)
+    other.most = ROW_BYTES
+    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+        together(sequences, joint, both, 50)
+    other.most = one.most
+    together(sequences, joint, both, 60)
+    sequences.leave(joint)
+    joint.run({tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in joint.model.inputs})
+    together(sequences, joint, both, 70)
+    sequences.drop((1,))
+    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+        together(sequences, joint, both, 80)
+    together(sequences, joint, {2: other}, 90)
 
 
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(

@@ -297,6 +297,23 @@ class RunStep(WorkerCall[StepRan]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsRan:
+    """The result of each step, in their order."""
+
+    members: tuple[StepRan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSteps(WorkerCall[StepsRan]):
+    """Run the next steps of several sequences as one, by a form that has room for as many or more."""
+
+    method = "Steps"
+    work = True
+    key: str
+    members: tuple[RunStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceState:
     """The rows of what grows in a sequence, by input, row-major."""
 

@@ -236,7 +236,7 @@ class Host(Server, ABC):
     def _infer(self, call: RunModel) -> InferenceResult:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = self._given(call)
+        given = self.given(call)
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
@@ -257,17 +257,24 @@ class Host(Server, ABC):
 
     def _step(self, call: RunStep) -> StepRan:
         start = time.monotonic_ns()
-        inputs = self._given(call.run)
+        inputs = self.given(call.run)
         begun = time.monotonic_ns()
-        computed, rows, nbytes = self.stepped(call, inputs)
+        found = self.stepped(call, inputs)
+        return self.step_ran(call, found, start, begun, time.monotonic_ns())
+
+    def step_ran(
+        self, call: RunStep, found: tuple[dict[str, Array], int, int], start: int, begun: int, ended: int
+    ) -> StepRan:
+        """Return the answer to a step, of what `stepped` returned; times are nanoseconds."""
+        computed, rows, nbytes = found
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
-        result = self._answer_of(call.run, computed, start, begun, time.monotonic_ns(), ())
+        result = self._answer_of(call.run, computed, start, begun, ended, ())
         return StepRan(result=result, rows=rows, nbytes=nbytes)
 
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = [self._given(member) for member in call.members]
+        given = [self.given(member) for member in call.members]
         begun = time.monotonic_ns()
         computed = run(model.run, given)
         ended = time.monotonic_ns()
@@ -288,7 +295,7 @@ class Host(Server, ABC):
         self.loaded(call.key).run(zeros)
         return ComparedTurn(ns=time.monotonic_ns() - begun)
 
-    def _given(self, call: RunModel) -> dict[str, Array]:
+    def given(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
         contents = iter(call.raw)
         given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}

@@ -45,7 +45,9 @@ from .calls import (
     ProfileModel,
     ReadSequence,
     RunStep,
+    RunSteps,
     SequenceState,
+    StepsRan,
     UnloadModel,
 )
 from .host import Array, Host, check_timeline, connect
@@ -294,7 +296,21 @@ class Worker(Host):
 
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
         """Run a step of a sequence by a compiled form, which has its state."""
-        return self._sequences.step(self._form(call.run.key), call, inputs)
+        [found] = self._sequences.step(self._form(call.run.key), [call], [inputs])
+        return found
+
+    def _steps(self, call: RunSteps) -> StepsRan:
+        start = time.monotonic_ns()
+        inputs = [self.given(member.run) for member in call.members]
+        begun = time.monotonic_ns()
+        found = self._sequences.step(self._form(call.key), call.members, inputs)
+        ended = time.monotonic_ns()
+        return StepsRan(
+            members=tuple(
+                self.step_ran(member, each, start, begun, ended)
+                for member, each in zip(call.members, found, strict=True)
+            )
+        )
 
     def _read_sequence(self, call: ReadSequence) -> SequenceState:
         state = self._sequences.state(call.sequence)
@@ -320,6 +336,7 @@ class Worker(Host):
         {
             CheckProbe: _check,
             CompareTurn: _compare,
+            RunSteps: _steps,
             ReadSequence: _read_sequence,
             UnloadModel: _unload,
             ProfileModel: _profile,
