@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -390,10 +391,10 @@ def test_forms_that_are_asked_for_often_run_sequences(
     service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{IDLE}')
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=2500)
 
-    def run(client: Client, length: int, steps: int) -> list[str]:
+    def run(client: Client, length: int, steps: int, seed: int = 0) -> list[str]:
         """The engines of the steps, whose answers are right."""
-        own, ids, engines = InApp(made), prompt(length), []
-        name = f"{length}-{steps}"
+        own, ids, engines = InApp(made), prompt(length, seed), []
+        name = f"{length}-{steps}-{seed}"
         for step in range(steps):
             answer = client.answer(
                 "dec", {"input_ids": ids}, sequence=InSequence(name, start=not step, end=step == steps - 1)
@@ -426,6 +427,18 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     found = sequence.infer({"input_ids": ids[at]})["logits"]
                     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
                     ids[at] = best(expected)
+
+        def at_once(count: int) -> int:
+            """Run sequences at once; how many steps have been run as one with others so far."""
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(lambda seed: run(client, 70 + 20 * seed, 12, seed), range(count)))
+            return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
+
+        for count, form in ((2, "dec@2x1x257x256"), (4, "dec@4x1x257x256")):
+            at_once(count)
+            wait_for(lambda form=form: f"{form} runs steps of" in service.log, form, service)
+            before = at_once(count)
+            wait_for(lambda count=count, before=before: at_once(count) > before, f"{count} as one", service)
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})
         kill_workers(service)

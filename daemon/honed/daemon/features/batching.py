@@ -97,10 +97,13 @@ class Gathering:
         """Return when the next batch is due: the past where it is full."""
         if sum(member.rows for member in self._waiting) >= self._most:
             return float("-inf")
-        urgent = min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
         if self._running:
-            return urgent
-        return min(urgent, min(member.arrived for member in self._waiting) + self._delay)
+            return self._urgent()
+        return min(self._urgent(), min(member.arrived for member in self._waiting) + self._delay)
+
+    def _urgent(self) -> float:
+        """Return when a batch must begin for the first deadline of those that wait."""
+        return min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
 
     def _filled(self) -> tuple[BatchMember, ...]:
         """Take one of each user in turn, while there is room; the first is taken whatever its size."""

@@ -59,10 +59,16 @@ FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1
 JOINT: Final = tuple(Form(1, room, count) for room in _CAPACITIES for count in _TOGETHER)
 
 
-def joint(capacity: int, sequences: int) -> Form:
-    """Return the form for a token of each of so many sequences: the largest where there are more."""
-    count = next((each for each in _TOGETHER if each >= sequences), _TOGETHER[-1])
-    return Form(1, capacity, count)
+def joint_forms(capacity: int, sequences: int) -> tuple[Form, ...]:
+    """Return the forms for a token of each of several sequences: the smallest with room for so many first.
+
+    Those that are for fewer follow, the largest first.
+    """
+    forms = [form for form in JOINT if form.capacity == capacity]
+    return (
+        *(form for form in forms if form.sequences >= sequences),
+        *(form for form in reversed(forms) if form.sequences < sequences),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +84,15 @@ class Piece:
     count: int
 
 
-def pieces(step: Step) -> tuple[Piece, ...]:
-    """Return the runs of a form that a request takes; none where it has more tokens than any has room for."""
+def pieces(step: Step, least: int = 0) -> tuple[Piece, ...]:
+    """Return the runs of a form, with room for at least so many rows, that a request takes.
+
+    There are none where it has more tokens than any has room for.
+    """
     tokens = 1 if step.tokens == 1 else _CHUNK
     starts = range(0, step.tokens, tokens)
-    room = step.before + len(starts) * tokens  # the last run may have more tokens than the request
+    # The last run may have more tokens than the request.
+    room = max(least, step.before + len(starts) * tokens)
     capacity = next((size for size in _CAPACITIES if size >= room), 0)
     form = Form(tokens, capacity)
     return tuple(
