@@ -456,6 +456,10 @@ def test_bench_generates_tokens(
     assert status == 0
     assert (figures["prompt"], figures["tokens"], figures["engines"]) == (9, 5, {"cpu": 5})
     assert figures["state_bytes"] == 13 * 2 * 2 * WIDTH * 4
+    status, out, _ = typed("bench", "dec", "--tokens", "4", "--prompt", "9", "--sequences", "3", "--json")
+    figures = json.loads(out)
+    assert (figures["sequences"], figures["engines"]) == (3, {"cpu": 12})
+    assert figures["state_bytes"] == 3 * 12 * 2 * 2 * WIDTH * 4
     status, out, _ = typed("bench", "dec", "--tokens", "1")
     assert "first token" in out
     assert "tokens a second" not in out

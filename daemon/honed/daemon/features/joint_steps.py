@@ -90,6 +90,8 @@ class StepGathering(Gathering):
 
     def _time(self) -> float:
         """Return when the next run is due: at once where nobody is waited for, else with the last of them."""
+        if self._running:  # whose turn it is then depends on who waits when it ends
+            return self._urgent()
         if len(self._waiting) >= self._most:
             return float("-inf")
         until, waiting = float("-inf"), {member.number for member in self._waiting}
