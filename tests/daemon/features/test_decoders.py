@@ -14,7 +14,7 @@ import pytest
 
 from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Step, decoder_of
+from honed.daemon.features.decoding import Form, Step, decoder_of, joint_forms, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import RunModel, RunStep, WantedOutput
 from honed.onnxfile.reading import MISLED
@@ -81,6 +81,29 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     assert known.constants == ("encoder_hidden_states",)
     own, cross = known.held(Step(1, 3, 0))
     assert (own.axis, own.once, cross.axis, cross.once) == (2, False, -1, True)
+
+
+def test_forms_have_the_room_and_the_sequences_asked_for() -> None:
+    assert [piece.form for piece in pieces(Step(1, 65, 0))] == [Form(64, 256)] * 2
+    assert [piece.form for piece in pieces(Step(1, 65, 0), 512)] == [Form(64, 512)] * 2
+    assert [piece.form for piece in pieces(Step(1, 1, 600), 512)] == [Form(1, 1024)]
+    assert [form.sequences for form in joint_forms(512, 2)] == [2, 4]
+    assert [form.sequences for form in joint_forms(512, 3)] == [4, 2]
+    assert [form.sequences for form in joint_forms(512, 9)] == [4, 2]
+    known = decoder_of(OPTIMUM, {})
+    assert known is not None
+    assert known.has_joint_forms
+    assert [*known.shapes(Form(1, 256, 4)).values()] == [(4, 1), (4, 257), (4, 1), (4, 3, 256, 64)]
+
+
+@pytest.mark.parametrize("name", ["input_ids", "past_key_values.0.key", "position_ids"])
+def test_sequences_share_no_form_that_has_a_batch_of_one(name: str) -> None:
+    inputs = [
+        spec(t.name, t.dtype, 1, *(t.symbols or ())[1:]) if t.name == name else t for t in OPTIMUM.inputs
+    ]
+    known = decoder_of(interface(inputs, list(OPTIMUM.outputs)), {"present.0.key": "past_key_values.0.key"})
+    assert known is not None
+    assert not known.has_joint_forms
 
 
 def test_state_that_does_not_grow_makes_no_decoder() -> None:
@@ -439,6 +462,7 @@ def test_forms_that_are_asked_for_often_run_sequences(
             wait_for(lambda form=form: f"{form} runs steps of" in service.log, form, service)
             before = at_once(count)
             wait_for(lambda count=count, before=before: at_once(count) > before, f"{count} as one", service)
+        wait_for(lambda: "dec@1x1x513x512 runs sequences" in service.log, "more room", service)
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})
         kill_workers(service)
