@@ -12,7 +12,7 @@ import pytest
 
 from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of, pieces
 from honed.daemon.worker.calls import HeldTensor, RunModel, RunStep
-from honed.daemon.worker.steps import DeviceSequences
+from honed.daemon.worker.steps import FormSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.executor import Executor, load
@@ -83,14 +83,14 @@ def joint(compiled: Callable[[Form], Executor], request: pytest.FixtureRequest) 
 class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
-    def __init__(self, number: int, path: Path, known: Decoder, sequences: DeviceSequences) -> None:
+    def __init__(self, number: int, path: Path, known: Decoder, sequences: FormSequences) -> None:
         self.number, self.rows, self.most, self.row_bytes = number, 0, 1 << 30, ROW_BYTES
         self._known, self._sequences, self._app = known, sequences, InApp(path)
 
     def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
         """Run tokens [1, n] by a form for as many or more."""
         call, inputs = self.given(form, ids)
-        [found] = self._sequences.step(form, [call], [inputs])
+        [found] = self._sequences.step(form, 1, [call], [inputs])
         return found
 
     def given(self, form: Executor, ids: Array) -> tuple[RunStep, dict[str, Array]]:
@@ -150,13 +150,13 @@ class Sequence:
         return token
 
 
-def together(sequences: DeviceSequences, form: Executor, members: Mapping[int, Sequence], seed: int) -> None:
+def together(sequences: FormSequences, form: Executor, members: Mapping[int, Sequence], seed: int) -> None:
     """Run one token of each of some sequences as one, and compare."""
     tokens = [prompt(1, seed + number) for number in members]
     calls, inputs = zip(
         *(each.given(form, ids) for each, ids in zip(members.values(), tokens, strict=True)), strict=True
     )
-    found = sequences.step(form, calls, inputs)
+    found = sequences.step(form, form.model.inputs[0].shape[0], calls, inputs)
     for each, answer, ids in zip(members.values(), found, tokens, strict=True):
         each.compare(answer, ids)
 
@@ -166,7 +166,7 @@ def prompt(length: int, seed: int = 0) -> Array:
 
 
 def test_a_sequence_moves_between_forms(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
-    one = Sequence(1, path, known, DeviceSequences())
+    one = Sequence(1, path, known, FormSequences())
     for length in (4, 3, 1, 1, 2, 1, 4):
         one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
     assert one.rows == ROOM
@@ -189,7 +189,7 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
                     bound.get(tensor.name.replace("past_key_values", "present"), tensor.buffer)
                     == tensor.buffer
                 )
-        sequences = DeviceSequences()
+        sequences = FormSequences()
         both = [Sequence(number, path, known, sequences) for number in (1, 2)]
         for at, length in enumerate((4, 3, 1, 1, 2, 1)):
             for each in both:
@@ -201,7 +201,7 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
 
 
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     both = [Sequence(number, path, known, sequences) for number in (1, 2)]
     for at, length in enumerate((4, 1, 1, 3)):
         for each in both:
@@ -213,7 +213,7 @@ def test_sequences_share_a_run(
     path: Path, known: Decoder, forms: dict[int, Executor], joint: Executor
 ) -> None:
     """Some in each turn, while the others keep what they have, in the form or elsewhere."""
-    sequences, of = DeviceSequences(), joint.model.inputs[0].shape[0]
+    sequences, of = FormSequences(), joint.model.inputs[0].shape[0]
     both = {number: Sequence(number, path, known, sequences) for number in range(1, of + 2)}
     for number, each in both.items():
         each.step(forms[CHUNK], prompt(1 + number % CHUNK, number))
@@ -230,7 +230,7 @@ def test_sequences_share_a_run(
 def test_a_run_for_several_begins_sequences_and_fails_for_none_by_half(
     path: Path, known: Decoder, joint: Executor
 ) -> None:
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     one, other = (Sequence(number, path, known, sequences) for number in (1, 2))
     both = {1: one, 2: other}
     for at in range(3):
@@ -252,7 +252,7 @@ def test_a_run_for_several_begins_sequences_and_fails_for_none_by_half(
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    sequences, form = DeviceSequences(), forms[CHUNK]
+    sequences, form = FormSequences(), forms[CHUNK]
     one = Sequence(1, path, known, sequences)
     one.step(form, prompt(3))
     sequences.leave(form)
@@ -265,7 +265,7 @@ def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
 def test_a_step_is_repeated_where_its_answer_did_not_come(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    one = Sequence(1, path, known, DeviceSequences())
+    one = Sequence(1, path, known, FormSequences())
     one.step(forms[CHUNK], prompt(4))
     one.asked(forms[CHUNK], prompt(3, 5))
     one.step(forms[CHUNK], prompt(2))
@@ -275,7 +275,7 @@ def test_a_step_is_repeated_where_its_answer_did_not_come(
 def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     one = Sequence(1, path, known, sequences)
     one.step(forms[CHUNK], prompt(4))
     one.most = 5 * ROW_BYTES
@@ -292,7 +292,7 @@ def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
 def test_state_that_does_not_grow_is_not_kept_in_a_form(
     path: Path, known: Decoder, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Sequence(1, path, known, DeviceSequences())
+    one = Sequence(1, path, known, FormSequences())
     monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
     with pytest.raises(InvalidArgument, match="state that does not grow"):
         one.asked(forms[1], prompt(1))
@@ -303,7 +303,7 @@ def test_hundreds_of_greedy_steps_are_onnx_runtime_s_while_the_room_grows(
     path: Path, known: Decoder, compiled: Callable[[Form], Executor]
 ) -> None:
     """All sequences take turns, so that each moves in and out of forms; prompts end within and at chunks."""
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     lengths = (1, 63, 64, 65, 250, 900)
     turns = [
         (Sequence(number, path, known, sequences), [prompt(length, number)])

@@ -192,7 +192,7 @@ class Service:
 
     def turn(self, number: int) -> Coroutine[Any, Any, Ran]:
         loop = asyncio.get_running_loop()
-        plan = SimpleNamespace(priority=2, timeout=60.0, regions=[])
+        plan = SimpleNamespace(priority=2, regions=[])
 
         def planned(capacity: int) -> Planned:
             call = cast(Any, lambda key: f"{number} for {capacity}")
@@ -208,16 +208,21 @@ class Service:
             await self.hold.wait()
             if number in self.errors:
                 raise self.errors[number]
-            return planned(CAPACITY[number]), cast(Any, "work"), self.answer(f"{number} alone")
+            return cast(Any, "work"), self.answer(f"{number} alone"), cast(Any, None)
 
-        client = SimpleNamespace(user=0)
+        connection = SimpleNamespace(client=SimpleNamespace(user=0))
+        call = SimpleNamespace(
+            entry=self.entry, connection=connection, params=SimpleNamespace(parameters=None)
+        )
         return self.steps.run(
             Turn(
-                call=cast(Any, SimpleNamespace(entry=self.entry, connection=SimpleNamespace(client=client))),
+                call=cast(Any, call),
                 number=number,
                 arrived=loop.time(),
-                own=planned(CAPACITY[number]),
-                larger=planned,
+                deadline=loop.time() + 60.0,
+                capacity=CAPACITY[number],
+                on_device=True,
+                planned=planned,
                 form=form,
                 wish=self.wishes.append,
                 alone=alone,
@@ -234,7 +239,7 @@ class Service:
 
 
 def what(ran: Ran) -> str:
-    return cast(Any, ran[2]).what
+    return cast(Any, ran[1]).what
 
 
 def test_what_waits_while_one_runs_is_run_as_one_for_the_largest_capacity() -> None:

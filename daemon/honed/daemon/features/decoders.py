@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from functools import partial
+from functools import cache, partial
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
@@ -28,7 +28,6 @@ from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
-from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
@@ -177,6 +176,8 @@ class Decoders(Feature):
     _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
     # For how many sequences forms for several take less time than runs one by one, by the same keys.
     _least: dict[tuple[str, str], int] = field(init=False, default_factory=dict)
+    # Models that ONNX Runtime runs, and what for: steps of so many of their sequences have overlapped.
+    _wanted: set[tuple[str, Form]] = field(init=False, default_factory=set)
     _joint: JointSteps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,7 +256,7 @@ class Decoders(Feature):
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        took: list[tuple[PendingRequest[StepRan], StepRan, InferencePlan]] = []
+        took: list[Ran] = []
 
         async def ask(runner: ServedModel, plan: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
             file = runner is entry
@@ -274,10 +275,6 @@ class Decoders(Feature):
                 self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 
-        async def alone(forms: Mapping[Form, ServedModel], planned: Planned) -> Ran:
-            ran = await ask(forms[planned.piece.form], planned.plan, planned.call)
-            return planned, took[-1][0], ran
-
         steps = _Steps(
             decoder=decoder,
             number=sequence.number,
@@ -289,24 +286,29 @@ class Decoders(Feature):
         )
         forms = self._forms(call, decoder, step)
         found: list[tuple[Piece, StepRan]] = []
-        if forms and (sequence.on_device or not step.before):
-            if step.tokens == 1 and decoder.has_joint_forms:
-                turn = self._turn(call, steps, step, partial(alone, forms), arrived)
-                planned, work, ran = await self._joint.run(turn)
-                found.append((planned.piece, ran))
-                took[:] = [(work, ran, planned.plan)]
+
+        on_device = bool(forms) and (sequence.on_device or not step.before)
+
+        async def alone() -> Ran:
+            if on_device:
+                found[:] = await steps.by_forms(forms, call.params, step)
             else:
-                found = await steps.by_forms(forms, call.params, step)
-            ran = found[-1][1]
+                params = call.params
+                if sequence.on_device and step.before:
+                    params = await self._taken_back(sequence, entry, params, decoder)
+                await steps.by_file(entry, params, step)
+            return took[-1]
+
+        if on_device == sequence.on_device or not step.before:
+            turn = self._turn(call, steps, step, alone, arrived, on_device=on_device)
         else:
-            params = call.params
-            if sequence.on_device and step.before:
-                params = await self._taken_back(sequence, entry, params, decoder)
-            ran = await steps.by_file(entry, params, step)
-        sequence.on_device = bool(found)
+            turn = None
+        last = await (alone() if turn is None else self._joint.run(turn))
+        sequence.on_device = on_device
+        work, ran, plan = last
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
-        work, _, plan = took[-1]
-        whole = dataclasses.replace(ran.result, infer_ns=sum(each.result.infer_ns for _, each, _ in took))
+        spent = sum(each.result.infer_ns for _, each, _ in took or [last])
+        whole = dataclasses.replace(ran.result, infer_ns=spent)
         result = self.pool.asking.noted(entry, plan, work, whole, arrived)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if last_token or whole_runs else _joined(result, found)
@@ -316,43 +318,52 @@ class Decoders(Feature):
         call: InferCall,
         steps: _Steps,
         step: Step,
-        alone: Callable[[Planned], Awaitable[Ran]],
+        alone: Callable[[], Awaitable[Ran]],
         arrived: float,
-    ) -> Turn:
-        """Return a step of one token, to be run alone or with those of others."""
-        entry, decoder, params = call.entry, steps.decoder, steps.in_line(call.params, step)
-        [piece] = pieces(step)
-        own = steps.planned(params, piece)
+        *,
+        on_device: bool,
+    ) -> Turn | None:
+        """Return a step of one token, to be run alone or with those of others; None where it is another."""
+        entry, decoder = call.entry, steps.decoder
+        if step.tokens > 1 or not (decoder.has_joint_forms and _is_plain(call.params, decoder, step)):
+            return None
+        capacity = max((piece.form.capacity for piece in pieces(step)), default=0)
+        if not capacity:
+            return None
 
         def form(capacity: int, sequences: int) -> tuple[int, ServedModel] | None:
             for each in joint_forms(capacity, sequences):
-                runner = call.runner(decoder.shapes(each))
-                if runner is not entry and self._least.get(_key(entry, runner), sequences + 1) <= sequences:
+                runner = call.runner(decoder.shapes(each)) if on_device else entry
+                least = self._least.get(_joint_key(entry, runner, each), sequences + 1)
+                if on_device == (runner is not entry) and least <= sequences:
                     return each.sequences, runner
             return None
 
         def wish(sequences: int) -> None:
-            shapes = decoder.shapes(joint_forms(piece.form.capacity, sequences)[0])
+            wanted = joint_forms(capacity, sequences)[0]
+            if not on_device:
+                self._wanted.add((entry.name, wanted))
+                return
+            shapes = decoder.shapes(wanted)
             self.ledger.asked(entry.name, variant_name(entry.name, shapes, decoder.interface), shapes)
 
+        line = cache(lambda: steps.in_line(call.params, step))
         return Turn(
             call=call,
             number=steps.number,
             arrived=arrived,
-            own=own,
-            larger=lambda capacity: steps.planned(params, dataclasses.replace(piece, form=Form(1, capacity))),
+            deadline=arrived + plans.timeout_us(call.params.parameters) / 1e6,
+            capacity=capacity,
+            on_device=on_device,
+            planned=cache(lambda capacity: steps.planned(line(), *pieces(step, capacity))),
             form=form,
             wish=wish,
-            alone=partial(alone, own),
+            alone=alone,
         )
 
     def _forms(self, call: InferCall, decoder: Decoder, step: Step) -> Mapping[Form, ServedModel]:
         """Return the forms that are to run a request; none where one is missing. Counts what is asked for."""
-        params = call.params
-        if not (decoder.has_forms and names(params) == decoder.tokens and step.batch == 1):
-            return {}
-        known = {tensor.name for tensor in decoder.without_state.outputs}
-        if any(output.parameters or output.name not in known for output in params.outputs or ()):
+        if not (decoder.has_forms and _is_plain(call.params, decoder, step)):
             return {}
         found: dict[Form, ServedModel] = {}
         for form in {piece.form for piece in pieces(step)}:
@@ -396,6 +407,10 @@ class Decoders(Feature):
             cpu = self.pool.servers.get(entry.cpu_engine)
             if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
                 continue
+            for name, form in self._wanted:
+                if name == entry.name and _joint_key(entry, entry, form) not in self._compared:
+                    compare = partial(self._compare, entry, decoder, form, entry, entry)
+                    return Work(f"comparing {name} for {form.sequences} sequences at once", compare)
             loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
             for form in (*FORMS, *(JOINT if decoder.has_joint_forms else ())):
                 runner, alone = (
@@ -439,7 +454,7 @@ class Decoders(Feature):
             )
             for _ in range(form.sequences)
         ]
-        key, least = _key(entry, runner), 1
+        key, least, name = _joint_key(entry, runner, form), 1, runner.name
         try:
             if form.sequences > 1:
                 worst, least = await self._joint_difference(entry, decoder, form, (runner, alone), several)
@@ -447,7 +462,7 @@ class Decoders(Feature):
                 worst = await self._difference(entry, decoder, form, runner, several[0])
         except (InvalidArgument, DeviceError, ResourceExhausted) as error:
             self._compared[key] = str(error)
-            _log.warning("%s is not used in sequences: %s", runner.name, error)
+            _log.warning("%s is not used in sequences: %s", name, error)
             return
         finally:
             self.sequencer.sequences.ended += [steps.number for steps in several]
@@ -457,17 +472,17 @@ class Decoders(Feature):
             _log.warning(
                 "%s is not used in sequences: it differs by %.2g of the largest value from ONNX Runtime, and "
                 "%.2g is allowed",
-                runner.name,
+                name,
                 worst,
                 _ALLOWED,
             )
         elif least > form.sequences:
-            _log.info("%s is not used: it takes longer than %d runs for one", runner.name, form.sequences)
-        elif least > 1:
+            _log.info("%s: steps of %d sequences as one take longer than one by one", name, form.sequences)
+        elif form.sequences > 1:
             self._least[key] = least
-            _log.info("%s runs steps of %d or more sequences from now on", runner.name, least)
+            _log.info("%s runs steps of %d to %d sequences as one from now on", name, least, form.sequences)
         else:
-            _log.info("%s runs sequences of up to %d tokens from now on", runner.name, form.capacity)
+            _log.info("%s runs sequences of up to %d tokens from now on", name, form.capacity)
 
     async def _difference(
         self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, steps: _Steps
@@ -512,19 +527,25 @@ class Decoders(Feature):
                 params = decoder.made_up(entry.name, Step(1, 1, turn + at))
                 expected.append(await steps.by_file(entry, params, step))
                 planned.append(steps.planned(params, *pieces(step, form.capacity)))
-            found = await self._ask_worker(entry, runner, partial(steps_call, planned))
-            for one, other in zip(found.members, expected, strict=True):
+            found = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
+            for own, other in zip(found.members, expected, strict=True):
                 for output, row, right in zip(
-                    decoder.without_state.outputs, one.result.raw, other.result.raw, strict=True
+                    decoder.without_state.outputs, own.result.raw, other.result.raw, strict=True
                 ):
                     worst = max(worst, await in_thread(difference, output.dtype, row, right))
-        times: tuple[list[int], list[int]] = ([], [])
+        together: list[int] = []
+        apart: list[int] = []
         for _ in range(_TIMED):  # a step can be run again, from the rows that it began with
-            together = await self._ask_worker(entry, runner, partial(steps_call, planned))
-            times[0].append(together.members[0].result.infer_ns)
-        for _ in range(_TIMED):
-            times[1].append((await self._ask_worker(entry, alone, planned[0].call)).result.infer_ns)
-        return worst, max(2, int(min(times[0]) / max(1, min(times[1]))) + 1)
+            ran_all = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
+            together.append(ran_all.members[0].result.infer_ns)
+        for turn in range(form.sequences + 1, form.sequences + 1 + _TIMED):
+            step = Step(1, 1, turn)
+            if alone is entry:
+                ran = await several[0].by_file(entry, decoder.made_up(entry.name, step), step)
+            else:
+                ran = await self._ask_worker(entry, alone, planned[0].call)
+            apart.append(ran.result.infer_ns)
+        return worst, max(2, int(min(together) / max(1, min(apart))) + 1)
 
     async def tidy(self) -> None:
         """Have workers let go of what nobody asked for."""
@@ -548,6 +569,21 @@ class Decoders(Feature):
 
 def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
     return entry.manifest.source_key, form.key
+
+
+def _joint_key(entry: ServedModel, runner: ServedModel, form: Form) -> tuple[str, str]:
+    """Return the key of a form for several sequences, which ONNX Runtime runs where it is not compiled."""
+    return entry.manifest.source_key, runner.key if runner is not entry else str(form)
+
+
+def _is_plain(params: InferParams, decoder: Decoder, step: Step) -> bool:
+    """Return whether a request has tokens of one sequence, and wants outputs in line that are no state."""
+    known = {tensor.name for tensor in decoder.without_state.outputs}
+    return (
+        step.batch == 1
+        and names(params) == decoder.tokens
+        and all(output.parameters is None and output.name in known for output in params.outputs or ())
+    )
 
 
 def _joined(result: Inferred, found: Sequence[tuple[Piece, StepRan]]) -> Inferred:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, ResourceExhausted, SequenceLost
 
 from .batching import BatchMember, Gatherer, Gathering, lately
-from .decoding import Piece
+from .decoding import Form, Piece
 
 _PATIENCE = 0.5  # of a run's time: a step waits for no sequence that takes longer to come again
 _NEAR_RUNS = 4.0  # since its last step, in which a sequence counts as one of those that generate
@@ -114,45 +114,39 @@ class Planned(NamedTuple):
     call: Callable[[str], RunStep]
 
 
-Ran = tuple[Planned, PendingRequest[Any], StepRan]  # what was run, as what, and the worker's answer
+_Kind = tuple[str, int, bool, int | None]
+Ran = tuple[PendingRequest[Any], StepRan, InferencePlan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A step of one token of sequence `number`, which came at `arrived`.
+    """A step of one token of sequence `number`, which came at `arrived` and is worthless after `deadline`.
 
-    `own` is its run alone, and `larger` for a form of that capacity. `form` returns a form for several
-    sequences that is ready, by capacity and their number, and for how many it is; None where none takes less
-    time than runs one by one. `wish` counts that so many were under way at once.
+    It needs a form of that `capacity`; `planned` is its run by one of a capacity. `form` returns a form for
+    several sequences that is ready, by capacity and their number, and for how many it is, or the model itself
+    where ONNX Runtime runs them; None where none takes less time than runs one by one. `wish` counts that so
+    many were under way at once.
     """
 
     call: InferCall
     number: int
     arrived: float
-    own: Planned
-    larger: Callable[[int], Planned]
+    deadline: float
+    capacity: int
+    on_device: bool
+    planned: Callable[[int], Planned]
     form: Callable[[int, int], tuple[int, ServedModel] | None]
     wish: Callable[[int], None]
     alone: Callable[[], Awaitable[Ran]]
 
-    @property
-    def deadline(self) -> float:
-        """When its answer is worthless."""
-        return self.arrived + self.own.plan.timeout
-
-    @property
-    def capacity(self) -> int:
-        """That of the form that it needs."""
-        return self.own.piece.form.capacity
-
 
 @dataclass(kw_only=True, eq=False)
 class JointSteps:
-    """Runs the steps of one token of all decoders' sequences on a device."""
+    """Runs the steps of one token of all decoders' sequences."""
 
     pool: Pool
     ledger: UsageLog
-    _gatherings: dict[tuple[str, int, int], StepGathering] = field(init=False, default_factory=dict)
+    _gatherings: dict[_Kind, StepGathering] = field(init=False, default_factory=dict)
     _gatherer: Gatherer[Turn, Ran] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -171,7 +165,7 @@ class JointSteps:
                 found = turn.form(turn.capacity, company)
             if found is None:
                 ran = await turn.alone()
-                gathering.alone(ran[2].result.infer_ns / 1e9)
+                gathering.alone(ran[1].result.infer_ns / 1e9)
                 return ran
             gathering.run_together(found[0])
             return await self._gathered(turn, kind, gathering)
@@ -191,12 +185,13 @@ class JointSteps:
         return self._gatherings[kind]
 
     @staticmethod
-    def _kind(turn: Turn) -> tuple[str, int, int]:
-        """Return what steps that are run as one have in common: the model, and the priority."""
-        return turn.call.entry.name, turn.call.entry.number, turn.own.plan.priority
+    def _kind(turn: Turn) -> _Kind:
+        """Return what steps that are run as one have in common: model, where they run, and priority."""
+        entry, options = turn.call.entry, turn.call.params.parameters
+        return entry.name, entry.number, turn.on_device, options.priority if options is not None else None
 
-    async def _gathered(self, turn: Turn, kind: Hashable, gathering: StepGathering) -> Ran:
-        plan = turn.own.plan
+    async def _gathered(self, turn: Turn, kind: _Kind, gathering: StepGathering) -> Ran:
+        regions = turn.planned(turn.capacity).plan.regions
         member = BatchMember(
             number=turn.number,
             user=turn.call.connection.client.user,
@@ -204,12 +199,13 @@ class JointSteps:
             arrived=turn.arrived,
             deadline=turn.deadline,
         )
-        for region in plan.regions:
+        for region in regions:
             region.hold()  # its client may let go of it while the step waits
         try:
-            return await self._gatherer.answer(kind, lambda: gathering, member, turn, plan.timeout)
+            timeout = turn.deadline - turn.arrived
+            return await self._gatherer.answer(kind, lambda: gathering, member, turn, timeout)
         finally:
-            for region in plan.regions:
+            for region in regions:
                 self.pool.release(region)
 
     async def _answers(self, turns: Sequence[Turn]) -> Sequence[Ran | HonedError]:
@@ -221,24 +217,24 @@ class JointSteps:
             return await asyncio.gather(*map(_alone, turns))
         most, runner = found
         parts = [turns[start : start + most] for start in range(0, len(turns), most)]
-        answers = await asyncio.gather(*(self._as_one(part, capacity, runner) for part in parts))
+        answers = await asyncio.gather(
+            *(self._as_one(part, Form(1, capacity, most), runner) for part in parts)
+        )
         return [each for part in answers for each in part]
 
     async def _as_one(
-        self, turns: Sequence[Turn], capacity: int, runner: ServedModel
+        self, turns: Sequence[Turn], form: Form, runner: ServedModel
     ) -> Sequence[Ran | HonedError]:
-        entry = turns[0].call.entry
-        planned = [turn.own if turn.capacity == capacity else turn.larger(capacity) for turn in turns]
-
+        entry, planned = turns[0].call.entry, [turn.planned(form.capacity) for turn in turns]
         try:
             ran, work = await self.pool.asking.ask_for(
                 turns[0].call.connection.client,
                 runner,
-                partial(steps_call, planned),
+                partial(steps_call, form, planned),
                 regions=[region for each in planned for region in each.plan.regions],
                 priority=planned[0].plan.priority,
                 timeout=max(turn.deadline for turn in turns) - time.monotonic(),
-                open_shape=False,
+                open_shape=runner is entry,
             )
         except (InvalidArgument, NotFound, ResourceExhausted, SequenceLost) as error:
             # By one of them, which then is told so alone.
@@ -246,14 +242,15 @@ class JointSteps:
             return await asyncio.gather(*map(_alone, turns))
         if len(turns) > 1:
             entry.statistics.ran_joined(len(turns))
-        if not runner.away:
+        if not runner.away and (runner is not entry or runner.compiled is None):
             self.ledger.ran(runner.name, ran.members[0].result.infer_ns / 1e9)
-        return [(each, work, member) for each, member in zip(planned, ran.members, strict=True)]
+        return [(work, member, each.plan) for each, member in zip(planned, ran.members, strict=True)]
 
 
-def steps_call(planned: Sequence[Planned], key: str) -> RunSteps:
+def steps_call(form: Form, planned: Sequence[Planned], key: str) -> RunSteps:
     """Return the call for several runs as one, by the key of the form."""
-    return RunSteps(key=key, members=tuple(each.call(key) for each in planned))
+    members = tuple(each.call(key) for each in planned)
+    return RunSteps(key=key, sequences=form.sequences, capacity=form.capacity, members=members)
 
 
 async def _alone(turn: Turn) -> Ran | HonedError:

@@ -305,11 +305,16 @@ class StepsRan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSteps(WorkerCall[StepsRan]):
-    """Run the next steps of several sequences as one, by a form that has room for as many or more."""
+    """Run the next steps of several sequences as one, by a form that has room for so many `sequences`.
+
+    The CPU engine makes one of its model, with room for so many rows of each, the `capacity`.
+    """
 
     method = "Steps"
     work = True
     key: str
+    sequences: int
+    capacity: int
     members: tuple[RunStep, ...]
 
 

@@ -44,7 +44,9 @@ from .calls import (
     RunBatch,
     RunModel,
     RunStep,
+    RunSteps,
     StepRan,
+    StepsRan,
     WantedOutput,
     WarmUp,
 )
@@ -53,6 +55,7 @@ from .calls import (
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+Stepped = tuple[dict[str, Array], int, int]  # outputs, and the rows and bytes of the state after a step
 _ROWS = (1, 2, 1)  # of the requests that are compared
 # Sums in other orders: as far off as an answer in float32 may be (`honed.tuner.prove.tolerance`).
 _ALLOWED = 1e-3
@@ -236,7 +239,7 @@ class Host(Server, ABC):
     def _infer(self, call: RunModel) -> InferenceResult:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = self.given(call)
+        given = self._given(call)
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
@@ -244,7 +247,7 @@ class Host(Server, ABC):
         return self._answer_of(call, computed, start, begun, ended, observed)
 
     @abstractmethod
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence; return the outputs wanted, and the rows and bytes of its state now.
 
         Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
@@ -252,20 +255,34 @@ class Host(Server, ABC):
         """
 
     @abstractmethod
+    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
+        """Return what `stepped` does for each of some steps that are run as one; raise as that does."""
+
+    @abstractmethod
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences, as far as they are here."""
 
     def _step(self, call: RunStep) -> StepRan:
         start = time.monotonic_ns()
-        inputs = self.given(call.run)
+        inputs = self._given(call.run)
         begun = time.monotonic_ns()
         found = self.stepped(call, inputs)
-        return self.step_ran(call, found, start, begun, time.monotonic_ns())
+        return self._step_ran(call, found, start, begun, time.monotonic_ns())
 
-    def step_ran(
-        self, call: RunStep, found: tuple[dict[str, Array], int, int], start: int, begun: int, ended: int
-    ) -> StepRan:
-        """Return the answer to a step, of what `stepped` returned; times are nanoseconds."""
+    def _steps(self, call: RunSteps) -> StepsRan:
+        start = time.monotonic_ns()
+        inputs = [self._given(member.run) for member in call.members]
+        begun = time.monotonic_ns()
+        found = self.stepped_together(call, inputs)
+        ended = time.monotonic_ns()
+        return StepsRan(
+            members=tuple(
+                self._step_ran(member, each, start, begun, ended)
+                for member, each in zip(call.members, found, strict=True)
+            )
+        )
+
+    def _step_ran(self, call: RunStep, found: Stepped, start: int, begun: int, ended: int) -> StepRan:
         computed, rows, nbytes = found
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
         result = self._answer_of(call.run, computed, start, begun, ended, ())
@@ -274,7 +291,7 @@ class Host(Server, ABC):
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        given = [self.given(member) for member in call.members]
+        given = [self._given(member) for member in call.members]
         begun = time.monotonic_ns()
         computed = run(model.run, given)
         ended = time.monotonic_ns()
@@ -295,7 +312,7 @@ class Host(Server, ABC):
         self.loaded(call.key).run(zeros)
         return ComparedTurn(ns=time.monotonic_ns() - begun)
 
-    def given(self, call: RunModel) -> dict[str, Array]:
+    def _given(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
         contents = iter(call.raw)
         given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
@@ -396,6 +413,7 @@ class Host(Server, ABC):
             Ping: _ping,
             RunModel: _infer,
             RunStep: _step,
+            RunSteps: _steps,
             DropSequences: lambda host, call: host.drop_sequences(call),
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,

@@ -1,4 +1,4 @@
-"""The state of decoders' sequences on a device: where its rows are, and moved to where they are needed.
+"""The state of decoders' sequences in forms: where its rows are, and moved to where they are needed.
 
 A compiled form has room for one sequence, or for a few, one in each slot along the first axis: the rows are
 in the buffers of its inputs, and each run appends to them. Other sequences wait in the host's memory, and so
@@ -11,32 +11,49 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
-from honed.runtime.execution.executor import Executor, Growth, Slot
+from honed.runtime.execution.growth import Growth, Slot
 
 from .calls import HeldTensor, RunStep
+from .host import Stepped
 
 Array = NDArray[Any]
-Stepped = tuple[dict[str, Array], int, int]  # outputs, and the rows and bytes of the state now
+
+
+class Form(Protocol):
+    """What runs steps on state of fixed shapes, of which the first rows are used, as an `Executor` does."""
+
+    def row_bytes(self, growing: Sequence[Growth]) -> int:
+        """Return the bytes of a row of what grows, of all sequences."""
+
+    def step(
+        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: Sequence[int | None], count: int
+    ) -> dict[str, Array]:
+        """Run, and append new rows."""
+
+    def grown(self, growing: Sequence[Growth], rows: int, slot: Slot) -> dict[str, Array]:
+        """Return rows."""
+
+    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array], slot: Slot) -> None:
+        """Set rows."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sequence:
     """Its rows, and where they are: in a slot of `form`, or saved where that is None.
 
-    `first` is the size of the first axis of what grows. `used` counts up with each step of any sequence.
+    `used` counts up with each step of any sequence.
     """
 
     growing: tuple[Growth, ...]
-    first: int
     rows: int = 0
-    form: Executor | None = None
+    form: Form | None = None
     slot: Slot = Slot(0, 1)
     used: int = 0
     saved: Mapping[str, Array] = field(default_factory=dict)
@@ -50,27 +67,26 @@ class _Inside:
     inputs: dict[str, Array] = field(default_factory=dict)
 
 
-class DeviceSequences:
+class FormSequences:
     """The sequences by number, and which of them are in a form."""
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self._inside: dict[Executor, _Inside] = {}
+        self._inside: dict[Form, _Inside] = {}
         self._steps = itertools.count(1)
 
     def step(
-        self, form: Executor, calls: Sequence[RunStep], inputs: Sequence[Mapping[str, Array]]
+        self, form: Form, of: int, calls: Sequence[RunStep], inputs: Sequence[Mapping[str, Array]]
     ) -> list[Stepped]:
         """Run a step of each of some sequences as one, all of as many tokens; return what each gives.
+
+        The form has room for `of` sequences.
 
         Raises SequenceLost where the state that one starts from is not here, ResourceExhausted where one
         would become too large, both before anything has run, and what `Executor.run` raises.
         """
-        if form.model.split is not None:
-            raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
         sequences = [self._begun(call) for call in calls]
-        of = _slots(form, sequences[0])
-        row_bytes = _row_bytes(form, sequences[0].growing) // of
+        row_bytes = form.row_bytes(sequences[0].growing) // of
         nbytes = [(call.rows + call.count) * row_bytes for call in calls]
         for call, size in zip(calls, nbytes, strict=True):
             if size > call.max_state_bytes:
@@ -101,6 +117,19 @@ class DeviceSequences:
             raise SequenceLost("the process that held its state has ended")
         return dict(self._rows(sequence))
 
+    def holds(self, number: int) -> bool:
+        """Return whether a sequence is here."""
+        return number in self._all
+
+    def adopt(self, number: int, growing: tuple[Growth, ...], rows: int, values: Mapping[str, Array]) -> None:
+        """Take a sequence with so many rows, by input."""
+        self._all[number] = _Sequence(growing=growing, rows=rows, saved=values)
+
+    def is_used(self, form: Form) -> bool:
+        """Return whether a sequence is in a form."""
+        inside = self._inside.get(form)
+        return inside is not None and any(inside.sequences)
+
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
         for number in sequences:
@@ -108,7 +137,7 @@ class DeviceSequences:
             if sequence is not None:
                 self._vacate(sequence)
 
-    def leave(self, form: Executor) -> None:
+    def leave(self, form: Form) -> None:
         """Save what is in a form that is about to be closed, or run for something else."""
         inside = self._inside.pop(form, None)
         for sequence in inside.sequences if inside is not None else ():
@@ -119,14 +148,13 @@ class DeviceSequences:
         """Return the sequence of a step, made where the step begins it."""
         if not call.rows:
             self.drop((call.sequence,))
-            first = call.tensors[0].begins[0]
-            self._all[call.sequence] = _Sequence(growing=growth(call.tensors), first=first)
+            self._all[call.sequence] = _Sequence(growing=growth(call.tensors))
         sequence = self._all.get(call.sequence)
         if sequence is None or sequence.rows < call.rows:
             raise SequenceLost("the process that held its state has ended")
         return sequence
 
-    def _enter(self, sequence: _Sequence, form: Executor, of: int) -> None:
+    def _enter(self, sequence: _Sequence, form: Form, of: int) -> None:
         """Move a sequence into a slot of a form: a free one, or that of what was stepped the longest ago."""
         if sequence.form is form:
             return
@@ -141,14 +169,18 @@ class DeviceSequences:
         inside.sequences[at] = sequence
 
     def _vacate(self, sequence: _Sequence) -> None:
-        if sequence.form is not None and (inside := self._inside.get(sequence.form)) is not None:
-            inside.sequences[sequence.slot.at] = None
+        if sequence.form is None:
+            return
+        inside = self._inside[sequence.form]
+        inside.sequences[sequence.slot.at] = None
+        if not any(inside.sequences):
+            del self._inside[sequence.form]
 
     def _save(self, sequence: _Sequence) -> None:
         sequence.saved, sequence.form = self._rows(sequence), None
 
     def _together(
-        self, form: Executor, sequences: Sequence[_Sequence], inputs: Sequence[Mapping[str, Array]]
+        self, form: Form, sequences: Sequence[_Sequence], inputs: Sequence[Mapping[str, Array]]
     ) -> dict[str, Array]:
         """Return the inputs of a run for several sequences.
 
@@ -175,20 +207,3 @@ def growth(tensors: Sequence[HeldTensor]) -> tuple[Growth, ...]:
     if any(tensor.axis < 0 for tensor in tensors):
         raise InvalidArgument("the model has state that does not grow, which no compiled form keeps")
     return tuple(Growth(tensor.input, tensor.output, tensor.axis) for tensor in tensors)
-
-
-def _slots(form: Executor, sequence: _Sequence) -> int:
-    """Return how many sequences a form has room for."""
-    name = sequence.growing[0].input
-    return next(tensor.shape[0] for tensor in form.model.inputs if tensor.name == name) // sequence.first
-
-
-def _row_bytes(form: Executor, growing: Sequence[Growth]) -> int:
-    """Return the bytes of a row of all sequences in a form."""
-    tensors = {tensor.name: tensor for tensor in form.model.inputs}
-    found = 0
-    for each in growing:
-        shape = tensors[each.input].shape
-        size = np.dtype(tensors[each.input].dtype).itemsize
-        found += size * int(np.prod([*shape[: each.axis], *shape[each.axis + 1 :]]))
-    return found

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from honed.runtime.compiled.modelfile import ModelFile, read
 
 from . import memory, programs, segments
 from .cpuparts import CpuParts, PartsBehind
+from .growth import Growth, Slot
 from .memory import DeviceMemory, Port
 from .segments import Command, handle
 from .timing import Called, InferenceProfile, Timeline, summarise
@@ -73,30 +74,6 @@ def load(
         progress=progress,
         parts=parts,
     )
-
-
-class Growth(NamedTuple):
-    """Values that grow along an axis: the input that has those so far, and the output with new ones.
-
-    New ones are last in the output, or where it is as long as the input, behind those so far: perhaps in the
-    same buffer, to which then nothing is copied.
-    """
-
-    input: str
-    output: str
-    axis: int
-
-
-class Slot(NamedTuple):
-    """Which of `of` sequences one is that lie one behind the other along the first axis of what grows."""
-
-    at: int
-    of: int
-
-    def within(self, size: int) -> slice:
-        """Return its part of a first axis of that size."""
-        part = size // self.of
-        return slice(self.at * part, (self.at + 1) * part)
 
 
 _ONLY = Slot(0, 1)
@@ -188,6 +165,16 @@ class Executor:
         values = [given.get(port.name) for port in self._inputs.ports]
         with self._lock:
             return self._infer(values, None, growing, rows, count)
+
+    def row_bytes(self, growing: Sequence[Growth]) -> int:
+        """Return the bytes of a row of what grows, of all sequences."""
+        ports = {port.name: port for port in self._inputs.ports}
+        return sum(
+            ports[each.input].seen.itemsize
+            * math.prod(ports[each.input].shape)
+            // ports[each.input].shape[each.axis]
+            for each in growing
+        )
 
     def grown(self, growing: Sequence[Growth], rows: int, slot: Slot = _ONLY) -> dict[str, Array]:
         """Return the first `rows` rows of what grows of the sequence in a slot, by input."""
