@@ -1,8 +1,8 @@
 """Sequences that generate at once: `python -m benchmarks.together MODEL.onnx [--tokens N] [--sequences N]`.
 
-Two services serve the model by compiled forms with room for 256 tokens, or with `--engine onnxruntime` by that:
-one runs steps of several sequences as one, the other one by one. `hone bench --tokens` measures both in turns.
-Shown are tokens a second of all sequences, medians of the turns, and the ratio of the two.
+Two services serve the model by compiled forms with room for 256 tokens, or with `--engine onnxruntime` by
+that: one runs steps of several sequences as one, the other one by one. `hone bench --tokens` measures both in
+turns. Shown are tokens a second of all sequences, medians of the turns, and the ratio of the two.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _compiled(opened: ExitStack, path: Path, known: Decoder, forms: Sequence[For
 
 
 def _by_file(opened: ExitStack, path: Path, *, compares: bool) -> Path:
-    """Return the socket of a service whose ONNX Runtime runs steps as one only where it `compares` the times."""
+    """Return the socket of a service that runs steps as one only where it `compares` their times."""
     folder, client = _service(opened, _CONFIG if compares else _CONFIG.replace(_QUIET, _BUSY))
     client.add(path, name="m", engine="onnxruntime")
     for count in (2, 4) if compares else ():  # steps that overlap

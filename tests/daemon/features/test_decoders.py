@@ -515,11 +515,21 @@ def run(client: Client, made: Path, length: int, steps: int, seed: int = 0) -> l
     return engines
 
 
-def at_once(client: Client, made: Path, count: int) -> int:
-    """Run sequences at once; how many steps have been run as one with others so far."""
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(lambda seed: run(client, made, 70 + 20 * seed, 12, seed), range(count)))
-    return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
+def at_once(service: Service, client: Client, made: Path, count: int, told: str) -> None:
+    """Run sequences at once, until steps have overlapped, that is told in the log, and some share runs."""
+
+    def is_told() -> bool:
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda seed: run(client, made, 70 + 20 * seed, 12, seed), range(count)))
+        return told in service.log
+
+    def batched() -> int:
+        assert is_told()
+        return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
+
+    wait_for(is_told, told, service)
+    before = batched()
+    wait_for(lambda: batched() > before, f"{count} sequences to share runs", service)
 
 
 @pytest.mark.slow
@@ -529,10 +539,8 @@ def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Servic
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=500)
     with service.client() as client:
         client.add(made, name="dec", engine="onnxruntime")
-        at_once(client, made, 3)
-        wait_for(lambda: "dec runs steps of 2 to 4 sequences as one" in service.log, "a comparison", service)
-        before = at_once(client, made, 4)
-        wait_for(lambda: at_once(client, made, 4) > before, "sequences to share runs", service)
+        for count in (2, 4):
+            at_once(service, client, made, count, f"dec runs steps of 2 to {count} sequences as one")
         assert client.status()["sequences"] == {"count": 0, "bytes": 0}
 
 
@@ -568,14 +576,7 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     ids[at] = best(expected)
 
         for count, form in ((2, "dec@2x1x257x256"), (4, "dec@4x1x257x256")):
-            at_once(client, made, count)
-            wait_for(lambda form=form: f"{form} runs steps of" in service.log, form, service)
-            before = at_once(client, made, count)
-            wait_for(
-                lambda count=count, before=before: at_once(client, made, count) > before,
-                f"{count} as one",
-                service,
-            )
+            at_once(service, client, made, count, f"{form} runs steps of 2 to {count} sequences as one")
         wait_for(lambda: "dec@1x1x513x512 runs sequences" in service.log, "more room", service)
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})
