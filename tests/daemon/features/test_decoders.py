@@ -199,9 +199,13 @@ class Sequence:
         }
 
 
-def together(session: Session, sequences: HeldSequences, members: list[Sequence], seed: int) -> None:
-    """Run a token of each of some sequences as one, and compare."""
+def together(
+    session: Session, sequences: HeldSequences, members: list[Sequence], seed: int, token: int | None = None
+) -> None:
+    """Run a token of each of some sequences as one, and compare; `token` is that of the first, if given."""
     ids = [prompt(1, seed + each.number) for each in members]
+    if token is not None:
+        ids[0][:] = token
     call = RunSteps(key="", sequences=3, capacity=ROOM, members=tuple(each.call(1) for each in members))
     found = sequences.step_together(
         session, call, [each.given(one) for each, one in zip(members, ids, strict=True)]
@@ -226,6 +230,10 @@ def test_onnx_runtime_runs_steps_of_several_as_one(tmp_path: Path, made: Callabl
         if at == 3:
             several[0].compare(prompt(2, 7))
             together(session, sequences, several[:1], 99)
+    with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
+        together(session, sequences, several[1:3], 0, token=VOCABULARY + 9)
+    several[1].compare(prompt(1, 40))  # which is not run again in the slot that it had
+    together(session, sequences, several[2:3], 41)
     several[1].most = 10
     with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
         together(session, sequences, several[:2], 50)

@@ -216,6 +216,7 @@ class Decoders(Feature):
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
         self._joint.forget(model)
+        self._wanted = {(name, form) for name, form in self._wanted if name != model}
 
     async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder) -> Inferred:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params

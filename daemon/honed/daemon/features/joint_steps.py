@@ -23,7 +23,14 @@ from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.worker.calls import RunStep, RunSteps, StepRan
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import HonedError, InvalidArgument, NotFound, ResourceExhausted, SequenceLost
+from honed.protocol.errors import (
+    HonedError,
+    InvalidArgument,
+    NotFound,
+    OutOfMemory,
+    ResourceExhausted,
+    SequenceLost,
+)
 
 from .batching import BatchMember, Gatherer, Gathering, lately
 from .decoding import Form, Piece
@@ -236,7 +243,7 @@ class JointSteps:
                 timeout=max(turn.deadline for turn in turns) - time.monotonic(),
                 open_shape=runner is entry,
             )
-        except (InvalidArgument, NotFound, ResourceExhausted, SequenceLost) as error:
+        except (InvalidArgument, NotFound, OutOfMemory, ResourceExhausted, SequenceLost) as error:
             # By one of them, which then is told so alone.
             _log.info("model %s: steps of %d sequences are run one by one: %s", entry.name, len(turns), error)
             return await asyncio.gather(*map(_alone, turns))

@@ -184,16 +184,18 @@ class FormSequences:
     ) -> dict[str, Array]:
         """Return the inputs of a run for several sequences.
 
-        In slots of others they are those of the last run, which writes again what it has written.
+        In slots of others they are those of the last run, which writes again what it has written; in those
+        of nobody those of one that runs.
         """
-        held = self._inside[form].inputs
+        inside = self._inside[form]
+        given = dict(zip(sequences, inputs, strict=True))
         for name, value in inputs[0].items():
-            if name not in held:
-                held[name] = np.concatenate([value] * sequences[0].slot.of)
-        for sequence, given in zip(sequences, inputs, strict=True):
-            for name, value in given.items():
-                held[name][sequence.slot.within(len(held[name]))] = value
-        return held
+            whole = inside.inputs.setdefault(name, np.concatenate([value] * len(inside.sequences)))
+            for at, sequence in enumerate(inside.sequences):
+                if sequence is None or sequence in given:
+                    part = Slot(at, len(inside.sequences)).within(len(whole))
+                    whole[part] = value if sequence is None else given[sequence][name]
+        return inside.inputs
 
     def _rows(self, sequence: _Sequence) -> Mapping[str, Array]:
         if sequence.form is not None:
