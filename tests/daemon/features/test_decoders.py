@@ -523,19 +523,19 @@ def run(client: Client, made: Path, length: int, steps: int, seed: int = 0) -> l
     return engines
 
 
-def at_once(service: Service, client: Client, made: Path, count: int, told: str) -> None:
-    """Run sequences at once, until steps have overlapped, that is told in the log, and some share runs."""
+def at_once(service: Service, client: Client, made: Path, count: int, line: str) -> None:
+    """Run sequences at once, until steps have overlapped, that line is in the log, and some share runs."""
 
-    def is_told() -> bool:
+    def is_logged() -> bool:
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda seed: run(client, made, 70 + 20 * seed, 12, seed), range(count)))
-        return told in service.log
+        return line in service.log
 
     def batched() -> int:
-        assert is_told()
+        assert is_logged()
         return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
 
-    wait_for(is_told, told, service)
+    wait_for(is_logged, line, service)
     before = batched()
     wait_for(lambda: batched() > before, f"{count} sequences to share runs", service)
 
