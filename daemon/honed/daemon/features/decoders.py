@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cache, partial
+from statistics import median
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
@@ -65,7 +66,7 @@ _log = logging.getLogger(__name__)
 # another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
 # (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
 _ALLOWED = 0.2
-_TIMED = 6  # runs of a form for several sequences, and of that for one; the first moves what they have
+_TIMED = 9  # pairs of runs of a form for several sequences, and of that for one
 # Has the engine of a model run a step that was planned, and returns the worker's answer.
 Ask = Callable[[ServedModel, InferencePlan, Callable[[str], RunStep]], Awaitable[StepRan]]
 
@@ -453,7 +454,7 @@ class Decoders(Feature):
                 last_token=False,
                 ask=ask,
             )
-            for _ in range(form.sequences)
+            for _ in range(form.sequences + 1)
         ]
         key, least, name = _joint_key(entry, runner, form), 1, runner.name
         try:
@@ -517,13 +518,13 @@ class Decoders(Feature):
         """Return what `_difference` does, of a form for several sequences, each of which begins a turn later.
 
         Also returns for how many sequences the first of `runners`, that form, takes less time than as many
-        runs of the second, which is for one of them.
+        runs of the second, which is for one: the last of `several`.
         """
-        (runner, alone), worst = runners, 0.0
+        (runner, alone), (*members, single), worst = runners, several, 0.0
         for turn in range(form.sequences + 2):
             planned: list[Planned] = []
             expected: list[StepRan] = []
-            for at, steps in enumerate(several[: turn + 1]):
+            for at, steps in enumerate(members[: turn + 1]):
                 step = Step(1, 1, turn - at)
                 params = decoder.made_up(entry.name, Step(1, 1, turn + at))
                 expected.append(await steps.by_file(entry, params, step))
@@ -534,19 +535,18 @@ class Decoders(Feature):
                     decoder.without_state.outputs, own.result.raw, other.result.raw, strict=True
                 ):
                     worst = max(worst, await in_thread(difference, output.dtype, row, right))
-        together: list[int] = []
-        apart: list[int] = []
-        for _ in range(_TIMED):  # a step can be run again, from the rows that it began with
-            ran_all = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
-            together.append(ran_all.members[0].result.infer_ns)
-        for turn in range(form.sequences + 1, form.sequences + 1 + _TIMED):
+        ratios: list[float] = []
+        for turn in range(_TIMED):
+            # A step can be run again, from the rows that it began with.
+            together = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
             step = Step(1, 1, turn)
+            params = decoder.made_up(entry.name, step)
             if alone is entry:
-                ran = await several[0].by_file(entry, decoder.made_up(entry.name, step), step)
+                ran = await single.by_file(entry, params, step)
             else:
-                ran = await self._ask_worker(entry, alone, planned[0].call)
-            apart.append(ran.result.infer_ns)
-        return worst, max(2, int(min(together) / max(1, min(apart))) + 1)
+                [(_, ran)] = await single.by_forms({Form(1, form.capacity): alone}, params, step)
+            ratios.append(together.members[0].result.infer_ns / max(1, ran.result.infer_ns))
+        return worst, max(2, int(median(ratios)) + 1)
 
     async def tidy(self) -> None:
         """Have workers let go of what nobody asked for."""
