@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 
 from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of, pieces
 from honed.daemon.worker.calls import HeldTensor, RunForm, RunModel, RunStep
-from honed.daemon.worker.steps import DeviceSequences
+from honed.daemon.worker.steps import FormSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.executor import Executor, load
@@ -57,7 +57,7 @@ def compiled(
 def compile_form(path: Path, known: Decoder, form: Form, folder: Path, device: Device) -> Executor:
     request = CompileRequest(
         path=path,
-        output=folder / f"{form.tokens}x{form.capacity}.honed",
+        output=folder / "{}x{}x{}.honed".format(*form),
         profile=device.profile,
         device=device,
         shapes=known.shapes(form),
@@ -74,18 +74,30 @@ def forms(compiled: Callable[[Form], Executor]) -> dict[int, Executor]:
     return {tokens: compiled(Form(tokens, ROOM)) for tokens in (1, CHUNK)}
 
 
+@pytest.fixture
+def joint(compiled: Callable[[Form], Executor], request: pytest.FixtureRequest) -> Executor:
+    """The form for a token of each of so many sequences."""
+    return compiled(Form(1, ROOM, request.param))
+
+
 class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
-    def __init__(self, number: int, path: Path, known: Decoder, sequences: DeviceSequences) -> None:
+    def __init__(self, number: int, path: Path, known: Decoder, sequences: FormSequences) -> None:
         self.number, self.rows, self.most, self.row_bytes = number, 0, 1 << 30, ROW_BYTES
         self._known, self._sequences, self._app = known, sequences, InApp(path)
 
     def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
         """Run tokens [1, n] by a form for as many or more."""
+        call, inputs = self.given(form, ids)
+        [found] = self._sequences.step(form, 1, [call], [inputs])
+        return found
+
+    def given(self, form: Executor, ids: Array) -> tuple[RunStep, dict[str, Array]]:
+        """The call for tokens [1, n], and its inputs for a form for as many or more."""
         shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
         tokens, count = shapes["input_ids"][1], ids.shape[1]
-        mask = np.zeros(shapes["attention_mask"], np.int64)
+        mask = np.zeros((1, shapes["attention_mask"][1]), np.int64)
         new = self.rows if self._known.counts else mask.shape[1] - tokens
         mask[0, : self.rows] = mask[0, new : new + (tokens if self._known.counts else count)] = 1
         inputs = {
@@ -106,15 +118,19 @@ class Sequence:
             max_state_bytes=self.most,
             last_token=(),
         )
-        return self._sequences.step(form, call, inputs)
+        return call, inputs
 
     def step(self, form: Executor, ids: Array) -> None:
         """Run tokens by both, and compare."""
-        outputs, self.rows, nbytes = self.asked(form, ids)
+        self.compare(self.asked(form, ids), ids)
+
+    def compare(self, found: tuple[dict[str, Array], int, int], ids: Array) -> None:
+        """Compare what a step gave with ONNX Runtime's answer."""
+        outputs, self.rows, nbytes = found
         assert nbytes == self.rows * self.row_bytes
         assert outputs.keys() == {"logits"}
-        found = outputs["logits"][:, : ids.shape[1]]
-        np.testing.assert_allclose(found, self._app.step(ids), rtol=0, atol=TOLERANCE)
+        logits = outputs["logits"][:, : ids.shape[1]]
+        np.testing.assert_allclose(logits, self._app.step(ids), rtol=0, atol=TOLERANCE)
 
     def generate(self, compiled: Callable[[Form], Executor], ids: Array) -> Array:
         """Run tokens by the forms that serve them, and compare with ONNX Runtime; return its next token."""
@@ -133,12 +149,23 @@ class Sequence:
         return token
 
 
+def together(sequences: FormSequences, form: Executor, members: Mapping[int, Sequence], seed: int) -> None:
+    """Run one token of each of some sequences as one, and compare."""
+    tokens = [prompt(1, seed + number) for number in members]
+    calls, inputs = zip(
+        *(each.given(form, ids) for each, ids in zip(members.values(), tokens, strict=True)), strict=True
+    )
+    found = sequences.step(form, form.model.inputs[0].shape[0], calls, inputs)
+    for each, answer, ids in zip(members.values(), found, tokens, strict=True):
+        each.compare(answer, ids)
+
+
 def prompt(length: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, VOCABULARY, (1, length))
 
 
 def test_a_sequence_moves_between_forms(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
-    one = Sequence(1, path, known, DeviceSequences())
+    one = Sequence(1, path, known, FormSequences())
     for length in (4, 3, 1, 1, 2, 1, 4):
         one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
     assert one.rows == ROOM
@@ -153,33 +180,78 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
             tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
             for tokens in (1, CHUNK)
         }
-        for form in forms.values():
+        joint = opened.enter_context(compile_form(path, known, Form(1, ROOM, 2), tmp_path, device))
+        for form in (*forms.values(), joint):
             bound = {tensor.name: tensor.buffer for tensor in form.model.outputs}
             for tensor in form.model.inputs:
                 assert (
                     bound.get(tensor.name.replace("past_key_values", "present"), tensor.buffer)
                     == tensor.buffer
                 )
-        sequences = DeviceSequences()
+        sequences = FormSequences()
         both = [Sequence(number, path, known, sequences) for number in (1, 2)]
         for at, length in enumerate((4, 3, 1, 1, 2, 1)):
             for each in both:
                 each.row_bytes = 2 * 2 * 8 * 4
                 each.step(forms[1 if length == 1 else CHUNK], prompt(length, 7 * at + each.number))
+        members = dict(enumerate(both))
+        for at, turn in enumerate([(0, 1), (1,), (0, 1)]):
+            together(sequences, joint, {number: members[number] for number in turn}, 100 + 10 * at)
 
 
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     both = [Sequence(number, path, known, sequences) for number in (1, 2)]
     for at, length in enumerate((4, 1, 1, 3)):
         for each in both:
             each.step(forms[CHUNK if length > 1 else 1], prompt(length, 7 * at + each.number))
 
 
+@pytest.mark.parametrize("joint", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+def test_sequences_share_a_run(
+    path: Path, known: Decoder, forms: dict[int, Executor], joint: Executor
+) -> None:
+    """Some in each turn, while the others keep what they have, in the form or elsewhere."""
+    sequences, of = FormSequences(), joint.model.inputs[0].shape[0]
+    both = {number: Sequence(number, path, known, sequences) for number in range(1, of + 2)}
+    for number, each in both.items():
+        each.step(forms[CHUNK], prompt(1 + number % CHUNK, number))
+    turns = [(1, 2), (1, 2), (2,), (1, 2), (of, 1), (3, of), (of + 1, 2), (1,), (2, of + 1)]
+    for at, turn in enumerate(turns):
+        together(sequences, joint, {number: both[number] for number in turn}, 10 * at)
+    sequences.drop((2,))
+    both[1].step(forms[1], prompt(1, 5))
+    together(sequences, joint, {number: both[number] for number in (1, 3)}, 90)
+    assert sequences.state(1)["past_key_values.0.key"].shape == (1, HEADS, both[1].rows, SIZE)
+
+
+@pytest.mark.parametrize("joint", [2], indirect=True)
+def test_a_run_for_several_begins_sequences_and_fails_for_none_by_half(
+    path: Path, known: Decoder, joint: Executor
+) -> None:
+    sequences = FormSequences()
+    one, other = (Sequence(number, path, known, sequences) for number in (1, 2))
+    both = {1: one, 2: other}
+    for at in range(3):
+        together(sequences, joint, both, 10 * at)
+    other.most = ROW_BYTES
+    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+        together(sequences, joint, both, 50)
+    other.most = one.most
+    together(sequences, joint, both, 60)
+    sequences.leave(joint)
+    joint.run({tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in joint.model.inputs})
+    together(sequences, joint, both, 70)
+    sequences.drop((1,))
+    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+        together(sequences, joint, both, 80)
+    together(sequences, joint, {2: other}, 90)
+
+
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    sequences, form = DeviceSequences(), forms[CHUNK]
+    sequences, form = FormSequences(), forms[CHUNK]
     one = Sequence(1, path, known, sequences)
     one.step(form, prompt(3))
     sequences.leave(form)
@@ -192,7 +264,7 @@ def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
 def test_a_step_is_repeated_where_its_answer_did_not_come(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    one = Sequence(1, path, known, DeviceSequences())
+    one = Sequence(1, path, known, FormSequences())
     one.step(forms[CHUNK], prompt(4))
     one.asked(forms[CHUNK], prompt(3, 5))
     one.step(forms[CHUNK], prompt(2))
@@ -202,7 +274,7 @@ def test_a_step_is_repeated_where_its_answer_did_not_come(
 def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     one = Sequence(1, path, known, sequences)
     one.step(forms[CHUNK], prompt(4))
     one.most = 5 * ROW_BYTES
@@ -219,7 +291,7 @@ def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
 def test_state_that_does_not_grow_is_not_kept_in_a_form(
     path: Path, known: Decoder, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Sequence(1, path, known, DeviceSequences())
+    one = Sequence(1, path, known, FormSequences())
     monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
     with pytest.raises(InvalidArgument, match="state that does not grow"):
         one.asked(forms[1], prompt(1))
@@ -230,7 +302,7 @@ def test_hundreds_of_greedy_steps_are_onnx_runtime_s_while_the_room_grows(
     path: Path, known: Decoder, compiled: Callable[[Form], Executor]
 ) -> None:
     """All sequences take turns, so that each moves in and out of forms; prompts end within and at chunks."""
-    sequences = DeviceSequences()
+    sequences = FormSequences()
     lengths = (1, 63, 64, 65, 250, 900)
     turns = [
         (Sequence(number, path, known, sequences), [prompt(length, number)])

@@ -30,10 +30,11 @@ from honed.daemon.worker.calls import (
     OpenDevice,
     ProfileModel,
     RunStep,
+    RunSteps,
     RunTurn,
     UnloadModel,
 )
-from honed.daemon.worker.host import Array, Host, connect
+from honed.daemon.worker.host import Array, Host, Stepped, connect
 from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
@@ -120,6 +121,8 @@ class CpuEngine(Host):
             session = Session(
                 Path(call.path), threads, level=call.level, spinning=call.spinning, arena=call.arena
             )
+            if held is not None:
+                self._sequences.forget(held.session)
             self._models[call.key] = held = _Loaded(session, asked, where)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 
@@ -139,9 +142,13 @@ class CpuEngine(Host):
         session.run(inputs)
         return ComparedTurn(ns=time.monotonic_ns() - begun, sets=len(sets))
 
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence whose state ONNX Runtime holds."""
         return self._sequences.step(self.loaded(call.run.key), call, inputs)
+
+    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
+        """Run steps of several sequences whose state is here."""
+        return self._sequences.step_together(self.loaded(call.key), call, inputs)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences."""
@@ -149,7 +156,8 @@ class CpuEngine(Host):
         return Empty()
 
     def _unload(self, call: UnloadModel) -> Empty:
-        self._models.pop(call.key, None)
+        if (held := self._models.pop(call.key, None)) is not None:
+            self._sequences.forget(held.session)
         self._sets = "", []
         return Empty()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,11 @@ import pytest
 
 from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Step, decoder_of
+from honed.daemon.features.decoding import Form, Piece, Step, decoder_of, joint_forms, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
+from honed.daemon.worker.calls import RunForm, RunModel, RunStep, RunSteps, WantedOutput
 from honed.onnxfile.reading import MISLED
+from honed.protocol.params import InferParams, InputTensor
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
@@ -82,6 +85,29 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     assert (own.axis, own.once, cross.axis, cross.once) == (2, False, -1, True)
 
 
+def test_forms_have_the_room_and_the_sequences_asked_for() -> None:
+    assert [piece.form for piece in pieces(Step(1, 65, 0))] == [Form(64, 256)] * 2
+    assert [piece.form for piece in pieces(Step(1, 65, 0), 512)] == [Form(64, 512)] * 2
+    assert [piece.form for piece in pieces(Step(1, 1, 600), 512)] == [Form(1, 1024)]
+    assert [form.sequences for form in joint_forms(512, 2)] == [2, 4]
+    assert [form.sequences for form in joint_forms(512, 3)] == [4, 2]
+    assert [form.sequences for form in joint_forms(512, 9)] == [4, 2]
+    known = decoder_of(OPTIMUM, {})
+    assert known is not None
+    assert known.has_joint_forms
+    assert [*known.shapes(Form(1, 256, 4)).values()] == [(4, 1), (4, 257), (4, 1), (4, 3, 256, 64)]
+
+
+@pytest.mark.parametrize("name", ["input_ids", "past_key_values.0.key", "position_ids"])
+def test_sequences_share_no_form_that_has_a_batch_of_one(name: str) -> None:
+    inputs = [
+        spec(t.name, t.dtype, 1, *(t.symbols or ())[1:]) if t.name == name else t for t in OPTIMUM.inputs
+    ]
+    known = decoder_of(interface(inputs, list(OPTIMUM.outputs)), {"present.0.key": "past_key_values.0.key"})
+    assert known is not None
+    assert not known.has_joint_forms
+
+
 def test_state_that_does_not_grow_makes_no_decoder() -> None:
     lstm = interface(
         [spec("x", "float32", 1, 4), spec("h", "float32", 1, "batch", 8)],
@@ -106,29 +132,123 @@ def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
     assert known.held(Step(3, 1, 0))[0].begins == (3, 2, 0, 64)
 
 
-def begun(session: Session, sequences: HeldSequences, ids: Array) -> Array:
-    """The logits of a step that begins a sequence, without a service."""
-    known = decoder_of(session.interface, {})
-    assert known is not None
-    count, outputs = ids.shape[1], (WantedOutput(name="logits", place=None),)
-    form = RunForm(inputs=(), outputs=outputs, room=None, finite=False, keep=False, max_bytes=1 << 20)
-    call = RunStep(
-        run=RunModel(key="", form=form.packed(), raw=()),
-        sequence=1,
-        rows=0,
-        count=count,
-        tensors=known.held(Step(1, count, 0)),
-        constants=(),
-        max_state_bytes=1 << 30,
-        last_token=(),
+ROOM = 16
+
+
+def close(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class Sequence:
+    """One without a service, beside the same with its cache in the app."""
+
+    def __init__(self, number: int, session: Session, sequences: HeldSequences, path: Path) -> None:
+        known = decoder_of(session.interface, {})
+        assert known is not None
+        self.number, self.rows, self.most, self.app = number, 0, 1 << 30, InApp(path)
+        self._known, self._session, self._sequences = known, session, sequences
+
+    def call(self, count: int) -> RunStep:
+        outputs = (WantedOutput(name="logits", place=None),)
+        form = RunForm(inputs=(), outputs=outputs, room=None, finite=False, keep=False, max_bytes=1 << 20)
+        return RunStep(
+            run=RunModel(key="", form=form.packed(), raw=()),
+            sequence=self.number,
+            rows=self.rows,
+            count=count,
+            tensors=() if self.rows else self._known.held(Step(1, count, 0)),
+            constants=(),
+            max_state_bytes=self.most,
+            last_token=(),
+        )
+
+    def step(self, ids: Array) -> Array:
+        """The logits of a step alone."""
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": np.ones((1, self.rows + ids.shape[1]), np.int64),
+            "position_ids": np.arange(self.rows, self.rows + ids.shape[1])[None],
+        }
+        inputs = {
+            spec.name: inputs[spec.name] for spec in self._known.interface.inputs if spec.name in inputs
+        }
+        found, self.rows, _ = self._sequences.step(self._session, self.call(ids.shape[1]), inputs)
+        return found["logits"]
+
+    def compare(self, ids: Array) -> None:
+        close(self.step(ids), self.app.step(ids))
+
+    def given(self, ids: Array) -> dict[str, Array]:
+        """What a form with room for ROOM tokens is given for one."""
+        params = InferParams(
+            model_name="",
+            inputs=(InputTensor(name="input_ids", datatype="INT64", shape=(1, 1)),),
+            raw_input_contents=(ids.tobytes(),),
+        )
+        made = self._known.piece(params, Piece(Form(1, ROOM), self.rows, 0, 1))
+        return {
+            tensor.name: np.frombuffer(data, np.int64).reshape(tensor.shape)
+            for tensor, data in zip(made.inputs, made.raw_input_contents or (), strict=True)
+        }
+
+
+def together(
+    session: Session, sequences: HeldSequences, members: list[Sequence], seed: int, token: int | None = None
+) -> None:
+    """Run a token of each of some sequences as one, and compare; `token` is that of the first, if given."""
+    ids = [prompt(1, seed + each.number) for each in members]
+    if token is not None:
+        ids[0][:] = token
+    call = RunSteps(key="", sequences=3, capacity=ROOM, members=tuple(each.call(1) for each in members))
+    found = sequences.step_together(
+        session, call, [each.given(one) for each, one in zip(members, ids, strict=True)]
     )
-    inputs = {"input_ids": ids, "attention_mask": np.ones((1, count), np.int64)}
-    return sequences.step(session, call, inputs)[0]["logits"]
+    for each, one, (outputs, rows, nbytes) in zip(members, ids, found, strict=True):
+        each.rows += 1
+        assert rows == each.rows
+        close(outputs["logits"], each.app.step(one))
+        assert nbytes == sum(array.nbytes for array in each.app.state.values())
+
+
+@pytest.mark.parametrize("made", [decoder, grouped])
+def test_onnx_runtime_runs_steps_of_several_as_one(tmp_path: Path, made: Callable[[Path], Path]) -> None:
+    path, sequences = made(tmp_path / "m.onnx"), HeldSequences()
+    session = Session(path, 1)
+    several = [Sequence(number, session, sequences, path) for number in range(5)]
+    for each in several[:4]:
+        each.compare(prompt(1 + each.number, each.number))
+    turns = [(0, 1, 2), (0, 2), (3,), (4, 0, 1), (2,), (4, 3, 2), (1, 2)]
+    for at, turn in enumerate(turns):
+        together(session, sequences, [several[number] for number in turn], 10 * at)
+        if at == 3:
+            several[0].compare(prompt(2, 7))
+            together(session, sequences, several[:1], 99)
+    with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
+        together(session, sequences, several[1:3], 0, token=VOCABULARY + 9)
+    several[1].compare(prompt(1, 40))  # which is not run again in the slot that it had
+    together(session, sequences, several[2:3], 41)
+    several[1].most = 10
+    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+        together(session, sequences, several[:2], 50)
+    several[1].most = several[0].most
+    together(session, sequences, several[::2], 60)
+    sequences.forget(session)
+    for each in several:
+        each.compare(prompt(3, 80))
+    sequences.drop((1,))
+    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
+        together(session, sequences, several[1:3], 90)
+    together(session, sequences, several[2:3], 91)
+
+
+def begun(session: Session, sequences: HeldSequences, ids: Array, path: Path) -> Array:
+    """The logits of a step that begins a sequence, without a service."""
+    return Sequence(1, session, sequences, path).step(ids)
 
 
 def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> None:
-    session, sequences, ids = Session(grouped(tmp_path / "m.onnx"), 1), HeldSequences(), prompt(3)
-    begun(session, sequences, ids)
+    path, sequences, ids = grouped(tmp_path / "m.onnx"), HeldSequences(), prompt(3)
+    begun(Session(path, 1), sequences, ids, path)
     held = weakref.ref(ids)
     del ids
     gc.collect()
@@ -148,7 +268,7 @@ def test_a_step_goes_on_by_the_session_that_is_loaded_anew(
         run(bound)
 
     monkeypatch.setattr(Bound, "run", misled)
-    logits = begun(session, HeldSequences(), ids)
+    logits = begun(session, HeldSequences(), ids, made)
     np.testing.assert_array_equal(logits, InApp(made).step(ids))
 
 
@@ -379,6 +499,52 @@ max_load_per_core = 1000
 """
 
 
+def run(client: Client, made: Path, length: int, steps: int, seed: int = 0) -> list[str]:
+    """The engines of a sequence's steps, whose answers are right."""
+    own, ids, engines = InApp(made), prompt(length, seed), []
+    name = f"{length}-{steps}-{seed}"
+    for step in range(steps):
+        answer = client.answer(
+            "dec", {"input_ids": ids}, sequence=InSequence(name, start=not step, end=step == steps - 1)
+        )
+        expected = own.step(ids)
+        found = answer.outputs["logits"]
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+        engines.append(answer.engine)
+        ids = best(expected)
+    return engines
+
+
+def at_once(service: Service, client: Client, made: Path, count: int, line: str) -> None:
+    """Run sequences at once, until steps have overlapped, the log has that line, and some share runs."""
+
+    def is_logged() -> bool:
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda seed: run(client, made, 70 + 20 * seed, 12, seed), range(count)))
+        return re.search(line, service.log) is not None
+
+    def batched() -> int:
+        assert is_logged()
+        return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
+
+    wait_for(is_logged, line, service)
+    before = batched()
+    wait_for(lambda: batched() > before, f"{count} sequences to share runs", service)
+
+
+@pytest.mark.slow
+@pytest.mark.service
+def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    service = start_service(config=CPU + IDLE)
+    made = decoder(tmp_path / "dec.onnx", layers=1, slow=500)
+    with service.client() as client:
+        client.add(made, name="dec", engine="onnxruntime")
+        for count in (2, 4):
+            at_once(service, client, made, count, rf"dec(:| runs) steps of .*{count} sequences as one")
+        assert client.status()["sequences"] == {"count": 0, "bytes": 0}
+
+
 @pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
@@ -389,34 +555,18 @@ def test_forms_that_are_asked_for_often_run_sequences(
     service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{IDLE}')
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=2500)
 
-    def run(client: Client, length: int, steps: int) -> list[str]:
-        """The engines of the steps, whose answers are right."""
-        own, ids, engines = InApp(made), prompt(length), []
-        name = f"{length}-{steps}"
-        for step in range(steps):
-            answer = client.answer(
-                "dec", {"input_ids": ids}, sequence=InSequence(name, start=not step, end=step == steps - 1)
-            )
-            expected = own.step(ids)
-            found = answer.outputs["logits"]
-            assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
-            engines.append(answer.engine)
-            ids = best(expected)
-        return engines
-
     with service.client(timeout=None) as client:
         client.add(made, name="dec")
         for _ in range(3):
-            run(client, 70, 2)
+            run(client, made, 70, 2)
         for form in ("dec@1x1x257x256", "dec@1x64x320x256"):
             wait_for(lambda form=form: f"{form} runs sequences of up to 256" in service.log, form, service)
         # Which engine is the faster is measured again beside other work, and for a while it may be the other.
         for length in (1, 150):
             what = f"forms to run {length} tokens"
-            wait_for(lambda length=length: set(run(client, length, 8)) == {"gpu"}, what, service)
+            wait_for(lambda length=length: set(run(client, made, length, 8)) == {"gpu"}, what, service)
         # There is no form yet for more tokens: the CPU engine goes on with the state of the device.
-        assert run(client, 250, 12) == ["gpu"] * 7 + ["cpu"] * 5
+        assert run(client, made, 250, 12) == ["gpu"] * 7 + ["cpu"] * 5
         with client.sequence("dec") as one, client.sequence("dec") as other:
             owns, ids = (InApp(made), InApp(made)), [prompt(70, 1), prompt(3, 2)]
             for _ in range(4):
@@ -425,6 +575,10 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     found = sequence.infer({"input_ids": ids[at]})["logits"]
                     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
                     ids[at] = best(expected)
+
+        for count, form in ((2, "dec@2x1x257x256"), (4, "dec@4x1x257x256")):
+            at_once(service, client, made, count, rf"{form}(:| runs) steps of .*{count} sequences as one")
+        wait_for(lambda: "dec@1x1x513x512 runs sequences" in service.log, "more room", service)
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})
         kill_workers(service)
@@ -442,6 +596,10 @@ def test_bench_generates_tokens(
     assert status == 0
     assert (figures["prompt"], figures["tokens"], figures["engines"]) == (9, 5, {"cpu": 5})
     assert figures["state_bytes"] == 13 * 2 * 2 * WIDTH * 4
+    status, out, _ = typed("bench", "dec", "--tokens", "4", "--prompt", "9", "--sequences", "3", "--json")
+    figures = json.loads(out)
+    assert (figures["sequences"], figures["engines"]) == (3, {"cpu": 12})
+    assert figures["state_bytes"] == 3 * 12 * 2 * 2 * WIDTH * 4
     status, out, _ = typed("bench", "dec", "--tokens", "1")
     assert "first token" in out
     assert "tokens a second" not in out

@@ -12,7 +12,7 @@ from benchmarks.running import ready
 from onnx import parser
 
 from honed.machine.devices import Device
-from honed.runtime.execution.executor import Growth
+from honed.runtime.execution.growth import Growth
 from honed.runtime.execution.segments import Command
 from honed.tuner import frontend
 from honed.tuner.compiler.proof import run_sets
@@ -118,7 +118,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
     with ready(normalised, lowered, device) as executor:
         assert converted in ([], ["widened"]), "of what is given alone"
         executor.restore(growing, {"past": given.pop("past")[:, :7]})
-        assert executor.step(given, growing, 7, 1) == {}
+        assert executor.step(given, growing, [7], 1) == {}
         found = executor.grown(growing, 8)["past"]
     assert found.dtype == np.float16
     expected = _expected({name: value.astype(np.float32) for name, value in _given(7).items()})

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import field
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Generic, TypeVar
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import Feature, Infer, InferCall
@@ -30,8 +31,9 @@ from honed.protocol.results import Inferred, ModelSettings
 _MARGIN_RUNS = 2.0  # that a request is begun before its deadline
 _FORGET = 0.8  # of what is known of a run's time, with each that comes
 Plan = Callable[[InferCall, ServedModel], InferencePlan]
+W = TypeVar("W")
+A = TypeVar("A")
 _log = logging.getLogger(__name__)
-_Kind = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class Gathering:
     def ended(self, seconds: float) -> None:
         """Record that a batch that `due` returned took so many seconds."""
         self._running -= 1
-        self._seconds = seconds if not self._seconds else _FORGET * self._seconds + (1 - _FORGET) * seconds
+        self._seconds = lately(self._seconds, seconds)
 
     def due(self, now: float) -> list[tuple[BatchMember, ...]]:
         """Return the batches that are to be run now."""
@@ -95,10 +97,13 @@ class Gathering:
         """Return when the next batch is due: the past where it is full."""
         if sum(member.rows for member in self._waiting) >= self._most:
             return float("-inf")
-        urgent = min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
         if self._running:
-            return urgent
-        return min(urgent, min(member.arrived for member in self._waiting) + self._delay)
+            return self._urgent()
+        return min(self._urgent(), min(member.arrived for member in self._waiting) + self._delay)
+
+    def _urgent(self) -> float:
+        """Return when a batch must begin for the first deadline of those that wait."""
+        return min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
 
     def _filled(self) -> tuple[BatchMember, ...]:
         """Take one of each user in turn, while there is room; the first is taken whatever its size."""
@@ -118,25 +123,120 @@ class Gathering:
         return tuple(chosen)
 
 
+def lately(known: float, seconds: float) -> float:
+    """Return a mean that follows what comes: of `known`, 0 where nothing is, and of `seconds`."""
+    return _FORGET * known + (1 - _FORGET) * seconds if known else seconds
+
+
 @dataclass(slots=True, kw_only=True)
-class _Waiting:
+class _Waiting(Generic[W, A]):
     """A request that is gathered; `answered` has its result, or raises."""
+
+    member: BatchMember
+    request: W
+    answered: asyncio.Future[A]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group(Generic[W, A]):
+    """Requests that may be run as one."""
+
+    kind: Hashable
+    gathering: Gathering
+    waiting: dict[int, _Waiting[W, A]] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Gatherer(Generic[W, A]):
+    """Requests that wait for others of their kind. `run` returns the result of each, or its error."""
+
+    def __init__(self, run: Callable[[Sequence[W]], Awaitable[Sequence[A | HonedError]]]) -> None:
+        self._run_all = run
+        self._groups: dict[Hashable, _Group[W, A]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(
+        self,
+        kind: Hashable,
+        gathering: Callable[[], Gathering],
+        member: BatchMember,
+        request: W,
+        timeout: float,
+    ) -> A:
+        """Return the result of a request; raise its error, or DeadlineExceeded after `timeout` seconds.
+
+        `gathering` makes what decides for requests of that kind, where none waits.
+        """
+        group = self._groups.get(kind)
+        if group is None:
+            group = self._groups[kind] = _Group(kind=kind, gathering=gathering())
+        future = asyncio.get_running_loop().create_future()
+        group.waiting[member.number] = _Waiting(member=member, request=request, answered=future)
+        group.gathering.arrived(member)
+        self._look(group)
+        try:
+            async with asyncio.timeout(timeout):
+                result: A = await future
+                return result
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                "the request's deadline passed before it was answered; allow more time"
+            ) from error
+        finally:
+            if group.waiting.pop(member.number, None) is not None:
+                group.gathering.left(member.number)
+                self._look(group)
+
+    def look(self, kind: Hashable) -> None:
+        """Run what is due of a kind, as something has changed."""
+        if (group := self._groups.get(kind)) is not None:
+            self._look(group)
+
+    def _look(self, group: _Group[W, A]) -> None:
+        """Run what is due, and look again when the next is."""
+        for batch in group.gathering.due(time.monotonic()):
+            members = [group.waiting.pop(member.number) for member in batch]
+            task = asyncio.ensure_future(self._run(group, members))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if group.timer is not None:
+            group.timer.cancel()
+            group.timer = None
+        when = group.gathering.next_time()
+        if when is not None:
+            delay = max(0.0, when - time.monotonic())
+            group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
+        elif group.gathering.idle:
+            self._groups.pop(group.kind, None)
+
+    async def _run(self, group: _Group[W, A], members: Sequence[_Waiting[W, A]]) -> None:
+        begun = time.monotonic()
+        found: Sequence[A | HonedError]
+        try:
+            found = await self._run_all([member.request for member in members])
+        except HonedError as error:
+            found = [type(error)(*error.args) for _ in members]
+        except Exception as error:  # noqa: BLE001 - a fault of ours is told to each that waits
+            _log.exception("running %d requests as one failed", len(members))
+            found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
+        group.gathering.ended(time.monotonic() - begun)
+        for member, result in zip(members, found, strict=True):
+            if member.answered.done():
+                continue  # nobody waits for it any more
+            if isinstance(result, HonedError):
+                member.answered.set_exception(result)
+            else:
+                member.answered.set_result(result)
+        self._look(group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A request that may be run with others."""
 
     member: BatchMember
     call: InferCall
     plan: InferencePlan
-    answered: asyncio.Future[Inferred]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Group:
-    """Requests that agree in all but their rows."""
-
-    kind: _Kind
-    entry: ServedModel
-    gathering: Gathering
-    waiting: dict[int, _Waiting] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
 
 
 class Batcher(Feature):
@@ -150,9 +250,8 @@ class Batcher(Feature):
         self._leasing = leasing
         self._plan = plan
         self._ledger = ledger
-        self._groups: dict[_Kind, _Group] = {}
+        self._gatherer: Gatherer[_Request, Inferred] = Gatherer(self._answers)
         self._numbers = count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run requests for a model with others as one, where its settings allow that."""
@@ -183,102 +282,46 @@ class Batcher(Feature):
             arrived=now,
             deadline=now + plan.timeout,
         )
-        group = self._group(call.entry, plan)
-        future = asyncio.get_running_loop().create_future()
-        group.waiting[member.number] = _Waiting(member=member, call=call, plan=plan, answered=future)
-        group.gathering.arrived(member)
-        for region in plan.regions:
-            region.hold()  # its client may let go of it while the request waits
-        self._look(group)
-        try:
-            async with asyncio.timeout(plan.timeout):
-                result: Inferred = await future
-                return result
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                "the request's deadline passed before it was answered; allow more time"
-            ) from error
-        finally:
-            if group.waiting.pop(member.number, None) is not None:
-                group.gathering.left(member.number)
-                self._look(group)
-            for region in plan.regions:
-                self._pool.release(region)
-
-    def _group(self, entry: ServedModel, plan: InferencePlan) -> _Group:
-        settings = entry.manifest.settings
+        request = _Request(member=member, call=call, plan=plan)
+        settings = call.entry.manifest.settings
         kind = (
-            entry.number,
+            call.entry.number,
             settings.max_batch,
             settings.batch_delay_us,
             plan.finite,
             plan.priority,
             tuple((tensor.name, tensor.dtype, (tensor.shape or ())[1:]) for tensor, _ in plan.inputs),
         )
-        if kind not in self._groups:
-            gathering = Gathering(settings.max_batch, settings.batch_delay_us / 1e6)
-            self._groups[kind] = _Group(kind=kind, entry=entry, gathering=gathering)
-        return self._groups[kind]
-
-    def _look(self, group: _Group) -> None:
-        """Run what is due, and look again when the next is."""
-        for batch in group.gathering.due(time.monotonic()):
-            members = [group.waiting.pop(member.number) for member in batch]
-            task = asyncio.ensure_future(self._run(group, members))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if group.timer is not None:
-            group.timer.cancel()
-            group.timer = None
-        when = group.gathering.next_time()
-        if when is not None:
-            delay = max(0.0, when - time.monotonic())
-            group.timer = asyncio.get_running_loop().call_later(delay, self._look, group)
-        elif group.gathering.idle:
-            self._groups.pop(group.kind, None)
-
-    async def _run(self, group: _Group, members: Sequence[_Waiting]) -> None:
-        begun = time.monotonic()
-        found: Sequence[Inferred | HonedError]
+        gathering = partial(Gathering, settings.max_batch, settings.batch_delay_us / 1e6)
+        for region in plan.regions:
+            region.hold()  # its client may let go of it while the request waits
         try:
-            found = await self._answers(group.entry, members)
-        except HonedError as error:
-            found = [type(error)(*error.args) for _ in members]
-        except Exception as error:  # noqa: BLE001 - a fault of ours is told to each that waits
-            _log.exception("model %s: running %d requests as one failed", group.entry.name, len(members))
-            found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
-        group.gathering.ended(time.monotonic() - begun)
-        for member, result in zip(members, found, strict=True):
-            if member.answered.done():
-                continue  # nobody waits for it any more
-            if isinstance(result, HonedError):
-                member.answered.set_exception(result)
-            else:
-                member.answered.set_result(result)
-        self._look(group)
+            return await self._gatherer.answer(kind, gathering, member, request, plan.timeout)
+        finally:
+            for region in plan.regions:
+                self._pool.release(region)
 
-    async def _answers(
-        self, entry: ServedModel, members: Sequence[_Waiting]
-    ) -> Sequence[Inferred | HonedError]:
+    async def _answers(self, members: Sequence[_Request]) -> Sequence[Inferred | HonedError]:
         """Return the results in the order of the requests; raise an error that all of them share."""
         if len(members) > 1:
             try:
                 return await self._as_one(members)
             except (InvalidArgument, ResourceExhausted) as error:
                 # By one of them, which then is told so alone.
-                _log.info("model %s: %d requests are run one by one: %s", entry.name, len(members), error)
+                name = members[0].call.entry.name
+                _log.info("model %s: %d requests are run one by one: %s", name, len(members), error)
         return await asyncio.gather(*map(self._alone, members))
 
-    async def _alone(self, waiting: _Waiting) -> Inferred | HonedError:
-        runner, client = waiting.call.runner(), waiting.call.connection.client
+    async def _alone(self, request: _Request) -> Inferred | HonedError:
+        runner, client = request.call.runner(), request.call.connection.client
         try:
-            result, _ = await self._pool.asking.infer(client, runner, waiting.plan)
+            result, _ = await self._pool.asking.infer(client, runner, request.plan)
         except HonedError as error:
             return error
-        self._spent(runner, result.parameters.compute_us / 1e6, fits=not waiting.plan.open)
+        self._spent(runner, result.parameters.compute_us / 1e6, fits=not request.plan.open)
         return result
 
-    async def _as_one(self, members: Sequence[_Waiting]) -> list[Inferred]:
+    async def _as_one(self, members: Sequence[_Request]) -> list[Inferred]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
         rows, first = sum(map(rows_of, plans)), members[0].call

@@ -18,7 +18,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from functools import partial
+from functools import cache, partial
+from statistics import median
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
@@ -28,22 +29,36 @@ from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
-from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import variant_name
-from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan
+from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan, WorkerCall
 from honed.daemon.worker.shared_memory import RegionLookup, RegionTable
 from honed.daemon.worker.supervisor import WorkerDied
+from honed.process.rpc import R
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
 from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
-from .decoding import FORMS, Decoder, Form, Piece, Step, decoder_of, difference, names, pieces, rows_of
+from .decoding import (
+    FORMS,
+    JOINT,
+    Decoder,
+    Form,
+    Piece,
+    Step,
+    decoder_of,
+    difference,
+    joint_forms,
+    names,
+    pieces,
+    rows_of,
+)
+from .joint_steps import JointSteps, Planned, Ran, Turn, steps_call
 from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
 
 _log = logging.getLogger(__name__)
@@ -51,6 +66,7 @@ _log = logging.getLogger(__name__)
 # another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
 # (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
 _ALLOWED = 0.2
+_TIMED = 9  # pairs of runs of a form for several sequences, and of that for one
 # Has the engine of a model run a step that was planned, and returns the worker's answer.
 Ask = Callable[[ServedModel, InferencePlan, Callable[[str], RunStep]], Awaitable[StepRan]]
 
@@ -82,15 +98,23 @@ class _Steps:
     async def by_forms(
         self, forms: Mapping[Form, ServedModel], params: InferParams, step: Step
     ) -> list[tuple[Piece, StepRan]]:
-        """Have the device run a step, piece by piece, and return what each gave."""
-        params, found = self._in_line(params, self._checked(params, step)), []
-        for piece in pieces(step):
-            plan = self._plan(self.decoder.piece(params, piece), self.decoder.without_state)
-            ran = await self._run(
-                forms[piece.form], plan, step, piece.before, piece.count, begins=not piece.before
-            )
-            found.append((piece, ran))
+        """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
+        params, found = self.in_line(params, step), []
+        for piece in pieces(step, min(form.capacity for form in forms)):
+            planned = self.planned(params, piece)
+            found.append((piece, await self.ask(forms[piece.form], planned.plan, planned.call)))
         return found
+
+    def planned(self, params: InferParams, piece: Piece) -> Planned:
+        """Return the run of a form for a piece of a request whose data is in line."""
+        plan = self._plan(self.decoder.piece(params, piece), self.decoder.without_state)
+        step = Step(1, piece.count, piece.before)
+        call = partial(self._call, plan, step, piece.before, piece.count, not piece.before)
+        return Planned(piece, plan, call)
+
+    def in_line(self, params: InferParams, step: Step) -> InferParams:
+        """Return a request, of which tokens are all, with its data in line; raise InvalidArgument."""
+        return self._in_line(params, self._checked(params, step))
 
     def _in_line(self, params: InferParams, plan: InferencePlan) -> InferParams:
         """Return a request, of which tokens are all, with its data in line."""
@@ -112,19 +136,22 @@ class _Steps:
     async def _run(
         self, runner: ServedModel, plan: InferencePlan, step: Step, rows: int, count: int, *, begins: bool
     ) -> StepRan:
-        def call(key: str) -> RunStep:
-            return RunStep(
-                run=plan.for_worker(key),
-                sequence=self.number,
-                rows=rows,
-                count=count,
-                tensors=self.decoder.held(step) if begins else (),
-                constants=self.decoder.constants,
-                max_state_bytes=self.max_state_bytes,
-                last_token=self.decoder.of_tokens if self.last_token else (),
-            )
-
+        call = partial(self._call, plan, step, rows, count, begins)
         return await self.ask(runner, plan, call)
+
+    def _call(
+        self, plan: InferencePlan, step: Step, rows: int, count: int, begins: bool, key: str
+    ) -> RunStep:
+        return RunStep(
+            run=plan.for_worker(key),
+            sequence=self.number,
+            rows=rows,
+            count=count,
+            tensors=self.decoder.held(step) if begins else (),
+            constants=self.decoder.constants,
+            max_state_bytes=self.max_state_bytes,
+            last_token=self.decoder.of_tokens if self.last_token else (),
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -146,8 +173,16 @@ class Decoders(Feature):
     _known: dict[str, tuple[Interface, Mapping[str, str], Decoder | None]] = field(
         init=False, default_factory=dict
     )
-    # Why forms do not answer as ONNX Runtime does, "" where they do, by the keys of forms and model.
+    # Why forms are not used, "" where they are, by the keys of forms and model.
     _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
+    # For how many sequences forms for several take less time than runs one by one, by the same keys.
+    _least: dict[tuple[str, str], int] = field(init=False, default_factory=dict)
+    # Models that ONNX Runtime runs, and what for: steps of so many of their sequences have overlapped.
+    _wanted: set[tuple[str, Form]] = field(init=False, default_factory=set)
+    _joint: JointSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._joint = JointSteps(pool=self.pool, ledger=self.ledger)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
@@ -181,6 +216,8 @@ class Decoders(Feature):
     def forget(self, model: str) -> None:
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
+        self._joint.forget(model)
+        self._wanted = {(name, form) for name, form in self._wanted if name != model}
 
     async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder) -> Inferred:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
@@ -221,7 +258,7 @@ class Decoders(Feature):
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        took: list[tuple[PendingRequest[StepRan], StepRan, InferencePlan]] = []
+        took: list[Ran] = []
 
         async def ask(runner: ServedModel, plan: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
             file = runner is entry
@@ -251,29 +288,84 @@ class Decoders(Feature):
         )
         forms = self._forms(call, decoder, step)
         found: list[tuple[Piece, StepRan]] = []
-        if forms and (sequence.on_device or not step.before):
-            found = await steps.by_forms(forms, call.params, step)
-            ran = found[-1][1]
+
+        on_device = bool(forms) and (sequence.on_device or not step.before)
+
+        async def alone() -> Ran:
+            if on_device:
+                found[:] = await steps.by_forms(forms, call.params, step)
+            else:
+                params = call.params
+                if sequence.on_device and step.before:
+                    params = await self._taken_back(sequence, entry, params, decoder)
+                await steps.by_file(entry, params, step)
+            return took[-1]
+
+        if on_device == sequence.on_device or not step.before:
+            turn = self._turn(call, steps, step, alone, arrived, on_device=on_device)
         else:
-            params = call.params
-            if sequence.on_device and step.before:
-                params = await self._taken_back(sequence, entry, params, decoder)
-            ran = await steps.by_file(entry, params, step)
-        sequence.on_device = bool(found)
+            turn = None
+        last = await (alone() if turn is None else self._joint.run(turn))
+        sequence.on_device = on_device
+        work, ran, plan = last
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
-        work, _, plan = took[-1]
-        whole = dataclasses.replace(ran.result, infer_ns=sum(each.result.infer_ns for _, each, _ in took))
+        spent = sum(each.result.infer_ns for _, each, _ in took or [last])
+        whole = dataclasses.replace(ran.result, infer_ns=spent)
         result = plan.result(whole, self.pool.asking.noted(entry, work, whole, arrived))
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if last_token or whole_runs else _joined(result, found)
 
+    def _turn(
+        self,
+        call: InferCall,
+        steps: _Steps,
+        step: Step,
+        alone: Callable[[], Awaitable[Ran]],
+        arrived: float,
+        *,
+        on_device: bool,
+    ) -> Turn | None:
+        """Return a step of one token, to be run alone or with those of others; None where it is another."""
+        entry, decoder = call.entry, steps.decoder
+        if step.tokens > 1 or not (decoder.has_joint_forms and _is_plain(call.params, decoder, step)):
+            return None
+        capacity = max((piece.form.capacity for piece in pieces(step)), default=0)
+        if not capacity:
+            return None
+
+        def form(capacity: int, sequences: int) -> tuple[int, ServedModel] | None:
+            for each in joint_forms(capacity, sequences):
+                runner = call.runner(decoder.shapes(each)) if on_device else entry
+                least = self._least.get(_joint_key(entry, runner, each), sequences + 1)
+                if on_device == (runner is not entry) and least <= sequences:
+                    return each.sequences, runner
+            return None
+
+        def wish(sequences: int) -> None:
+            wanted = joint_forms(capacity, sequences)[0]
+            if not on_device:
+                self._wanted.add((entry.name, wanted))
+                return
+            shapes = decoder.shapes(wanted)
+            self.ledger.asked(entry.name, variant_name(entry.name, shapes, decoder.interface), shapes)
+
+        line = cache(lambda: steps.in_line(call.params, step))
+        return Turn(
+            call=call,
+            number=steps.number,
+            arrived=arrived,
+            deadline=arrived + plans.timeout_us(call.params.parameters) / 1e6,
+            capacity=capacity,
+            on_device=on_device,
+            planned=cache(lambda capacity: steps.planned(line(), *pieces(step, capacity))),
+            form=form,
+            wish=wish,
+            alone=alone,
+        )
+
     def _forms(self, call: InferCall, decoder: Decoder, step: Step) -> Mapping[Form, ServedModel]:
         """Return the forms that are to run a request; none where one is missing. Counts what is asked for."""
-        params = call.params
-        if not (decoder.has_forms and names(params) == decoder.tokens and step.batch == 1):
-            return {}
-        known = {tensor.name for tensor in decoder.without_state.outputs}
-        if any(output.parameters or output.name not in known for output in params.outputs or ()):
+        if not (decoder.has_forms and _is_plain(call.params, decoder, step)):
             return {}
         found: dict[Form, ServedModel] = {}
         for form in {piece.form for piece in pieces(step)}:
@@ -317,51 +409,82 @@ class Decoders(Feature):
             cpu = self.pool.servers.get(entry.cpu_engine)
             if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
                 continue
+            for name, form in self._wanted:
+                if name == entry.name and _joint_key(entry, entry, form) not in self._compared:
+                    compare = partial(self._compare, entry, decoder, form, entry, entry)
+                    return Work(f"comparing {name} for {form.sequences} sequences at once", compare)
             loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
-            for form in FORMS:
-                name = variant_name(entry.name, decoder.shapes(form), decoder.interface)
-                runner = loaded.get(name)
-                if runner is not None and _key(entry, runner) not in self._compared:
-                    return Work(f"comparing {name}", partial(self._compare, entry, decoder, form, runner))
+            for form in (*FORMS, *(JOINT if decoder.has_joint_forms else ())):
+                runner, alone = (
+                    loaded.get(variant_name(entry.name, decoder.shapes(each), decoder.interface))
+                    for each in (form, Form(form.tokens, form.capacity))
+                )
+                if runner is None or alone is None or _key(entry, runner) in self._compared:
+                    continue
+                compare = partial(self._compare, entry, decoder, form, runner, alone)
+                return Work(f"comparing {runner.name}", compare)
         return None
 
-    async def _compare(self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel) -> None:
-        """Run a made-up sequence by a form and by ONNX Runtime, and note how they differ."""
+    async def _ask_worker(
+        self, entry: ServedModel, model: ServedModel, asked: Callable[[str], WorkerCall[R]]
+    ) -> R:
+        """Have the engine of a form, or of the file where `model` is `entry`, run a call for its key."""
+        server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
+        call = asked(model.key_on(server.name))
+        return await server.supervisor.call(call, seconds=self.limits.run_seconds)
+
+    async def _compare(
+        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, alone: ServedModel
+    ) -> None:
+        """Run made-up sequences by a form and by ONNX Runtime, and note how they differ.
+
+        `alone` is the form for one of them.
+        """
 
         async def ask(model: ServedModel, _: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
-            server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
-            call = asked(model.key_on(server.name))
-            return await server.supervisor.call(call, seconds=self.limits.run_seconds)
+            return await self._ask_worker(entry, model, asked)
 
-        steps = _Steps(
-            decoder=decoder,
-            number=next(self._numbers),
-            regions=RegionTable(0),
-            max_answer_bytes=self.limits.max_answer_bytes,
-            max_state_bytes=1 << 62,
-            last_token=False,
-            ask=ask,
-        )
+        several = [
+            _Steps(
+                decoder=decoder,
+                number=next(self._numbers),
+                regions=RegionTable(0),
+                max_answer_bytes=self.limits.max_answer_bytes,
+                max_state_bytes=1 << 62,
+                last_token=False,
+                ask=ask,
+            )
+            for _ in range(form.sequences + 1)
+        ]
+        key, least, name = _joint_key(entry, runner, form), 1, runner.name
         try:
-            worst = await self._difference(entry, decoder, form, runner, steps)
+            if form.sequences > 1:
+                worst, least = await self._joint_difference(entry, decoder, form, (runner, alone), several)
+            else:
+                worst = await self._difference(entry, decoder, form, runner, several[0])
         except (InvalidArgument, DeviceError, ResourceExhausted) as error:
-            self._compared[_key(entry, runner)] = str(error)
-            _log.warning("%s is not used in sequences: %s", runner.name, error)
+            self._compared[key] = str(error)
+            _log.warning("%s is not used in sequences: %s", name, error)
             return
         finally:
-            self.sequencer.sequences.ended.append(steps.number)
+            self.sequencer.sequences.ended += [steps.number for steps in several]
         wrong = not worst <= _ALLOWED
-        self._compared[_key(entry, runner)] = f"{worst:.2g}" if wrong else ""
+        self._compared[key] = f"{worst:.2g}" if wrong else ""
         if wrong:
             _log.warning(
                 "%s is not used in sequences: it differs by %.2g of the largest value from ONNX Runtime, and "
                 "%.2g is allowed",
-                runner.name,
+                name,
                 worst,
                 _ALLOWED,
             )
+        elif least > form.sequences:
+            _log.info("%s: steps of %d sequences as one take longer than one by one", name, form.sequences)
+        elif form.sequences > 1:
+            self._least[key] = least
+            _log.info("%s runs steps of %d to %d sequences as one from now on", name, least, form.sequences)
         else:
-            _log.info("%s runs sequences of up to %d tokens from now on", runner.name, form.capacity)
+            _log.info("%s runs sequences of up to %d tokens from now on", name, form.capacity)
 
     async def _difference(
         self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, steps: _Steps
@@ -383,6 +506,47 @@ class Decoders(Feature):
                 worst = max(worst, await in_thread(difference, output.dtype, last, bytes(right[-row:])))
             before = step.after
         return worst
+
+    async def _joint_difference(
+        self,
+        entry: ServedModel,
+        decoder: Decoder,
+        form: Form,
+        runners: tuple[ServedModel, ServedModel],
+        several: Sequence[_Steps],
+    ) -> tuple[float, int]:
+        """Return what `_difference` does, of a form for several sequences, each of which begins a turn later.
+
+        Also returns for how many sequences the first of `runners`, that form, takes less time than as many
+        runs of the second, which is for one: the last of `several`.
+        """
+        (runner, alone), (*members, single), worst = runners, several, 0.0
+        for turn in range(form.sequences + 2):
+            planned: list[Planned] = []
+            expected: list[StepRan] = []
+            for at, steps in enumerate(members[: turn + 1]):
+                step = Step(1, 1, turn - at)
+                params = decoder.made_up(entry.name, Step(1, 1, turn + at))
+                expected.append(await steps.by_file(entry, params, step))
+                planned.append(steps.planned(params, *pieces(step, form.capacity)))
+            found = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
+            for own, other in zip(found.members, expected, strict=True):
+                for output, row, right in zip(
+                    decoder.without_state.outputs, own.result.raw, other.result.raw, strict=True
+                ):
+                    worst = max(worst, await in_thread(difference, output.dtype, row, right))
+        ratios: list[float] = []
+        for turn in range(_TIMED):
+            # A step can be run again, from the rows that it began with.
+            together = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
+            step = Step(1, 1, turn)
+            params = decoder.made_up(entry.name, step)
+            if alone is entry:
+                ran = await single.by_file(entry, params, step)
+            else:
+                [(_, ran)] = await single.by_forms({Form(1, form.capacity): alone}, params, step)
+            ratios.append(together.members[0].result.infer_ns / max(1, ran.result.infer_ns))
+        return worst, max(2, int(median(ratios)) + 1)
 
     async def tidy(self) -> None:
         """Have workers let go of what nobody asked for."""
@@ -406,6 +570,21 @@ class Decoders(Feature):
 
 def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
     return entry.manifest.source_key, form.key
+
+
+def _joint_key(entry: ServedModel, runner: ServedModel, form: Form) -> tuple[str, str]:
+    """Return the key of a form for several sequences, which ONNX Runtime runs where it is not compiled."""
+    return entry.manifest.source_key, runner.key if runner is not entry else str(form)
+
+
+def _is_plain(params: InferParams, decoder: Decoder, step: Step) -> bool:
+    """Return whether a request has tokens of one sequence, and wants outputs in line that are no state."""
+    known = {tensor.name for tensor in decoder.without_state.outputs}
+    return (
+        step.batch == 1
+        and names(params) == decoder.tokens
+        and all(output.parameters is None and output.name in known for output in params.outputs or ())
+    )
 
 
 def _joined(result: Inferred, found: Sequence[tuple[Piece, StepRan]]) -> Inferred:

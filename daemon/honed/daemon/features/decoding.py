@@ -24,6 +24,7 @@ _CONSTANT: Final = "encoder_"
 _CHUNK: Final = 64  # tokens of a form for many
 _PART: Final = 256  # tokens of a run of the file, where those before the last need no answer
 _CAPACITIES: Final = (256, 512, 1024, 2048)
+_TOGETHER: Final = (2, 4)  # sequences of a form for several
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _POSITIONS: Final = "position_ids"
 _MADE_UP: Final = 7  # tokens of made-up prompts are below
@@ -44,13 +45,30 @@ class Step:
 
 
 class Form(NamedTuple):
-    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for."""
+    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for.
+
+    It does so for some `sequences` at once, each with its own rows.
+    """
 
     tokens: int
     capacity: int
+    sequences: int = 1
 
 
 FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
+JOINT: Final = tuple(Form(1, room, count) for room in _CAPACITIES for count in _TOGETHER)
+
+
+def joint_forms(capacity: int, sequences: int) -> tuple[Form, ...]:
+    """Return the forms for a token of each of several sequences: the smallest with room for so many first.
+
+    Those that are for fewer follow, the largest first.
+    """
+    forms = [form for form in JOINT if form.capacity == capacity]
+    return (
+        *(form for form in forms if form.sequences >= sequences),
+        *(form for form in reversed(forms) if form.sequences < sequences),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +84,15 @@ class Piece:
     count: int
 
 
-def pieces(step: Step) -> tuple[Piece, ...]:
-    """Return the runs of a form that a request takes; none where it has more tokens than any has room for."""
+def pieces(step: Step, least: int = 0) -> tuple[Piece, ...]:
+    """Return the runs of a form, with room for at least so many rows, that a request takes.
+
+    There are none where it has more tokens than any has room for.
+    """
     tokens = 1 if step.tokens == 1 else _CHUNK
     starts = range(0, step.tokens, tokens)
-    room = step.before + len(starts) * tokens  # the last run may have more tokens than the request
+    # The last run may have more tokens than the request.
+    room = max(least, step.before + len(starts) * tokens)
     capacity = next((size for size in _CAPACITIES if size >= room), 0)
     form = Form(tokens, capacity)
     return tuple(
@@ -226,6 +248,15 @@ class Decoder:
         )
 
     @functools.cached_property
+    def has_joint_forms(self) -> bool:
+        """Whether forms can run several sequences, each in a row of the batch that all inputs have."""
+        return (
+            self.has_forms
+            and all((tensor.shape or (0,))[0] < 0 for tensor in self.interface.inputs)
+            and all(len(tensor.shape or ()) == 2 for tensor in self.made)
+        )
+
+    @functools.cached_property
     def counts(self) -> bool:
         """Whether the model counts the mask's ones for where new rows go, as nobody tells it the positions.
 
@@ -244,12 +275,12 @@ class Decoder:
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
             if (each := held.get(tensor.name)) is not None:
-                shape = list(each.begins)
+                shape = [form.sequences * each.begins[0], *each.begins[1:]]
                 shape[each.axis] = form.capacity
             else:
                 whole = form.capacity if self.counts else form.capacity + form.tokens
                 total = whole if tensor.name in _MASKS else form.tokens
-                shape = [1, total, *(tensor.shape or ())[2:]]
+                shape = [form.sequences, total, *(tensor.shape or ())[2:]]
             found[tensor.name] = tuple(shape)
         return found
 

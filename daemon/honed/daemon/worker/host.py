@@ -45,7 +45,9 @@ from .calls import (
     RunForm,
     RunModel,
     RunStep,
+    RunSteps,
     StepRan,
+    StepsRan,
     WantedOutput,
     WarmUp,
 )
@@ -54,6 +56,7 @@ from .calls import (
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+Stepped = tuple[dict[str, Array], int, int]  # outputs, and the rows and bytes of the state after a step
 _ROWS = (1, 2, 1)  # of the requests that are compared
 # Sums in other orders: as far off as an answer in float32 may be (`honed.tuner.prove.tolerance`).
 _ALLOWED = 1e-3
@@ -245,12 +248,16 @@ class Host(Server, ABC):
         return self._answer_of(call, computed, start, begun, ended, observed)
 
     @abstractmethod
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence; return the outputs wanted, and the rows and bytes of its state now.
 
         Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
         step would be too large, and what runs of a model raise.
         """
+
+    @abstractmethod
+    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
+        """Return what `stepped` does for each of some steps that are run as one; raise as that does."""
 
     @abstractmethod
     def drop_sequences(self, call: DropSequences) -> Empty:
@@ -260,9 +267,26 @@ class Host(Server, ABC):
         start = time.monotonic_ns()
         inputs = self._given(call.run)
         begun = time.monotonic_ns()
-        computed, rows, nbytes = self.stepped(call, inputs)
+        found = self.stepped(call, inputs)
+        return self._step_ran(call, found, start, begun, time.monotonic_ns())
+
+    def _steps(self, call: RunSteps) -> StepsRan:
+        start = time.monotonic_ns()
+        inputs = [self._given(member.run) for member in call.members]
+        begun = time.monotonic_ns()
+        found = self.stepped_together(call, inputs)
+        ended = time.monotonic_ns()
+        return StepsRan(
+            members=tuple(
+                self._step_ran(member, each, start, begun, ended)
+                for member, each in zip(call.members, found, strict=True)
+            )
+        )
+
+    def _step_ran(self, call: RunStep, found: Stepped, start: int, begun: int, ended: int) -> StepRan:
+        computed, rows, nbytes = found
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
-        result = self._answer_of(call.run, computed, start, begun, time.monotonic_ns(), ())
+        result = self._answer_of(call.run, computed, start, begun, ended, ())
         return StepRan(result=result, rows=rows, nbytes=nbytes)
 
     def _infer_batch(self, call: RunBatch) -> BatchRan:
@@ -391,6 +415,7 @@ class Host(Server, ABC):
             Ping: _ping,
             RunModel: _infer,
             RunStep: _step,
+            RunSteps: _steps,
             DropSequences: lambda host, call: host.drop_sequences(call),
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,

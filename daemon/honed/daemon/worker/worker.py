@@ -22,7 +22,7 @@ from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
 from honed.process.rpc import by_name
 from honed.protocol import strict
-from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
+from honed.protocol.errors import DeviceError, Internal, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
@@ -45,11 +45,12 @@ from .calls import (
     ProfileModel,
     ReadSequence,
     RunStep,
+    RunSteps,
     SequenceState,
     UnloadModel,
 )
-from .host import Array, Host, check_timeline, connect
-from .steps import DeviceSequences
+from .host import Array, Host, Stepped, check_timeline, connect
+from .steps import FormSequences
 
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
 
@@ -170,7 +171,7 @@ class Worker(Host):
         self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
         self._recorder = Recorder()
         self._comparison: Comparison | None = None
-        self._sequences = DeviceSequences()
+        self._sequences = FormSequences()
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
@@ -292,9 +293,21 @@ class Worker(Host):
             executor.close()
         return Empty()
 
-    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> tuple[dict[str, Array], int, int]:
+    def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence by a compiled form, which has its state."""
-        return self._sequences.step(self._form(call.run.key), call, inputs)
+        [found] = self._sequences.step(self._whole_form(call.run.key), 1, [call], [inputs])
+        return found
+
+    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
+        """Run steps of several sequences by a form that has their state."""
+        return self._sequences.step(self._whole_form(call.key), call.sequences, call.members, inputs)
+
+    def _whole_form(self, key: str) -> Executor:
+        """Return a form that runs steps; raise InvalidArgument where the CPU engine has a part of it."""
+        form = self._form(key)
+        if form.model.split is not None:
+            raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
+        return form
 
     def _read_sequence(self, call: ReadSequence) -> SequenceState:
         state = self._sequences.state(call.sequence)

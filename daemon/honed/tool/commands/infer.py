@@ -6,7 +6,10 @@ import argparse
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_STATISTICS
 from honed.protocol.params import ModelParams, engine_name
 from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
-from honed.runtime.calling.calls import InferenceAnswer
+from honed.runtime.calling.calls import InferenceAnswer, RequestSequence
 from honed.runtime.client import Client
 from honed.runtime.dtypes import STRING, from_datatype
 from honed.runtime.encodings import is_text
@@ -263,8 +266,8 @@ def define_bench(bench: Parser) -> None:
         bench,
         _bench,
         details="Inputs that are not given are made up. Runs one inference after the other. With --tokens, "
-        "the likeliest token is the next one's input, in a sequence of the service; inputs beside the tokens "
-        "are those of --input.",
+        "the likeliest token is the next one's input, in a sequence of the service, or in several at once; "
+        "inputs beside the tokens are those of --input.",
         examples="hone bench lightglue\nhone bench lightglue -n 200 --json\n"
         "hone bench llama --tokens 128 --prompt 64",
     )
@@ -273,6 +276,9 @@ def define_bench(bench: Parser) -> None:
     bench.add_argument("--tokens", metavar="N", type=count, help="tokens that a decoder generates, greedily")
     bench.add_argument(
         "--prompt", metavar="N", type=count, default=64, help="tokens of its made-up prompt (default 64)"
+    )
+    bench.add_argument(
+        "--sequences", metavar="N", type=count, default=1, help="sequences that generate at once (default 1)"
     )
 
 
@@ -301,12 +307,14 @@ class Benched:
 class Generated:
     """The result of generating: the time until the first token, that of each other, and what is kept.
 
-    `state_bytes` are of the service's sequences at the end. `engines` are as in `Benched`.
+    Times are medians of all sequences, `tokens_per_second` is their sum. `state_bytes` are of the service's
+    sequences at the end. `engines` are as in `Benched`.
     """
 
     model: str
     prompt: int
     tokens: int
+    sequences: int
     first_ms: float
     median_ms: float | None
     tokens_per_second: float | None
@@ -315,41 +323,58 @@ class Generated:
 
 
 def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
-    """Generate tokens in a sequence, after a prompt of made-up ones, the likeliest each time."""
-    inputs = client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs
+    """Generate tokens in sequences, after prompts of made-up ones, the likeliest each time."""
+    model, count = arguments.model, arguments.sequences
+    inputs = client.ask(MODEL_METADATA, ModelParams(name=model)).inputs
     tokens = next((t for t in inputs if t.name in _TOKENS), None)
-    if tokens is None or not client.show(arguments.model)["sequence_state"]:
-        raise UsageError(f"{arguments.model} is no decoder: it takes no {_TOKENS[0]}, or keeps no state")
+    if tokens is None or not client.show(model)["sequence_state"]:
+        raise UsageError(f"{model} is no decoder: it takes no {_TOKENS[0]}, or keeps no state")
     files = {name: load(file, t) for t in inputs for name, file in arguments.input if name == t.name}
     kind, generator = from_datatype(tokens.datatype).numpy, np.random.default_rng(arguments.seed)
-    given = generator.integers(1, _MADE_UP, (1, arguments.prompt)).astype(kind)
-    times: list[float] = []
-    answered = _answers(client, arguments.model)
-    with Reporter(f"bench {arguments.model}") as reporter, client.sequence(arguments.model) as sequence:
-        for done in range(arguments.tokens):
-            reporter.update("run", done / arguments.tokens, f"{arguments.tokens} tokens")
-            start = time.perf_counter()
-            logits = next(iter(sequence.infer({tokens.name: given, **files}, last_token=True).values()))
-            files = {}
-            times.append(time.perf_counter() - start)
-            given = logits[:, -1:].argmax(-1).astype(kind)
+    prompts = [generator.integers(1, _MADE_UP, (1, arguments.prompt)).astype(kind) for _ in range(count)]
+    answered = _answers(client, model)
+
+    def step(sequence: RequestSequence, given: Array, more: Mapping[str, Any]) -> tuple[float, Array]:
+        """Return the seconds of a request, and the likeliest token after it."""
+        start = time.perf_counter()
+        logits = next(iter(sequence.infer({tokens.name: given, **more}, last_token=True).values()))
+        return time.perf_counter() - start, logits[:, -1:].argmax(-1).astype(kind)
+
+    with Reporter(f"bench {model}") as reporter, ExitStack() as opened:
+        clients = [opened.enter_context(Client(arguments.socket, in_app=False)) for _ in prompts]
+        sequences = [opened.enter_context(each.sequence(model)) for each in clients]
+        pool = opened.enter_context(ThreadPoolExecutor(count))
+
+        def generate(sequence: RequestSequence, given: Array) -> list[float]:
+            """Return the seconds of each token after the first."""
+            times: list[float] = []
+            for done in range(1, arguments.tokens):
+                if sequence is sequences[0]:
+                    reporter.update("run", done / arguments.tokens, f"{arguments.tokens} tokens")
+                seconds, given = step(sequence, given, {})
+                times.append(seconds)
+            return times
+
+        first = [*pool.map(partial(step, more=files), sequences, prompts)]
+        later = [each for each in pool.map(generate, sequences, [token for _, token in first]) if each]
         kept = client.status()["sequences"]["bytes"]
-    answers = _answers(client, arguments.model)
-    each = float(np.median(times[1:])) if times[1:] else None
+    answers = _answers(client, model)
     return Generated(
-        model=arguments.model,
+        model=model,
         prompt=arguments.prompt,
         tokens=arguments.tokens,
-        first_ms=1e3 * times[0],
-        median_ms=None if each is None else 1e3 * each,
-        tokens_per_second=None if each is None else len(times[1:]) / sum(times[1:]),
+        sequences=count,
+        first_ms=1e3 * float(np.median([seconds for seconds, _ in first])),
+        median_ms=1e3 * float(np.median(later)) if later else None,
+        tokens_per_second=sum(len(seconds) / sum(seconds) for seconds in later) if later else None,
         state_bytes=kept,
         engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
     )
 
 
 def _print_generated(console: Console, done: Generated) -> None:
-    line(console, f"{done.model}, {done.tokens} tokens after a prompt of {done.prompt}, in a sequence:")
+    where = "a sequence" if done.sequences == 1 else f"each of {done.sequences} sequences"
+    line(console, f"{done.model}, {done.tokens} tokens after a prompt of {done.prompt}, in {where}:")
     rows = [("first token", f"{done.first_ms:9.3f} ms")]
     if done.median_ms is not None:
         rows.append(("each other, median", f"{done.median_ms:9.3f} ms"))
