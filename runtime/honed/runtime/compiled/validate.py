@@ -25,7 +25,9 @@ CONSTANT_OFFSET_ALIGN = 64  # bytes: any dtype, and a cache line
 PRECISIONS = ("fp16", "fp32", "fp64", "mixed")
 MAX_KERNEL_WORDS = 100_000  # in the sources: far more than any model has kernels
 _DECLARATION = 800  # characters from __kernel to the end of its name: attributes and the type
-_KERNEL = re.compile(r"kernel(?:(?<=\b__kernel)|(?<=\bkernel))\b")  # what begins with letters is found at once
+_KERNEL = re.compile(
+    r"kernel(?:(?<=\b__kernel)|(?<=\bkernel))\b"
+)  # what begins with letters is found at once
 _HEAD = re.compile(rf"[^;{{}}]{{0,{_DECLARATION}}}")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(", re.ASCII)
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)

@@ -38,7 +38,7 @@ def steps(trace: Trace) -> str:
 
 
 def apply(trace: str | Trace, func: tirx.PrimFunc) -> Schedule:
-    """Apply a trace, or its text, to `func`; return the schedule, raise LoweringFailed where it does not fit."""
+    """Apply a trace, or its text, and return the schedule; raise LoweringFailed where it does not fit."""
     schedule = unscheduled(as_module(func))
     try:
         if isinstance(trace, Trace):
