@@ -37,6 +37,27 @@ held.set()
 for each in kept:
     library.pthread_join(each, None)
 """
+FREED = """
+import ctypes, resource
+from honed.machine.limits import keep_freed
+
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+SIZE = 8 << 20
+
+def cleared():
+    "Return the pages that the kernel clears for three blocks that are written and freed."
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [ctypes.c_void_p(library.malloc(SIZE)) for _ in range(3)]
+    for block in blocks:
+        ctypes.memset(block, 1, SIZE)
+    for block in blocks:
+        library.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed(16 << 20)
+print([cleared() for _ in range(3)][-1])
+"""
 
 
 def test_threads_of_libraries_get_small_stacks_and_those_of_python_do_not() -> None:
@@ -100,3 +121,9 @@ def test_the_memory_is_the_machines_or_the_cgroups(
     tmp_path: Path, cgroup: str, limits: dict[str, str], mib: int
 ) -> None:
     assert machine(tmp_path, cgroup, limits) in (mib, mib - 1)
+
+
+def test_freed_memory_is_kept() -> None:
+    said, death = run([sys.executable, "-c", FREED], seconds=60)
+    assert death.status == 0
+    assert int(said) < 16

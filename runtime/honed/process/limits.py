@@ -61,9 +61,10 @@ def thread_stacks(nbytes: int) -> None:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Have malloc keep up to twice as many bytes that are freed, from blocks of at most `nbytes` (up to 32 MiB).
+    """Have malloc keep up to twice `nbytes` bytes that were freed in blocks of no more than `nbytes`.
 
-    By itself glibc may give each large block back at once, and the kernel clears its pages for the next one.
+    These are 32 MiB at most. By itself glibc may give each large block back, and the kernel clears its pages
+    for the next one.
     """
     library = ctypes.CDLL(None)
     library.mallopt(_MMAP_THRESHOLD, nbytes)

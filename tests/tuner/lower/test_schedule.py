@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 from onnx import parser
-from tvm import relax, te, tirx
+from tvm import relax, s_tir, te, tirx
 from tvm.s_tir import dlight
 
 from honed.machine.devices import Device
@@ -18,7 +18,7 @@ from honed.runtime.errors import ModelRefused
 from honed.tuner.compiler import proof
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower.module import lower_module
-from honed.tuner.lower.opencl import LoweringFailed
+from honed.tuner.lower.opencl import LoweringFailed, last_line
 from honed.tuner.lower.schedule import SERIAL, default_kernels, fresh, longest_reduction
 from honed.tuner.lower.target import target_for
 from tests.runtime.builder import PROFILE
@@ -105,6 +105,16 @@ def test_rules_that_fail_are_passed_over_with_reasons(monkeypatch: pytest.Monkey
     rule, _, passed_over = default_kernels(func, "f", target_for(PROFILE), PROFILE)
     assert rule == SERIAL
     assert passed_over == ["choking: this rule chokes on everything"]
+
+
+def test_errors_of_rules_do_not_print_the_function() -> None:
+    """TVM has rules try to inline blocks, and the text takes most of the time of a rule that fails so."""
+    x = te.placeholder((4,), name="x")
+    schedule = s_tir.Schedule(te.create_prim_func([x, te.compute((4,), lambda i: x[i] + 1, name="y")]))
+    with pytest.raises(s_tir.ScheduleError) as raised:
+        schedule.compute_inline(schedule.get_sblock("y"))
+    assert "def main" not in str(raised.value)
+    assert "output block" in last_line(raised.value)
 
 
 def test_a_rule_whose_kernels_must_not_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

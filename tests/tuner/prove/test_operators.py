@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.evaluator import Reference, _read_last, evaluate
+from honed.tuner.prove.evaluator import Reference, evaluate
+from honed.tuner.prove.operators import _read_last
 
 SHAPES = [
     ((2, 6, 9, 7), (8, 6, 3, 3), {"pads": [1, 0, 2, 1]}),

@@ -165,3 +165,8 @@ def test_the_child_knows_nothing_of_the_compiler() -> None:
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_child_reads_models_by_onnx_runtime_alone() -> None:
+    code = "import sys, honed.tuner.prove.evaluator; assert 'onnx' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

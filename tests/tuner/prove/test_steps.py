@@ -20,6 +20,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
+from honed.runtime.execution import programs
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler import proof
@@ -291,8 +292,17 @@ def rounded(tmp_path: Path, device: Device) -> compiling.CompileRequest:
 def test_sums_at_a_boundary_are_served_with_a_note(
     rounded: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    built: list[str] = []
+    build = programs._built
+
+    def building(device: Device, source: str, cache: Path | None) -> Any:
+        built.append(source)
+        return build(device, source, cache)
+
+    monkeypatch.setattr(programs, "_built", building)
     monkeypatch.setattr(proof, "run_sets", None)  # no part is compiled by itself
     result = compiling.compile_file(rounded, lambda *_: None)
+    assert len(set(built)) == len(built) > 0, "a program that is there is built again"
     proven = modelfile.read(rounded.output).model.proof
     assert proven is not None
     assert proven.error[0] > 0.05, "no sum lies at a boundary any more; this shows nothing"

@@ -103,7 +103,7 @@ class Executor:
         self._unusable = ""  # why, once it is
         programs.check(file.model, device)
         kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
-        self._programs = kernels  # held for other models of this process
+        self.programs: Sequence[Any] = kernels  # which models of this process share while they are held
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
@@ -266,7 +266,7 @@ class Executor:
         with self._lock:
             self._unusable = "closed"
             self._segments.clear()
-            self._programs = []
+            self.programs = ()
             self._memory.close()
             if self._parts is not None:
                 self._parts.close()

@@ -155,14 +155,19 @@ def _like(reference: Array, made: Array, output: str) -> Difference:
 
 def _errors(reference: Array, actual: Array) -> Array:
     """Return for each element its |difference| over the reference's scale, as float64."""
+    same = np.asarray(reference == actual)
+    if same.all():
+        return np.zeros(same.shape)
     expected, found = reference.astype(np.float64), actual.astype(np.float64)
-    finite = np.isfinite(expected) & np.isfinite(found)
     scale = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))) or 1.0
     with np.errstate(invalid="ignore", over="ignore"):
-        errors = np.where(finite, np.abs(found - expected) / scale, np.inf)
-    same = (reference == actual) | (np.isnan(expected) & np.isnan(found))
+        errors = np.asarray(np.abs(found - expected))
+        errors /= scale
+    errors[~(np.isfinite(expected) & np.isfinite(found))] = np.inf
     # 64-bit integers that differ can be one float64; whatever is not equal must not pass as equal.
-    return np.where(same, 0.0, np.maximum(errors, np.nextafter(0.0, 1.0)))
+    np.maximum(errors, np.nextafter(0.0, 1.0), out=errors)
+    errors[same | (np.isnan(expected) & np.isnan(found))] = 0.0
+    return errors
 
 
 # Two right computations of nearly equal scores order their rows differently. So such outputs are compared as

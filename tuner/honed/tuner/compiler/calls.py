@@ -257,6 +257,7 @@ def _agree(found: np.ndarray, calm: np.ndarray, by_noise: np.ndarray, allowed: f
 
     What differs by no more than `allowed` of the range agrees as well.
     """
-    far = np.abs(found.astype(np.float64) - calm.astype(np.float64))
+    exact = np.result_type(found, np.float32)  # a difference of nearly equal numbers is exact
+    far = np.abs(found.astype(exact, copy=False) - calm.astype(exact, copy=False))
     least = allowed * float(np.max(np.abs(calm), initial=0.0))
-    return bool(np.all(far <= np.maximum(_FACTOR * by_noise, least)))
+    return bool(np.all(far <= least) or np.all(far <= np.maximum(_FACTOR * by_noise, least)))

@@ -113,6 +113,7 @@ class Attempt:
     apart: discontinuities.ProofByParts | None = None
     notes: tuple[str, ...] = ()  # of NaN and infinities
     unproven: str = ""  # why answers that are right prove nothing
+    programs: Sequence[object] = ()  # that the device built for it, held for what is tried beside it
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -217,8 +218,7 @@ class Prover:
             return draft
         name, hidden = self.device.profile.identity.name, bool(self.expected.hidden)
         tell(done, f"compare with {self.expected.evaluator} on {name}")
-        results, special = _probed(self.device, draft, self.expected)
-        tried = replace(draft, results=results, notes=special)
+        tried = _probed(self.device, draft, self.expected)
         if not tried.wrong and not hidden:
             return tried
         if self.half or self.in_parts:
@@ -233,8 +233,7 @@ class Prover:
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
         if apart.selections:  # whose rows are to be put in the reference's order
-            results, special = _probed(self.device, made, allowed)
-            return replace(made, results=results, notes=special, apart=apart)
+            return replace(_probed(self.device, made, allowed), apart=apart)
         every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
         results = tuple(replace(result, tolerance=most) for result, most in every)
         return replace(made, results=results, apart=apart, notes=tried.notes)
@@ -390,10 +389,8 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
     return replace(expected, behind=behind)
 
 
-def _probed(
-    device: Device, draft: Attempt, expected: Expected
-) -> tuple[tuple[proof.Difference, ...], tuple[str, ...]]:
-    """Return how far off the probes are, and notes on NaN and infinities."""
+def _probed(device: Device, draft: Attempt, expected: Expected) -> Attempt:
+    """Return a compiled form with how far off its probes are, and notes on NaN and infinities."""
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
         behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
@@ -406,7 +403,8 @@ def _probed(
         results = proof.check_probes(executor)
         names = [output.name for output in draft.model.outputs]
         special = expected.special
-        if special is None or not all(result.right for result in results):
-            return results, ()
-        allowed = dict(zip(names, expected.tolerance, strict=False))
-        return results, tuple(probes.differences(executor, special, allowed))
+        notes: tuple[str, ...] = ()
+        if special is not None and all(result.right for result in results):
+            allowed = dict(zip(names, expected.tolerance, strict=False))
+            notes = tuple(probes.differences(executor, special, allowed))
+        return replace(draft, results=results, notes=notes, programs=executor.programs)

@@ -34,7 +34,7 @@ _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 for _name, _step in list(vars(s_tir.Schedule).items()):
     if isinstance(_step, FunctionType) and hasattr(_step, "__wrapped__"):
         setattr(s_tir.Schedule, _name, _step.__wrapped__)
-# Rules try to inline each block. What cannot be inlined is an error, and TVM prints the whole function for it.
+# Rules try to inline each block. What cannot be is an error, and TVM prints the whole function in its text.
 s_tir.Schedule.__init__.__kwdefaults__["error_render_level"] = "fast"
 # TVM makes a solver, with 16 MiB of its own, for each proof that a split has to be guarded.
 keep_freed(32 << 20)

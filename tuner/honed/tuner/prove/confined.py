@@ -9,14 +9,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 
 from honed.process import children
 from honed.process.children import Bounds, Death, answering, python
 from honed.protocol.dataclass import dataclass
+
+if TYPE_CHECKING:
+    import onnx
 
 MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
 MODEL = "model.onnx"
@@ -35,6 +37,19 @@ class EvaluationLimits:
 
 
 DEFAULT_LIMITS = EvaluationLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A model that an evaluator runs: `run` takes inputs by name, and returns the outputs in order.
+
+    `outputs` have NumPy's names of their types where the evaluator may give others, else None.
+    """
+
+    evaluator: str  # name and version
+    inputs: Sequence[str]
+    outputs: Mapping[str, str | None]
+    run: Callable[[dict[str, np.ndarray]], list[object]]
 
 
 class InputsRefused(Exception):
@@ -65,7 +80,7 @@ def run(
 
 def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequence[Arrays]) -> None:
     """Write a model, and sets of its inputs in the order of `names`, where a child finds them."""
-    onnx.save(model, folder / MODEL)
+    (folder / MODEL).write_bytes(model.SerializeToString())
     for i, values in enumerate(sets):
         for j, name in enumerate(names):
             np.save(folder / f"input.{i}.{j}.npy", values[name], allow_pickle=False)

@@ -377,7 +377,7 @@ _OF_ONE = 2.0**-22
 _INSIDE = 0.05  # of its range, that an operator that rounds inside may be off
 _QUANTA = 255  # of the range of what such an operator rounds
 _MOST = 0.25  # of an output's range; whose reference moves by more is not determined by its inputs
-_MOVES = 4  # times that the reference's values are moved, for each probe
+_MOVES = 3  # times that the reference's values are moved, for each probe
 _LEAST = 2.0**-22  # that they are moved by, as a share of the largest: a few roundings of float32
 
 

@@ -16,23 +16,25 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
+from honed.runtime.dtypes import DTYPES
 from honed.runtime.engines import LEVELS, LOWEST, session_options
 
-from . import confined, graphs
-from .confined import DEFAULT_LIMITS, EvaluationLimits
+from . import confined
+from .confined import DEFAULT_LIMITS, EvaluationLimits, Running
+
+if TYPE_CHECKING:  # a child that runs ONNX Runtime does without, and starts in half the time
+    import onnx
 
 EVALUATORS = ("onnxruntime", "reference")  # in the order in which they are tried
 OPTIMISED = "optimised.onnx"
-Run = Callable[[dict[str, np.ndarray]], list[object]]
 
 
 def at_level(level: str) -> str:
@@ -77,6 +79,8 @@ def evaluate(
     the evaluation, one that fails otherwise hands over to the next. Raises InvalidArgument where the
     inputs or shapes of the model are not such as honed carries.
     """
+    from . import graphs
+
     names = [v.name for v in graphs.inputs(model)]
     if model.ByteSize() > confined.MAX_MODEL:
         return ReferenceFailure(reason="the model is larger than 2 GiB, more than the reference can be given")
@@ -132,21 +136,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def _evaluate(folder: Path, evaluator: str, sets: int, threads: int, written: Path | None) -> str:
     path = folder / confined.MODEL
-    model = onnx.load(path)
-    names = graphs.given(model)
-    declared = [graphs.numpy_name(v.type.tensor_type.elem_type) for v in model.graph.output]
     level = next((level for level in LEVELS if at_level(level) == evaluator), None)
     if level is None:
-        title, run = _reference(model)
+        from . import operators
+
+        running = operators.reference(path)
     else:
-        title, run = _onnxruntime(path, threads, level, written)
-    for i, feeds in enumerate(confined.sets_in(folder, names, sets)):
-        for j, (name, value) in enumerate(zip(graphs.outputs(model), run(feeds), strict=True)):
-            np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared[j]), allow_pickle=False)
-    return title
+        running = _onnxruntime(path, threads, level, written)
+    for i, feeds in enumerate(confined.sets_in(folder, running.inputs, sets)):
+        made = zip(running.outputs.items(), running.run(feeds), strict=True)
+        for j, ((name, declared), value) in enumerate(made):
+            np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared), allow_pickle=False)
+    return running.evaluator
 
 
-def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> tuple[str, Run]:
+def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> Running:
     """Return ONNX Runtime on the CPU, at a level of optimisation; `written` gets the graph that it runs."""
     try:
         import onnxruntime
@@ -168,46 +172,8 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
                 raise
             raise confined.InputsRefused(_one_line(error)) from error
 
-    return f"onnxruntime {onnxruntime.__version__}", run
-
-
-def _reference(model: onnx.ModelProto) -> tuple[str, Run]:
-    """Return ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification.
-
-    The evaluator keeps every value that it computes; here each is freed once nothing reads it any more.
-    """
-    from onnx.reference import ReferenceEvaluator
-
-    from .operators import OPERATORS, BatchNormalization
-
-    opset = next((i.version for i in model.opset_import if i.domain in ("", "ai.onnx")), 0)
-    others = [*OPERATORS, *((BatchNormalization,) if 7 <= opset <= 13 else ())]
-    evaluator = ReferenceEvaluator(model, new_ops=others)
-    names, read_last = graphs.outputs(model), _read_last(model)
-
-    def run(feeds: dict[str, np.ndarray]) -> list[object]:
-        values: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
-        with np.errstate(all="ignore"):
-            for node, last in zip(evaluator.rt_nodes_, read_last, strict=True):
-                context = {"context": values} if node.need_context() else {}
-                made = node.run(*(values[name] for name in node.input), **context)
-                values.update(zip(node.output, made, strict=False))
-                for name in last:
-                    values.pop(name, None)
-        return [values[name] for name in names]
-
-    return f"onnx.reference {onnx.__version__}", run
-
-
-def _read_last(model: onnx.ModelProto) -> list[set[str]]:
-    """Return for each node the values that no later node reads and that are no outputs."""
-    there, found = {"", *graphs.outputs(model)}, []
-    for node in reversed(model.graph.node):
-        inner = [value.name for graph in graphs.subgraphs(node) for value in graph.output]
-        touched = {name for each in graphs.within(node) for name in (*each.input, *each.output)}
-        found.append(touched.union(inner) - there)
-        there |= touched.union(inner)
-    return found[::-1]
+    given, made = ([v.name for v in values] for values in (session.get_inputs(), session.get_outputs()))
+    return Running(f"onnxruntime {onnxruntime.__version__}", given, dict.fromkeys(made), run)
 
 
 def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
@@ -216,7 +182,7 @@ def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
         raise _Failed(f"output {name!r} is not a tensor")
     array = np.asarray(value)
     if declared is None:
-        if graphs.carried(array.dtype.name):
+        if any(array.dtype.name == known.name for known in DTYPES):
             return array
         raise _Failed(f"output {name!r} is of type {array.dtype}, which honed does not carry")
     if array.dtype != declared and not (array.dtype.kind == "f" == np.dtype(declared).kind):

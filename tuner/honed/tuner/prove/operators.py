@@ -1,4 +1,4 @@
-"""Operators for ONNX's reference evaluator: one that it computes otherwise than specified, and slow ones.
+"""ONNX's reference evaluator, with operators that it computes otherwise than specified, or slowly.
 
 BatchNormalization of opsets 7 to 13 trains there instead of testing. The specification of these opsets
 (onnx/docs/Changelog.md) has a node with one output normalise by the mean and variance it is given; the
@@ -12,10 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+
+from . import graphs
+from .confined import Running
 
 Array = np.ndarray[Any, Any]
 
@@ -162,3 +168,40 @@ def _filters(values: Array, zero: Array | None) -> Array:
     if zero is None or zero.size == 1:
         return _centred(values, None if zero is None else zero.reshape(()))
     return _centred(values, zero.reshape(-1, *(1,) * (values.ndim - 1)))
+
+
+def reference(path: Path) -> Running:
+    """Return the model of a file in ONNX's evaluator: NumPy, slow, and by the letter of the specification.
+
+    The evaluator keeps every value that it computes; here each is freed once nothing reads it any more.
+    """
+    model = onnx.load(path)
+    opset = next((i.version for i in model.opset_import if i.domain in ("", "ai.onnx")), 0)
+    others = [*OPERATORS, *((BatchNormalization,) if 7 <= opset <= 13 else ())]
+    evaluator = ReferenceEvaluator(model, new_ops=others)
+    declared = {v.name: graphs.numpy_name(v.type.tensor_type.elem_type) for v in model.graph.output}
+    read_last = _read_last(model)
+
+    def run(feeds: dict[str, np.ndarray]) -> list[object]:
+        values: dict[str, Any] = {"": None, **evaluator.rt_inits_, **feeds}
+        with np.errstate(all="ignore"):
+            for node, last in zip(evaluator.rt_nodes_, read_last, strict=True):
+                context = {"context": values} if node.need_context() else {}
+                made = node.run(*(values[name] for name in node.input), **context)
+                values.update(zip(node.output, made, strict=False))
+                for name in last:
+                    values.pop(name, None)
+        return [values[name] for name in declared]
+
+    return Running(f"onnx.reference {onnx.__version__}", graphs.given(model), declared, run)
+
+
+def _read_last(model: onnx.ModelProto) -> list[set[str]]:
+    """Return for each node the values that no later node reads and that are no outputs."""
+    there, found = {"", *graphs.outputs(model)}, []
+    for node in reversed(model.graph.node):
+        inner = [value.name for graph in graphs.subgraphs(node) for value in graph.output]
+        touched = {name for each in graphs.within(node) for name in (*each.input, *each.output)}
+        found.append(touched.union(inner) - there)
+        there |= touched.union(inner)
+    return found[::-1]

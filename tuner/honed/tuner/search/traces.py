@@ -6,9 +6,9 @@ import hashlib
 import json
 import logging
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.s_tir import Schedule
@@ -24,7 +24,7 @@ from honed.tuner.lower.schedule import fresh
 
 def to_text(trace: Trace) -> str:
     """Return the trace as compact JSON."""
-    return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
+    return json.dumps(trace.as_json(), separators=(",", ":"), default=attrgetter("value"))
 
 
 def identity(text: str) -> str:
@@ -38,7 +38,7 @@ def steps(trace: Trace) -> str:
 
 
 def apply(trace: str | Trace, func: tirx.PrimFunc) -> Schedule:
-    """Apply a trace, or its text, to `func`; return the schedule, raise LoweringFailed where it does not fit."""
+    """Apply a trace, or its text, and return the schedule; raise LoweringFailed where it does not fit."""
     schedule = unscheduled(as_module(func))
     try:
         if isinstance(trace, Trace):
@@ -74,18 +74,6 @@ def again(schedule: Schedule) -> Schedule:
     made = schedule.copy()
     made.seed(1)
     return made
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm | tvm.ir.StringImm):
-        return value.value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, list | tuple | tvm.ir.Array):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict | tvm.ir.Map):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value
 
 
 _log = logging.getLogger(__name__)
