@@ -39,7 +39,7 @@ for each in kept:
 """
 FREED = """
 import ctypes, resource
-from honed.machine.limits import keep_freed
+from honed.process.limits import keep_freed
 
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
@@ -124,6 +124,6 @@ def test_the_memory_is_the_machines_or_the_cgroups(
 
 
 def test_freed_memory_is_kept() -> None:
-    said, death = run([sys.executable, "-c", FREED], seconds=60)
+    said, death = output([sys.executable, "-c", FREED], seconds=60)
     assert death.status == 0
     assert int(said) < 16
