@@ -28,6 +28,7 @@ from honed.tuner.search.parts import (
     alone,
     below,
     bind,
+    by_single_items,
     fuse,
     hold,
     is_elementwise,
@@ -60,11 +61,12 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.compute_at(sums.block, blocks, preserve_unit_loops=True)
     set_private(schedule, sums.block)
     *rows, columns, terms = below(schedule, sums.block, blocks)
-    most_written = limits.unroll if limits.groups_of_one else min(limits.unroll, _of_word(schedule, sums))
+    holds = by_single_items(limits)
+    most_written = min(limits.unroll, _of_word(schedule, sums)) if holds else limits.unroll
     steps, written, count = sample_tile(schedule, terms, most_written)
     vectors, vector = schedule.split(columns, [None, lanes])
     schedule.reorder(steps, written, *rows, vectors, vector)
-    if not limits.groups_of_one:
+    if holds:
         hold(schedule, sums.block, _given(schedule, sums), steps, count)
         if limits.loads_ahead and math.prod(whole.extents[:-2]) > 1:
             schedule.annotate(steps, ROLLED, 1)
@@ -183,27 +185,28 @@ def _tile(
     return outer, tile, blocks
 
 
-_MOST = 12  # vectors of a tile, as sums of a block and once more as sums of all
+_MOST, _MOST_IN_GROUPS = 12, 4  # vectors of a tile, as sums of a block and once more as sums of all
 _MOST_ROWS = 6  # each is broadcast on its own
-# In groups a vector is unpacked once for as many rows as registers hold sums for. 4 rows of 8 halves spill by
-# Mesa before 26.1, which gives a half a register of its own.
+# Malis unpack a vector once for as many rows as registers hold sums for. 4 rows of 8 halves spill by Mesa
+# before 26.1, which gives a half a register of its own.
 _ROWS, _SUMS, _FEW_SUMS = 4, {DriverClass.MESA_26: 32}, 16
 
 
 def blockwise_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
     """Return the sketch with its best tile; None where it is of another kind, or its vectors are too long."""
-    counts = tuple(sketch.names.count(name) for name in ("DecomposeReduction", "ComputeAt", "CacheRead"))
-    if counts != (2, 1 + sketch.by_groups, sketch.by_groups):
+    holds = sketch.names.count("CacheRead")
+    counts = sketch.names.count("DecomposeReduction"), sketch.names.count("ComputeAt")
+    if holds > 1 or counts != (2, 1 + holds) or len(sketch.tiles) < 2:
         return None
     (_, columns), *between, (last, terms) = sketch.tiles
-    rows, most = between, _MOST
-    if sketch.by_groups:
-        rows, most = between[:-1], _SUMS.get(driver, _FEW_SUMS) // sketch.lanes
+    rows, most = (between[:-1], _MOST_IN_GROUPS) if sketch.by_groups else (between, _MOST)
+    if holds:
+        most = _SUMS.get(driver, _FEW_SUMS) // sketch.lanes
         if rows and most < _ROWS:
             return None
     allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for _, one in rows)]
     fitting = [steps for steps in product(*allowed) if math.prod(steps) <= most]
-    if sketch.by_groups:
+    if holds:
         steps = max(fitting, key=lambda s: (math.prod(s[1:]), s[0]))
     else:
         steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
