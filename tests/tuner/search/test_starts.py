@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,7 @@ def test_processors_cut_no_single_row_as_malis_do(tmp_path: Path) -> None:
         (64, DriverClass.MESA_26, (1, 4, 8)),
         (6, DriverClass.MESA_26, (1, 3, 8)),
         (2, DriverClass.MESA, (2, 2, 4)),
+        (1, DriverClass.MESA_26, (1, 1, 4)),
     ],
 )
 def test_as_many_rows_share_what_is_unpacked_as_registers_hold(
@@ -252,8 +254,8 @@ def test_as_many_rows_share_what_is_unpacked_as_registers_hold(
     onnx.save(parsed(text, w=words, s=scales), tmp_path / "m.onnx")
     (task,) = extract(tmp_path / "m.onnx", {}, "fp16", imagined("mali")).tasks
     first, *_ = starts(sketched(narrow_indices(task.func), "mali"), driver)
-    vectors, held, _, terms = (one.factors[-1] for _, one in first.tiles)
-    assert (vectors, held, first.lanes) == tile
+    vectors, *held, _, terms = (one.factors[-1] for _, one in first.tiles)
+    assert (vectors, math.prod(held), first.lanes) == tile
     assert terms == 4, "as many as a word of 16 bits has"
 
 

@@ -188,8 +188,9 @@ def _tile(
 _MOST, _MOST_IN_GROUPS = 12, 4  # vectors of a tile, as sums of a block and once more as sums of all
 _MOST_ROWS = 6  # each is broadcast on its own
 # Malis unpack a vector once for as many rows as registers hold sums for. 4 rows of 8 halves spill by Mesa
-# before 26.1, which gives a half a register of its own.
-_ROWS, _SUMS, _FEW_SUMS = 4, {DriverClass.MESA_26: 32}, 16
+# before 26.1, which gives a half a register of its own. A single row is bound by memory: many work-items read
+# more at once.
+_ROWS, _SUMS, _FEW_SUMS, _SUMS_OF_ONE_ROW = 4, {DriverClass.MESA_26: 32}, 16, 4
 
 
 def blockwise_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
@@ -201,8 +202,8 @@ def blockwise_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
     (_, columns), *between, (last, terms) = sketch.tiles
     rows, most = (between[:-1], _MOST_IN_GROUPS) if sketch.by_groups else (between, _MOST)
     if holds:
-        most = _SUMS.get(driver, _FEW_SUMS) // sketch.lanes
-        if rows and most < _ROWS:
+        most = (_SUMS.get(driver, _FEW_SUMS) if rows else _SUMS_OF_ONE_ROW) // sketch.lanes
+        if most < (_ROWS if rows else 1):
             return None
     allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for _, one in rows)]
     fitting = [steps for steps in product(*allowed) if math.prod(steps) <= most]
