@@ -1,4 +1,4 @@
-"""Functions of one form take the same schedule: they differ in offsets and factors alone."""
+"""What functions move; those of one form take the same schedule: they differ in offsets and factors alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable
 import pytest
 from tvm import te, tirx
 
-from honed.tuner.lower.workload import form_key, task_key
+from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.lower.target import target_for
+from honed.tuner.lower.workload import form_key, function_bytes, task_key
+from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm
 
@@ -60,3 +63,19 @@ def test_other_shapes_and_constants_that_may_be_packed_make_another_form() -> No
     func = _function()
     others = [_function(shape=(8, 4)), _function(shape=(4, 8)), func.with_attr("honed.constants", [0])]
     assert len({form_key(one) for one in (func, *others)}) == 4
+
+
+@pytest.mark.parametrize(("looks_up", "moved"), [(True, 8 * 6 * 4), (False, 1000 * 6 * 4)])
+def test_of_a_table_only_what_is_looked_up_counts(looks_up: bool, moved: int) -> None:
+    table = te.placeholder((1000, 6), "float32", name="table")
+    places = te.placeholder((8,), "int32", name="places")
+    made = te.compute(
+        (8, 6),
+        lambda i, j: table[tirx.max(0, tirx.min(places[i], 999)), j] + (0 if looks_up else table[i, j]),
+        name="made",
+    )
+    func, mali = te.create_prim_func([table, places, made]), imagined("mali")
+    expected = moved + 8 * 4 + 8 * 6 * 4
+    assert function_bytes(func) == expected
+    _, lowered, _ = default_kernels(func, "main", target_for(mali), mali)
+    assert [launch.bytes for launch in lowered.launches] == [expected]

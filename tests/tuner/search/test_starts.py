@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from honed.tuner.search.sketches.grouped import groups_of
 from honed.tuner.search.sketches.held import lines_of
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import predicted
+from tests.tuner.graph.graphs import parsed
+from tests.tuner.lower.test_decoders import packed as few_bits
 
 from .search_functions import dense, imagined, tasks
 
@@ -229,6 +232,31 @@ def test_processors_begin_with_the_best_rectangle(name: str, expected: list[int]
 def test_processors_cut_no_single_row_as_malis_do(tmp_path: Path) -> None:
     (task, *_) = tasks("convolution 1x1 of a single row", tmp_path, imagined("cpu"))
     assert not any(window_tile(one) for one in sketched(task.func, "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "driver", "tile"),
+    [
+        (64, DriverClass.MESA, (1, 4, 4)),  # vectors, rows, lanes
+        (64, DriverClass.ARM, (1, 4, 4)),
+        (64, DriverClass.MESA_26, (1, 4, 8)),
+        (6, DriverClass.MESA_26, (1, 3, 8)),
+        (2, DriverClass.MESA, (2, 2, 4)),
+        (1, DriverClass.MESA_26, (1, 1, 4)),
+    ],
+)
+def test_as_many_rows_share_what_is_unpacked_as_registers_hold(
+    rows: int, driver: DriverClass, tile: tuple[int, int, int], tmp_path: Path
+) -> None:
+    words, scales = few_bits(96, 192, 4, 32)
+    product = "com.microsoft.MatMulNBits <K = 96, N = 192, bits = 4, block_size = 32> (x, w, s)"
+    text = f"(float[{rows},96] x) => (float[{rows},192] y) {{ y = {product} }}"
+    onnx.save(parsed(text, w=words, s=scales), tmp_path / "m.onnx")
+    (task,) = extract(tmp_path / "m.onnx", {}, "fp16", imagined("mali")).tasks
+    first, *_ = starts(sketched(narrow_indices(task.func), "mali"), driver)
+    vectors, *held, _, terms = (one.factors[-1] for _, one in first.tiles)
+    assert (vectors, math.prod(held), first.lanes) == tile
+    assert terms == 4, "as many as a word of 16 bits has"
 
 
 def windows(given: int, made: int, side: int, folder: Path) -> tirx.PrimFunc:

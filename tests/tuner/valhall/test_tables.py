@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import onnx
-import onnx.parser
 import pytest
 
 from honed.tuner.compiler.schedules import first_kernels
@@ -15,6 +14,8 @@ from honed.tuner.tune.extract import extract
 from honed.valhall.bench import predicted
 from honed.valhall.compiler import ROOTS, OfflineCompiler
 from honed.valhall.dump import kernels
+from tests.tuner.graph.graphs import parsed
+from tests.tuner.lower.test_decoders import packed
 
 pytestmark = [
     pytest.mark.tvm,
@@ -38,28 +39,29 @@ GATED = [
     (64, 26, 64),
 ]  # the same, times their sigmoids, which take registers for each of the sums
 WINDOWS = [(32, 56, 1), (16, 104, 2)]  # channels, side, stride
+FEW_BITS = [(64, 576, 576), (64, 576, 1536), (64, 1536, 576), (1, 1536, 576)]  # rows, terms, columns
 SUMMED = [(48, 13, 192), (64, 56, 64), (128, 14, 128), (512, 7, 512)]  # channels, side, channels
 
 
 def _models() -> list[str]:
     found = [
-        f"g (float[{m},{k}] x, float[{k},{n}] w) => (float[{m},{n}] y) {{ y = MatMul(x, w) }}"
+        f"(float[{m},{k}] x, float[{k},{n}] w) => (float[{m},{n}] y) {{ y = MatMul(x, w) }}"
         for m, n, k in PRODUCTS
     ]
     found += [
-        f"g (float[1,{given},{side},{side}] x, float[{made},{given},1,1] w)"
+        f"(float[1,{given},{side},{side}] x, float[{made},{given},1,1] w)"
         f" => (float[1,{made},{side},{side}] y) {{ c = Conv(x, w) {then} }}"
         for then, points in (("y = Relu(c)", POINTS), ("s = Sigmoid(c) y = Mul(c, s)", GATED))
         for given, side, made in points
     ]
     found += [
-        f"g (float[1,{channels},{side},{side}] x, float[{channels},1,3,3] w)"
+        f"(float[1,{channels},{side},{side}] x, float[{channels},1,3,3] w)"
         f" => (float[1,{channels},{side // stride},{side // stride}] y)"
         f" {{ y = Conv <group={channels}, pads=[1,1,1,1], strides=[{stride},{stride}]> (x, w) }}"
         for channels, side, stride in WINDOWS
     ]
     found += [
-        f"g (float[1,{given},{side},{side}] x, float[{made},{given},3,3] w)"
+        f"(float[1,{given},{side},{side}] x, float[{made},{given},3,3] w)"
         f" => (float[1,{made},{side},{side}] y) {{ y = Conv <pads=[1,1,1,1]> (x, w) }}"
         for given, side, made in SUMMED
     ]
@@ -78,20 +80,31 @@ def _models() -> list[str]:
 )
 def test_no_table_serves_a_tile_that_spills(mesa: str, tmp_path: Path) -> None:
     profile, sources = predicted("mali-g610", mesa), []
-    for n, text in enumerate(_models()):
-        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
-        onnx.save(_with_weights(model), tmp_path / f"{n}.onnx")
+    models = [_with_weights(parsed(text)) for text in _models()] + _few_bits()
+    for n, model in enumerate(models):
+        onnx.save(model, tmp_path / f"{n}.onnx")
         for one in extract(tmp_path / f"{n}.onnx", {}, "fp16", profile).tasks:
             origin, lowered, _ = first_kernels(one.func, "main", target_for(profile), profile)
             if origin == "tables:mali":
-                sources.append((text, lowered.source))
-    assert len(sources) >= len(_models()) - 2, "nearly all are served by a table"
+                sources.append((f"model {n}: {one.task.name}", lowered.source))
+    assert len(sources) >= len(models) - 2, "nearly all are served by a table"
     with OfflineCompiler(ROOTS[mesa], jobs=1) as compiler:
-        begun = [(text, compiler.build(source)) for text, source in sources]
+        begun = [(name, compiler.build(source)) for name, source in sources]
         spilling = [
-            text for text, dump in begun if any(one.spills for one in kernels(dump.result()).values())
+            name for name, dump in begun if any(one.spills for one in kernels(dump.result()).values())
         ]
     assert spilling == []
+
+
+def _few_bits() -> list[onnx.ModelProto]:
+    """Products with weights of 4 bits, to which something is added."""
+    found = []
+    for rows, terms, columns in FEW_BITS:
+        words, scales = packed(terms, columns, 4, 32)
+        product = f"com.microsoft.MatMulNBits <K = {terms}, N = {columns}, bits = 4, block_size = 32>"
+        text = f"(float[{rows},{terms}] x, float[{rows},{columns}] z) => (float[{rows},{columns}] y)"
+        found.append(parsed(f"{text} {{ m = {product} (x, w, s) y = Add(m, z) }}", w=words, s=scales))
+    return found
 
 
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -26,7 +26,7 @@ from .barriers import divergent_barriers
 from .functions import extremes
 from .printer.kernel import print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import behind, is_call, memory_behind, nodes, parts, rebuilt
+from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, rebuilt
 from .sums import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
@@ -220,7 +220,7 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
         if kind not in ("blockIdx", "threadIdx"):
             raise LoweringFailed(f"the kernel is launched with {tag}, which OpenCL does not have")
         (grid if kind == "blockIdx" else block)[_AXES.index(axis)] = int(extent)
-    types = _arguments(kernel)
+    types, nbytes = _arguments(kernel)
     return KernelLaunch(
         entry=entry,
         args=tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count]),
@@ -229,7 +229,7 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
         block=(block[0], block[1], block[2]),
         # Only good for dividing a function's work among its kernels: padding and repeated work count, too.
         flops=max(1, _operations(kernel.body)) * math.prod(grid) * math.prod(block),
-        bytes=sum(t.nbytes for t in types),
+        bytes=nbytes,
     )
 
 
@@ -247,15 +247,17 @@ def _operations(stmt: tirx.Stmt) -> int:
     return within
 
 
-def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
-    """Return how the kernel uses each of its pointer arguments, in order."""
+def _arguments(kernel: tirx.PrimFunc) -> tuple[tuple[KernelArg, ...], int]:
+    """Return how the kernel uses its pointer arguments, in order, and the least bytes that it moves."""
     pointer_of = memory_behind(kernel.body)
     elements: dict[ir.Var, int] = {}
     for buffer, pointer in pointer_of.items():
         elements[pointer] = max(elements.get(pointer, 0), math.prod(_static_shape(buffer.shape)))
     read = {pointer_of.get(n.source, n.source) for n in nodes(kernel.body, ir.TensorLoad)}
     written = {pointer_of.get(n.buffer, n.buffer) for n in nodes(kernel.body, tirx.BufferStore)}
-    found = []
+    tables = looked_up(kernel.body, pointer_of)
+    results = max((elements.get(pointer, 0) for pointer in kernel.params if pointer in written), default=0)
+    found, nbytes = [], 0
     for pointer in kernel.params:
         if not isinstance(pointer.ty, ir.PointerType):
             raise LoweringFailed(f"kernel argument {pointer.name} is not a pointer")
@@ -265,7 +267,8 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
             access = "readwrite" if pointer in read else "write"
         value = _value(dtype, (elements.get(pointer, 0),))
         found.append(KernelArg(dtype=value.dtype, nbytes=value.nbytes, access=access))
-    return tuple(found)
+        nbytes += value.nbytes_of(results) if pointer in tables else value.nbytes
+    return tuple(found), nbytes
 
 
 def _check_local_memory(kernels: dict[str, tirx.PrimFunc], profile: DeviceProfile) -> None:

@@ -30,6 +30,10 @@ class MemoryValue:
         """Size in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
+    def nbytes_of(self, most: int) -> int:
+        """Return the bytes of at most so many elements."""
+        return min(self.nbytes, most * np.dtype(self.dtype).itemsize)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLaunch:

@@ -74,6 +74,18 @@ def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
     return nodes(root, ir.TensorLoad)
 
 
+def looked_up(root: ir.Expr | tirx.Stmt, memory: Mapping[ir.Var, ir.Var] | None = None) -> set[ir.Var]:
+    """Return the buffers that are read, and only at places that other loads give.
+
+    With `memory` it is what is behind these (`memory_behind`).
+    """
+    found: dict[ir.Var, bool] = {}
+    for load in loads(root):
+        source = (memory or {}).get(load.source, load.source)
+        found[source] = found.get(source, True) and any(loads(index) for index in load.indices)
+    return {source for source, given in found.items() if given}
+
+
 def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:
     """Return the axes that a block reduces along."""
     return [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]

@@ -14,7 +14,7 @@ from honed.machine.families import Packing
 from honed.machine.profile import DeviceProfile
 
 from .program import FunctionCall, MemoryValue, Program
-from .statements import loads, nodes, reduced_axes, uses
+from .statements import loads, looked_up, nodes, reduced_axes, uses
 
 _IMAGE_AXES = 4  # of a convolution's weights and results
 _MARK = "honed.constants"
@@ -66,8 +66,14 @@ def function_flops(func: tirx.PrimFunc) -> int:
 
 
 def function_bytes(func: tirx.PrimFunc) -> int:
-    """Return the bytes of an unscheduled function's parameters: the least that it moves."""
-    return sum(value.nbytes for value in parameters(func))
+    """Return the least that an unscheduled function moves.
+
+    It reads and writes its parameters; of a table that it looks elements up in, one for each of its results.
+    """
+    tables, written = looked_up(func.body), {one.buffer for one in nodes(func.body, tirx.BufferStore)}
+    values = list(zip(func.params, parameters(func), strict=True))
+    results = max((math.prod(value.shape) for buffer, value in values if buffer in written), default=0)
+    return sum(value.nbytes_of(results) if buffer in tables else value.nbytes for buffer, value in values)
 
 
 def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:

@@ -498,6 +498,19 @@ def keep_partial(schedule: Schedule, partial: SBlockRV, under: LoopRV) -> None:
     schedule.vectorize(lanes)
 
 
+def hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: ExprRV | int) -> None:
+    """Load the tile of an operand into registers under a loop, in vectors of `width` along its last axis."""
+    dimensions = [int(extent) for extent in schedule.get(main).reads[read].source.shape]
+    copy = schedule.cache_read(main, read, "local")
+    schedule.compute_at(copy, at, preserve_unit_loops=True)
+    inner = below(schedule, copy, at)
+    units = next(n for n, extent in enumerate(reversed(dimensions)) if extent > 1)
+    last = fuse(schedule, inner[len(inner) - 1 - units :])
+    rest, vector = schedule.split(last, [None, width])
+    schedule.vectorize(vector)
+    unroll(schedule, [*inner[: len(inner) - 1 - units], rest])
+
+
 def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: SketchLimits) -> None:
     """Keep the `elements` that a block computes per work-item in private memory.
 

@@ -45,7 +45,6 @@ _SINGLES = (
     packed_tile,
     point_groups,
     attention_tile,
-    blockwise_tile,
     shared_tile,
     one_row_tile,
 )
@@ -66,6 +65,7 @@ def starts(
     tiled = False
     for sketch in sketches:
         rows = [one for single in _SINGLES if (one := single(sketch)) is not None]
+        rows += [one for one in (blockwise_tile(sketch, driver),) if one is not None]
         rows += held_tiles(sketch, driver, trial=trial)
         slices = slices_of(sketch)
         if slices is not None and (slices or not tiled):

@@ -15,6 +15,8 @@ from itertools import product
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from honed.machine.families import DriverClass
+from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import marked
 from honed.tuner.search.decisions import Drawn, best_group, divisors
 from honed.tuner.search.packing import launch_rows, pack
@@ -26,7 +28,9 @@ from honed.tuner.search.parts import (
     alone,
     below,
     bind,
+    by_single_items,
     fuse,
+    hold,
     is_elementwise,
     lanes_of,
     parts,
@@ -57,9 +61,15 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.compute_at(sums.block, blocks, preserve_unit_loops=True)
     set_private(schedule, sums.block)
     *rows, columns, terms = below(schedule, sums.block, blocks)
-    steps, written, _ = sample_tile(schedule, terms, limits.unroll)
+    holds = by_single_items(limits)
+    most_written = min(limits.unroll, _of_word(schedule, sums)) if holds else limits.unroll
+    steps, written, count = sample_tile(schedule, terms, most_written)
     vectors, vector = schedule.split(columns, [None, lanes])
     schedule.reorder(steps, written, *rows, vectors, vector)
+    if holds:
+        hold(schedule, sums.block, _given(schedule, sums), steps, count)
+        if limits.loads_ahead and math.prod(whole.extents[:-2]) > 1:
+            schedule.annotate(steps, ROLLED, 1)
     write_out(schedule, [written, *rows, vectors, vector])
     schedule.decompose_reduction(sums.block, steps)
     schedule.decompose_reduction(whole.block, blocks)
@@ -133,6 +143,19 @@ def _is_blockwise(found: Sequence[BlockPart]) -> bool:
     return sums.extents[:-1] == (*rows, blocks, columns)
 
 
+def _given(schedule: Schedule, sums: BlockPart) -> int:
+    """Return which of its operands a product is given: that which its columns do not move along."""
+    along = reads_along(schedule, sums.block, len(sums.kinds) - 2)
+    return next(n for n in range(len(schedule.get(sums.block).reads)) if n not in along)
+
+
+def _of_word(schedule: Schedule, sums: BlockPart) -> int:
+    """Return how many numbers a word has, by the words [blocks, words, 1, columns]; zeros have 1 for each."""
+    reads = schedule.get(sums.block).reads
+    along = reads_along(schedule, sums.block, len(sums.kinds) - 2)
+    return sums.extents[-1] // max(int(reads[n].source.shape[1]) for n in along)
+
+
 def _lay_out(schedule: Schedule, sums: BlockPart, whole: BlockPart, lanes: int) -> list[SBlockRV]:
     """Return the blocks that lay out those constants which are read along the columns."""
     func = schedule.mod["main"]
@@ -164,20 +187,31 @@ def _tile(
 
 _MOST, _MOST_IN_GROUPS = 12, 4  # vectors of a tile, as sums of a block and once more as sums of all
 _MOST_ROWS = 6  # each is broadcast on its own
-_WRITTEN = 8  # terms, as many as a word has numbers of 4 bits
+# Malis unpack a vector once for as many rows as registers hold sums for. 4 rows of 8 halves spill by Mesa
+# before 26.1, which gives a half a register of its own. A single row is bound by memory: many work-items read
+# more at once.
+_ROWS, _SUMS, _FEW_SUMS, _SUMS_OF_ONE_ROW = 4, {DriverClass.MESA_26: 32}, 16, 4
 
 
-def blockwise_tile(sketch: Drawn) -> Drawn | None:
-    """Return the sketch with its best tile; None where it is of another kind."""
-    names = sketch.names
-    if names.count("DecomposeReduction") != 2 or names.count("ComputeAt") != 1:
+def blockwise_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
+    """Return the sketch with its best tile; None where it is of another kind, or its vectors are too long."""
+    holds = sketch.names.count("CacheRead")
+    counts = sketch.names.count("DecomposeReduction"), sketch.names.count("ComputeAt")
+    if holds > 1 or counts != (2, 1 + holds) or len(sketch.tiles) < 2:
         return None
     (_, columns), *between, (last, terms) = sketch.tiles
     rows, most = (between[:-1], _MOST_IN_GROUPS) if sketch.by_groups else (between, _MOST)
+    if holds:
+        most = (_SUMS.get(driver, _FEW_SUMS) if rows else _SUMS_OF_ONE_ROW) // sketch.lanes
+        if most < (_ROWS if rows else 1):
+            return None
     allowed = [divisors(columns.extent, columns.most), *(divisors(one.extent, _MOST_ROWS) for _, one in rows)]
-    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= most)
-    steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
-    changed = sketch.cut(steps) | {last: terms.cut(divisors(terms.extent, min(terms.most, _WRITTEN))[-1])}
+    fitting = [steps for steps in product(*allowed) if math.prod(steps) <= most]
+    if holds:
+        steps = max(fitting, key=lambda s: (math.prod(s[1:]), s[0]))
+    else:
+        steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
+    changed = sketch.cut(steps) | {last: terms.cut(divisors(terms.extent, terms.most)[-1])}
     if sketch.by_groups:
         place, threads = between[-1]
         items = columns.extent * math.prod(one.extent for _, one in rows) // math.prod(steps)
@@ -204,5 +238,5 @@ def shared_tile(sketch: Drawn) -> Drawn | None:
     wide = [n for n in divisors(columns.extent, columns.most) if n >= _LEAST_ITEMS]
     items = next((n for n in wide if columns.extent // n <= _MANY_GROUPS), (wide or [1])[-1])
     slices = divisors(blocks.extent, min(blocks.most, _MOST_THREADS // items))[-1]
-    written = divisors(terms.extent, min(terms.most, _WRITTEN))[-1]
+    written = divisors(terms.extent, terms.most)[-1]
     return sketch.with_most({first: columns.cut(items), second: blocks.cut(slices), last: terms.cut(written)})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
@@ -29,16 +29,15 @@ from honed.tuner.search.parts import (
     Keep,
     SketchLimits,
     accumulate,
-    below,
     by_single_items,
     contraction,
     fuse,
+    hold,
     lanes_of,
     last_axis,
     launch_others,
     sample_tile,
     sketch,
-    unroll,
     vectorise,
     write_out,
 )
@@ -101,7 +100,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         assert axis is not None
         at = loops.outside[-1] if main.kinds[axis] == REDUCE else written_out[-1]
         width = lanes if axis == laned else loops.tiles[axis].steps
-        _hold(schedule, main.block, number, at, width)
+        hold(schedule, main.block, number, at, width)
     write_out(schedule, [*written_out, *spatial, *loops.vector])
     schedule.decompose_reduction(main.block, loops.outside[0])
     if limits.loads_ahead and main.extents[laned] < _WIDE * lanes:
@@ -162,19 +161,6 @@ def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
     for loop, tag in zip(reversed(loops.threads), ("threadIdx.x", "threadIdx.y"), strict=False):
         schedule.bind(loop, tag)
     return loops.threads[-1]
-
-
-def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: ExprRV | int) -> None:
-    """Load the tile of an operand into registers under a loop, in vectors of `width` along its last axis."""
-    dimensions = [int(extent) for extent in schedule.get(main).reads[read].source.shape]
-    copy = schedule.cache_read(main, read, "local")
-    schedule.compute_at(copy, at, preserve_unit_loops=True)
-    inner = below(schedule, copy, at)
-    units = next(n for n, extent in enumerate(reversed(dimensions)) if extent > 1)
-    last = fuse(schedule, inner[len(inner) - 1 - units :])
-    rest, vector = schedule.split(last, [None, width])
-    schedule.vectorize(vector)
-    unroll(schedule, [*inner[: len(inner) - 1 - units], rest])
 
 
 # A step of the sum loads one element for each row of the tile and one for each column, and multiplies each
