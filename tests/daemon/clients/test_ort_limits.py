@@ -91,6 +91,7 @@ def test_more_sessions_than_the_quota_has_models_are_right(
     assert made[-1].get_providers() == ["CPUExecutionProvider"]
 
 
+@pytest.mark.slow
 def test_one_app_at_its_limit_takes_no_other_down(app: Service) -> None:
     earlier = ort.InferenceSession(model(50))
     assert right(earlier, 50)

@@ -32,6 +32,7 @@ def fit(
     return status, files
 
 
+@pytest.mark.slow
 def test_what_is_compiled_and_what_is_not(
     device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,6 @@ pytestmark = pytest.mark.tvm
 
 LIMITS = MeasureLimits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
 QUICK = (  # the others are slow
-    "dense with bias",
     "convolution 3x3",
     "layer norm with gelu",
     "transpose",
