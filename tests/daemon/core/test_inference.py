@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from honed.daemon.methods.pipeline import CheckedForm
 from honed.daemon.serving.plan import Answered, InferencePlan, check
 from honed.daemon.store.compiled import closed
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, WantedOutput
@@ -160,3 +164,36 @@ def test_a_region_lives_as_long_as_it_is_held() -> None:
     assert removed is held
     assert not held.release()
     assert held.release()
+
+
+def test_what_is_kept_for_requests_that_are_alike_holds_nothing_of_one(regions: RegionTable) -> None:
+    data, kept = [memoryview(bytes(each)) for each in RAW], "an id"
+    params = {"model_name": "m", "id": kept, "inputs": [A, MASK, N], "raw_input_contents": data}
+    plan = planned(regions, id=kept, raw_input_contents=data)
+    form = CheckedForm(Mock(), Mock(), (1, True), plan, params)
+    assert form.fits(params, regions)
+    outputs = [bytes(10), b""]
+    ran = InferenceResult(
+        raw=tuple(outputs), shapes=((5,), (0, 2)), offsets=(), input_ns=0, infer_ns=2000, output_ns=0
+    )
+    answer = form.answer(ran, kept, Answered(1, 2, "gpu"))
+    assert (answer["id"], answer["raw_output_contents"]) == (kept, outputs)
+    assert form.call(data, "key").raw == tuple(data)
+    del answer
+    for each in (*data, kept, outputs[0]):
+        assert not held_by(form, each)
+
+
+def held_by(form: CheckedForm, sought: object) -> list[object]:
+    """What holds an object, of all that a form leads to."""
+    seen, left, found = set(), [form], []
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType | Mock):
+            continue
+        seen.add(id(each))
+        inner = gc.get_referents(each)
+        if any(one is sought for one in inner):
+            found.append(each)
+        left += inner
+    return found

@@ -226,7 +226,9 @@ class CheckedForm:
         params: Map,
     ) -> None:
         """Initialise with the plan of a request with these parameters."""
-        self.entry, self.wrapped, self.limits, self.plan = entry, wrapped, limits, plan
+        self.entry, self.wrapped, self.limits = entry, wrapped, limits
+        # It outlasts the request, whose data are accounted to its client.
+        self.plan = replace(plan, raw=(), id="")
         self.run = plan.form().packed()
         self.empty = plan.empty
         self._sizes = [len(data) for data in params.get(_DATA) or ()]
@@ -256,6 +258,7 @@ class CheckedForm:
         like = (ran.shapes, ran.offsets, answered.engine, answered.device)
         if like != self._answered:
             self._answer, self._answered = strict.to_plain(self.plan.result(ran, answered)), like
+            self._answer["raw_output_contents"] = []
         times = self._answer["parameters"] | {
             "queue_us": answered.queue_us,
             "compute_us": answered.compute_us,
