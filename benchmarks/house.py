@@ -180,24 +180,26 @@ def child_protocols(house: House) -> list[str]:
 
 def _speaks(module: Module) -> bool:
     """Whether it imports what starts processes, unless it calls that without a way for them to answer."""
-    names = {
-        alias.asname or alias.name
+    imported = [
+        (_base(module, node), alias)
         for node in _imports(module, deferred=True)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if (_base(module, node) in _CHILDREN and alias.name in _STARTERS)
-        or f"{_base(module, node)}.{alias.name}" in _CHILDREN
-    }
-    if not names:
-        return False
-    calls = [node for node in ast.walk(ast.parse(module.text)) if isinstance(node, ast.Call)]
-    starts = [(node.func.id, node) for node in calls if isinstance(node.func, ast.Name)]
-    silent = [
-        not any(word.arg in _CHANNELS for word in node.keywords)
-        for name, node in starts
-        if name in names & {"spawn", "start"}
     ]
-    return not silent or not all(silent)
+    names = {a.asname or a.name for base, a in imported if base in _CHILDREN and a.name in _STARTERS}
+    modules = {a.asname or a.name for base, a in imported if f"{base}.{a.name}" in _CHILDREN}
+    calls = [node for node in ast.walk(ast.parse(module.text)) if isinstance(node, ast.Call)]
+    starts = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in names]
+    starts += [
+        node
+        for node in calls
+        if isinstance(node.func, ast.Attribute)
+        and node.func.attr in _STARTERS
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in modules
+    ]
+    answering = [node for node in starts if any(word.arg in _CHANNELS for word in node.keywords)]
+    return bool(answering) or (bool(names) and not starts)
 
 
 def cycles(house: House, *, deferred: bool = False) -> list[str]:

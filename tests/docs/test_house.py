@@ -87,7 +87,7 @@ def test_what_a_board_works_without_is_counted_apart_wherever_it_lay() -> None:
 def test_what_starts_processes_is_found_and_the_means_for_all_are_not() -> None:
     names = {
         "runtime/honed/process/aio.py": "from .children import start\n",
-        "daemon/honed/a.py": "from honed.process import aio\n",
+        "daemon/honed/a.py": "from honed.process import aio\naio.spawn((), stdout=True)\n",
         "daemon/honed/b.py": "def f():\n    from honed.process.children import Bounds, spawn\n",
         "daemon/honed/c.py": "from honed.process.children import Bounds\n",
     }
