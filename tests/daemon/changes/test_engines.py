@@ -259,7 +259,7 @@ def test_what_is_served_meanwhile_is_compiled_at_a_low_priority(both: Service, t
         client.add(dense(tmp_path), wait=False)
         # They are not yet what they become for the first moment.
         behind = min(19, psutil.Process(both.process.pid).nice() + 15)
-        wait_for(lambda: set(compilers()) == {behind}, "it to be compiled behind what answers", both)
+        wait_for(lambda: set(compilers()) == {behind}, "it to be compiled behind what answers")
         client.remove("dense")
 
 
