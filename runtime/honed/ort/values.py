@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from honed.runtime import dtypes
-from honed.runtime.encodings import is_text
+from honed.runtime.dtypes import is_text
 
 from . import errors
 from .errors import InvalidArgument, said

@@ -76,7 +76,9 @@ class _Encoders:
             conditions = ["item is not None"] if self._omit_none or field.absent else []
             if self._omit_defaults and field.default is not dataclasses.MISSING:
                 names[f"default_{field.name}"] = field.default
-                conditions.append(f"item is not default_{field.name} and item != default_{field.name}")
+                conditions.append(f"item is not default_{field.name}")
+                if field.default is not None:
+                    conditions.append(f"item != default_{field.name}")
             made = "item"
             if not field.scalar:
                 tagged = "[{type(each).__name__.lower(): plain(each)} for each in item]"

@@ -7,13 +7,14 @@ OpenCL C names in kernels, ONNX's in files and ONNX Runtime. A bool is one byte,
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 if TYPE_CHECKING:  # the service carries tensors without NumPy, half of what it would take at rest
     import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ def from_datatype(datatype: str) -> DType:
     if found is None:
         raise InvalidArgument(f"datatype {datatype!r} is not supported; use one of {', '.join(_BY_DATATYPE)}")
     return found
+
+
+def is_text(array: NDArray[Any]) -> bool:
+    """Return whether an array is of strings, or of bytes that are text."""
+    return array.dtype.kind in "USO"
 
 
 def from_onnx(type_name: str) -> DType | None:

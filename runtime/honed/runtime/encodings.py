@@ -32,11 +32,6 @@ MAP_KEYS: Final = {
 }
 
 
-def is_text(array: Array) -> bool:
-    """Return whether an array is of strings, or of bytes that are text."""
-    return array.dtype.kind in "USO"
-
-
 def encode_text(array: Array) -> bytes:
     """Return an array's elements as bytes, row-major; raise InvalidArgument for neither text nor bytes."""
     parts: list[bytes] = []

@@ -86,8 +86,9 @@ def served(core: Core, event: Served) -> None:
         _wait_again(core, running)
     elif not running.left:
         core.act(Answer(running.ticket.number))
-        if current:
-            versions.served(core, running.model)
+        model = running.model
+        if current and (model.trial is not None or not model.manifest.history.settled):
+            versions.served(core, model)
     _go_on(core, engine)
 
 

@@ -82,14 +82,12 @@ def inspected(core: Core, event: Inspected) -> None:
 
 
 def served(core: Core, model: ServedModel) -> None:
-    """Count a successor's requests; after enough of them it is judged."""
+    """Count the requests of a version that is not settled; after enough of them it is judged."""
     if not model.on_device:
         return
     trial = model.trial
-    if trial is None:
-        if not model.manifest.history.current.settled:
-            # The service was started anew in its trial; its probes were checked again, and it serves.
-            _settle(core, model)
+    if trial is None:  # the service was started anew in it; its probes were checked again, and it serves
+        _settle(core, model)
         return
     if trial.judging:
         return

@@ -99,7 +99,7 @@ class InferencePipeline:
 
     def _limits(self) -> tuple[int, bool]:
         """Return what plans depend on that the configuration may change."""
-        return self.limits.max_answer_bytes, self.ledger.settings.keep_inputs
+        return self.limits.max_message_bytes, self.ledger.settings.keep_inputs
 
     def checked(
         self, connection: Connection, entry: ServedModel, params: Map, plan: InferencePlan

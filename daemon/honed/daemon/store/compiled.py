@@ -97,7 +97,7 @@ class Compiled:
     schedules: str
     parts: tuple[ShownPart, ...] = ()
 
-    @property
+    @functools.cached_property
     def engine(self) -> str:
         """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
         return "gpu+cpu" if self.parts else "gpu"

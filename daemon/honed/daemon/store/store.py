@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class NewerFormat(InvalidArgument):
     """A manifest was written by a newer honed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, as of `Compiled`
 class Manifest:
     """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
 
@@ -118,12 +119,12 @@ class Manifest:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
         return self.pinned_engine or self.wanted or configured
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
         return self.compiled.sha256 if self.compiled is not None else self.source_key
 
-    @property
+    @cached_property
     def source_key(self) -> str:
         """What the CPU engine calls the source: its SHA-256, or one over all of its files."""
         if len(self.sources) == 1:

@@ -8,6 +8,7 @@ No I/O and no clock: times are seconds since 1970 and passed in.
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, NotFound
@@ -22,7 +23,7 @@ GAIN, LOSS = 1.02, 1.05
 TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, as of `Compiled`
 class VersionHistory:
     """All that is remembered of a model's versions."""
 
@@ -30,15 +31,20 @@ class VersionHistory:
     stints: tuple[DeploymentSpan, ...]  # the deployments, by the name they have in manifests
     pinned: bool
 
-    @property
+    @cached_property
     def current(self) -> ModelVersion:
         """The one served, or that would be if its device served; raises NotFound where there is none."""
         return self.get(self.number)
 
-    @property
+    @cached_property
     def number(self) -> int:
         """The number of the current version; 0: nothing was compiled."""
         return self.stints[-1].number if self.stints else 0
+
+    @cached_property
+    def settled(self) -> bool:
+        """Whether the current version has served cleanly; True where nothing was compiled."""
+        return not self.stints or self.current.settled
 
     @property
     def next_number(self) -> int:

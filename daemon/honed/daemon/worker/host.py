@@ -26,8 +26,8 @@ from honed.protocol.peer import RequestReceived
 from honed.protocol.results import Empty, ObservedSizes
 from honed.protocol.wire import FrameLimits
 from honed.runtime.calling.shared_memory import map_descriptor
-from honed.runtime.dtypes import STRING, dtype
-from honed.runtime.encodings import decode_text, encode_text, is_text
+from honed.runtime.dtypes import STRING, dtype, is_text
+from honed.runtime.encodings import decode_text, encode_text
 
 from .calls import (
     BatchRan,

@@ -24,8 +24,7 @@ from honed.protocol.params import ModelParams, engine_name
 from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
 from honed.runtime.calling.calls import InferenceAnswer, RequestSequence
 from honed.runtime.client import Client
-from honed.runtime.dtypes import STRING, from_datatype
-from honed.runtime.encodings import is_text
+from honed.runtime.dtypes import STRING, from_datatype, is_text
 from honed.tool.output import Console, Output, Reporter, fields, line, shape_text, table
 from honed.tool.parser import Parser, UsageError, count, define, named_file, patience, unique
 

@@ -39,8 +39,8 @@ from honed.protocol.params import (
     engine_name,
 )
 from honed.protocol.strict import Map
-from honed.runtime.dtypes import STRING, dtype, from_datatype
-from honed.runtime.encodings import decode_text, encode_text, is_text
+from honed.runtime.dtypes import STRING, dtype, from_datatype, is_text
+from honed.runtime.encodings import decode_text, encode_text
 
 from . import in_app, shared_memory, transport
 from .in_app import InApp, Loan
