@@ -72,9 +72,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Whoever draws from the generators that all share gets the same in each test, whatever ran before it."""
+    """Each test gets the same, whatever ran before it: of the generators that all share, and of programs.
+
+    Those are held by executors that other tests left for the collection of garbage.
+    """
     random.seed(0)
     np.random.seed(0)
+    if (programs := sys.modules.get("honed.runtime.execution.programs")) is not None:
+        programs._in_use.clear()
 
 
 @pytest.hookimpl(tryfirst=True)

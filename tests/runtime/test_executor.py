@@ -359,6 +359,21 @@ def test_programs_are_kept_and_damaged_ones_built_again(device: Device, tmp_path
         assert kept[0].read_bytes() != damage
 
 
+_left_over: list[Executor] = []
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_no_test_is_given_a_program_that_another_left(device: Device, tmp_path: Path, turn: int) -> None:
+    path = add_constant().write(tmp_path / "m.honed", device.profile)
+    executor = load(path, device, cache_dir=tmp_path / "cache")
+    _left_over.append(executor)  # as one in a cycle is, until garbage is collected
+    assert any(p.is_file() for p in (tmp_path / "cache").rglob("*"))
+    if turn:
+        for each in _left_over:
+            each.close()
+        _left_over.clear()
+
+
 def test_models_of_one_process_share_their_programs(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
