@@ -98,8 +98,9 @@ def answer(app: Client, name: str) -> tuple[float, bool]:
 
 
 def test_the_same_answers_come_from_the_app_and_all_are_counted(
-    served: Service, app: Client, tmp_path: Path, typed: Hone
+    served: Service, app: Client, typed: Hone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # models of users, which other tests may have left, make it wider
     path = _ROOT / "tests/models/silero_vad.onnx"
     app.add(path, name="vad", engine="cpu")
     rng = np.random.default_rng(0)
