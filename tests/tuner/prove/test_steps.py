@@ -259,6 +259,19 @@ def test_choices_between_the_same_values_must_be_the_same() -> None:
     assert "'above'" in other
 
 
+# Each step makes eight times as much of what a rounding to 2^-15 changed.
+AMPLIFYING = parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 21]> f (float[2048] x) => (float[2048] v24) '
+    "<float eight = {8}, float fine = {0.00003}, uint16 zero = {32768}> { v0 = Sin(x) "
+    + " ".join(
+        f"m{n} = Mul(v{n}, eight) s{n} = Sin(m{n}) "
+        f"q{n} = QuantizeLinear(s{n}, fine, zero) v{n + 1} = DequantizeLinear(q{n}, fine, zero)"
+        for n in range(24)
+    )
+    + "}"
+)
+
+
 @pytest.fixture
 def rounded(tmp_path: Path, device: Device) -> compiling.CompileRequest:
     """A model of 49,152 sums that nearly cancel, rounded to an eighth of their range: some on its edge."""
@@ -318,6 +331,25 @@ def test_wrong_kernels_before_a_step_are_refused(
     with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
         compiling.compile_file(rounded, lambda *_: None)
     assert not rounded.output.exists()
+
+
+def test_a_model_that_amplifies_rounding_is_refused_before_its_kernels_are_made(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(AMPLIFYING, tmp_path / "amplifying.onnx")
+    request = compiling.CompileRequest(
+        path=tmp_path / "amplifying.onnx",
+        output=tmp_path / "amplifying.honed",
+        profile=device.profile,
+        device=device,
+        shapes={},
+        precision="fp32",
+        filename="amplifying.onnx",
+    )
+    monkeypatch.setattr(compiling, "lower_module", lambda *_: pytest.fail("it was lowered"))
+    with pytest.raises(ModelRefused, match=r"output .v24. of the reference itself changes.*--calibration"):
+        compiling.compile_file(request, lambda *_: None)
+    assert judged(QUANTISED, runtime).undetermined == ""
 
 
 @pytest.mark.slow

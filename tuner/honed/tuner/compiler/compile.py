@@ -325,7 +325,7 @@ def _prover(
     choice: PrecisionChoice | None,
     like: CompiledModel | None,
 ) -> Prover:
-    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated.
+    """Choose probes and evaluate the reference; raises ModelRefused where nothing can be verified by it.
 
     Inputs that the user gave are probes, also those that the model was compiled with before.
     """
@@ -344,7 +344,7 @@ def _prover(
         expected = with_behind(expected, prepared.cut, whole)
     with request.path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return strict.like(
+    prover = strict.like(
         Prover,
         request,
         source=strict.like(SourceModel, normalised, sha256=sha256, filename=request.filename, choice=choice),
@@ -353,6 +353,7 @@ def _prover(
         expected=expected,
         bound=bound,
     )
+    return prover.with_quantised()
 
 
 def check_file(request: CompileRequest, report: Report) -> None:

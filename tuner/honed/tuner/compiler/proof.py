@@ -8,7 +8,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +166,7 @@ class Prover:
     bound: onnx.ModelProto
     precision: Precision
     processes: int
+    quantised: discontinuities.ProofByParts | None = None  # of the normalised model, where all steps quantise
 
     @property
     def half(self) -> bool:
@@ -177,6 +177,21 @@ class Prover:
     def in_parts(self) -> bool:
         """Whether parts run between what is compiled, so that no node can be looked for."""
         return self.cut is not None and bool(self.cut.between)
+
+    def with_quantised(self) -> Prover:
+        """Return this with the proof of the normalised model by the reference, where all steps quantise.
+
+        Raises ModelRefused where no kernels could be verified, because the model amplifies rounding.
+        """
+        if self.device is None or self.half or self.in_parts or self.expected.hidden:
+            return self
+        apart = discontinuities.opened(self.bound) if discontinuities.quantises(self.bound) else None
+        if apart is None or not apart.only_quantises:
+            return self
+        found = self._judged(self._normalised_sets)
+        if found is not None and found.undetermined:
+            raise unverified(found.undetermined)
+        return replace(self, quantised=found)
 
     def attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
         """Return a compiled model, compared with the reference where there is a device.
@@ -224,7 +239,7 @@ class Prover:
         if self.half or self.in_parts:
             return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
         tell(done + 0.05, f"compare part by part on {name}")
-        apart = self._by_parts(tried, lowered, self.device, first)
+        apart = self._by_parts(lowered, self.device, first)
         if apart is None or apart.wrong is not None:
             unproven = self.expected.hidden if apart is None and not tried.wrong else ""
             return replace(tried, apart=apart, unproven=unproven)
@@ -270,27 +285,27 @@ class Prover:
         return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
 
     def _by_parts(
-        self, tried: Attempt, lowered: LoweredModel, device: Device, first: First
+        self, lowered: LoweredModel, device: Device, first: First
     ) -> discontinuities.ProofByParts | None:
         """Return a proof part by part; None where there is none.
 
         The parts are compiled by themselves. They need not be where all steps quantise and each call that is
         served is right: then the reference evaluates the parts, once they are normalised.
         """
-        judged = partial(
-            discontinuities.judge,
+        found = self.quantised
+        if found is not None and found.wrong is None and self._calls_are_right(lowered, device):
+            return found
+        return self._judged(
+            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
+        )
+
+    def _judged(self, run: discontinuities.Run) -> discontinuities.ProofByParts | None:
+        return discontinuities.judge(
             self.bound,
             self.expected.inputs,
-            precision=tried.model.source.precision,
+            run,
+            precision=self.source.precision,
             tolerance=self.expected.tolerance,
-        )
-        apart = None if self.expected.hidden else discontinuities.opened(self.bound)
-        if apart is not None and apart.only_quantises and self._calls_are_right(lowered, device):
-            found = judged(self._normalised_sets)
-            if found is not None and found.wrong is None:
-                return found
-        return judged(
-            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
         )
 
     def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:

@@ -83,6 +83,11 @@ class OpenedModel:
         }
 
 
+def quantises(model: onnx.ModelProto) -> bool:
+    """Return whether a model has a node that quantises; it is far quicker than opening it."""
+    return any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node)
+
+
 def opened(model: onnx.ModelProto) -> OpenedModel | None:
     """Open a model with static shapes at its steps; None where it has none that can be opened."""
     model = graphs.inlined(model)
@@ -388,9 +393,12 @@ class ProofByParts:
     `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then how far
     each output of the whole may be off, and `note` tells the user so. `blamed` are a model and inputs on
     which the node to blame can be looked for. `selections` are the outputs to compare as sets of rows.
+    `undetermined` is part of a sentence: which output rounding alone moves, each time, by more than may be
+    allowed; "" where there is none.
     """
 
     wrong: str | None
+    undetermined: str = ""
     selections: tuple[Selection, ...] = ()
     blamed: tuple[onnx.ModelProto, Arrays] | None = None
     tolerance: tuple[float, ...] = ()
@@ -433,14 +441,31 @@ def judge(
     }
     optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
     chosen = selections(model, inputs, reference.outputs, tolerance, limits)
-    moved = _spread(model, apart, inputs, reference, errors, limits, optimised, chosen, tolerance)
+    by_noise = _changes(_shifted(model, apart, inputs, reference, errors, limits), chosen, tolerance)
+    by_both = dict(by_noise)
+    if isinstance(optimised, Reference):
+        others = list(zip(reference.outputs, optimised.outputs, strict=True))
+        by_both = {n: by_noise.get(n, []) + far for n, far in _changes(others, chosen, tolerance).items()}
+    moved = {name: max(by_both.get(name, []), default=0.0) for name in graphs.outputs(model)}
     allowed = _allowed(tolerance, moved, least)
+    never_less = ((name, min(far)) for name, far in by_noise.items())
+    undetermined = next(
+        (
+            f"output {name!r} of the reference itself changes by {far:.2g} of its range, or more, when it "
+            "rounds otherwise"
+            for name, far in never_less
+            if far > _MOST
+        ),
+        "",
+    )
     note = (
         f"proven part by part between its {apart.steps} steps (rounding, choosing and saturating); as a "
         f"whole it may be off by {max(allowed):.2g} of its range, as the reference changes by up to "
         f"{max(moved.values()):.2g} when it rounds otherwise"
     )
-    return ProofByParts(wrong=None, selections=chosen, tolerance=allowed, note=note)
+    return ProofByParts(
+        wrong=None, undetermined=undetermined, selections=chosen, tolerance=allowed, note=note
+    )
 
 
 def allowance(
@@ -455,7 +480,9 @@ def allowance(
     if found is None:
         return tuple(tolerance)
     apart, reference = found
-    return _allowed(tolerance, _spread(model, apart, inputs, reference, {}, limits), {})
+    by_noise = _changes(_shifted(model, apart, inputs, reference, {}, limits), (), ())
+    moved = {name: max(by_noise.get(name, []), default=0.0) for name in graphs.outputs(model)}
+    return _allowed(tolerance, moved, {})
 
 
 def _allowed(
@@ -535,39 +562,41 @@ class _Parts:
         return absolute / _largest([expected])
 
 
-def _spread(
+_Pairs = Sequence[tuple[Arrays, Arrays]]  # outputs of the reference, and those when it rounds otherwise
+
+
+def _shifted(
     model: onnx.ModelProto,
     apart: OpenedModel,
     inputs: Sequence[Arrays],
     reference: Reference,
     errors: Mapping[str, float],
     limits: EvaluationLimits,
-    optimised: Reference | ReferenceFailure | None = None,
-    chosen: Sequence[Selection] = (),
-    tolerance: Sequence[float] = (),
-) -> dict[str, float]:
-    """Return by output how far the reference moves when it rounds otherwise, as a share of its range.
-
-    It does so where it is `optimised`, and where its values before the steps are moved.
-    """
-    names = graphs.outputs(model)
-    others: list[tuple[Arrays, Arrays]] = []
-    if isinstance(optimised, Reference):
-        others += zip(reference.outputs, optimised.outputs, strict=True)
+) -> _Pairs:
+    """Return what the reference gives where its values before the steps are moved, beside what it gave."""
     sizes = {
         name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference.outputs])
         for name in apart.before
         if reference.outputs[0][name].dtype.kind == "f"
     }
     again = [(given, values) for given, values in zip(inputs, reference.outputs, strict=True)] * _MOVES
-    shifted = evaluate(moving(model, apart, sizes), [i for i, _ in again], limits) if sizes else None
-    if isinstance(shifted, Reference):
-        others += zip((values for _, values in again), shifted.outputs, strict=True)
-    if chosen:
-        others = [(calm, aligned(chosen, names, calm, other, tolerance)) for calm, other in others]
-    return {
-        name: max((_change(calm[name], other[name]) for calm, other in others), default=0.0) for name in names
-    }
+    found = evaluate(moving(model, apart, sizes), [i for i, _ in again], limits) if sizes else None
+    if not isinstance(found, Reference):
+        return []
+    return list(zip((values for _, values in again), found.outputs, strict=True))
+
+
+def _changes(
+    pairs: _Pairs, chosen: Sequence[Selection], tolerance: Sequence[float]
+) -> dict[str, list[float]]:
+    """Return by output how far each pair is apart, as shares of its range."""
+    found: dict[str, list[float]] = {}
+    for calm, other in pairs:
+        names = list(other)
+        ordered = aligned(chosen, names, calm, other, tolerance) if chosen else other
+        for name in names:
+            found.setdefault(name, []).append(_change(calm[name], ordered[name]))
+    return found
 
 
 def _largest(values: Sequence[np.ndarray]) -> float:

@@ -22,6 +22,7 @@ _SPACES: dict[str, Space] = {"global": "global", "shared": "local", "local": "pr
 # and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0, 5.2.1).
 ALIGNED = 64
 _MOST_REGISTERS = 256  # scalars of one array
+_HALF = 16  # bits
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class ArrayUses:
     lanes: set[int] = field(default_factory=set)
     widest: int = 1  # scalars read or written at once
     written: set[int] = field(default_factory=set)  # scalars at once; 0: not from a multiple of them
-    waits: bool = False  # a loop that uses it has others within, and none of them uses it
+    waits: bool = False  # of halves: a loop that uses it has others within, and none of them uses it
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
@@ -77,7 +78,8 @@ def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
         uses.widest = max(uses.widest, lanes)
         if isinstance(one, tirx.BufferStore):
             uses.written.add(lanes if _aligned(one.indices[-1]) else 0)
-    used = {loop: _used(loop, memory_of) for loop in nodes(body, tirx.For)}
+    halves = any(terms.parsed(str(one.buffer.dtype)).bits == _HALF for one in nodes(body, tirx.AllocBuffer))
+    used = {loop: _used(loop, memory_of) for loop in nodes(body, tirx.For)} if halves else {}
     for loop, all_ in used.items():
         inner = [used[one] for one in nodes(loop.body, tirx.For)]
         for memory in all_.difference(*inner) if inner else ():
@@ -107,7 +109,7 @@ def held_in_pairs(uses: ArrayUses, element: Type, width: int) -> bool:
     Mesa before 26.1 gives each half that a loop carries a register of its own. As words the sums of a tile of
     4 x 8 take 16, so that those of the block fit beside them.
     """
-    vectors = element.kind == "float" and element.bits == 16 and width % 2 == 0
+    vectors = element.kind == "float" and element.bits == _HALF and width % 2 == 0
     return vectors and uses.waits and uses.written == {width}
 
 
