@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from honed.daemon.worker.calls import HeldTensor, RunStep, RunSteps
 from honed.daemon.worker.host import Stepped
+from honed.daemon.worker.step_inputs import Step, is_made, values_of
 from honed.daemon.worker.steps import FormSequences, growth
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
@@ -111,7 +112,7 @@ class HeldSequences:
         taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
         wanted = [output.name for output in call.run.asked.outputs]
         # What is bound is held until the next step; the message, and shared memory, are not.
-        inputs = {name: np.array(array) for name, array in inputs.items()}
+        inputs = {name: np.array(array) for name, array in inputs.items()} | _made(session, call, inputs)
         constants = {
             **held.constants,
             **{name: array for name, array in inputs.items() if name in call.constants},
@@ -204,6 +205,16 @@ class _SessionForm:
             _part(array, each, slot, slice(None))[...] = 0
             if (value := values.get(each.input)) is not None:
                 _part(array, each, slot, slice(value.shape[each.axis]))[...] = value
+
+
+def _made(session: Session, call: RunStep, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs that follow from a step, but those that are given."""
+    step, made = Step(call.batch, call.count, call.rows), {}
+    for spec in session.interface.inputs:
+        if is_made(spec) and spec.name not in given:
+            shape, values = values_of(spec, step)
+            made[spec.name] = np.full(shape, values, dtype(spec.dtype).numpy)
+    return made
 
 
 def _part(array: Array, grows: Growth, slot: Slot, rows: slice) -> Array:

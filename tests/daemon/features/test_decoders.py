@@ -18,11 +18,11 @@ import pytest
 
 from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Form, Piece, Step, decoder_of, joint_forms, pieces
+from honed.daemon.features.decoding import Form, Piece, decoder_of, joint_forms, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import RunForm, RunModel, RunStep, RunSteps, WantedOutput
+from honed.daemon.worker.step_inputs import Step
 from honed.onnxfile.reading import MISLED
-from honed.protocol.params import InferParams, InputTensor
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
@@ -159,6 +159,7 @@ class Sequence:
             sequence=self.number,
             rows=self.rows,
             count=count,
+            batch=1,
             tensors=() if self.rows else self._known.held(Step(1, count, 0)),
             constants=(),
             max_state_bytes=self.most,
@@ -167,15 +168,9 @@ class Sequence:
 
     def step(self, ids: Array) -> Array:
         """The logits of a step alone."""
-        inputs = {
-            "input_ids": ids,
-            "attention_mask": np.ones((1, self.rows + ids.shape[1]), np.int64),
-            "position_ids": np.arange(self.rows, self.rows + ids.shape[1])[None],
-        }
-        inputs = {
-            spec.name: inputs[spec.name] for spec in self._known.interface.inputs if spec.name in inputs
-        }
-        found, self.rows, _ = self._sequences.step(self._session, self.call(ids.shape[1]), inputs)
+        found, self.rows, _ = self._sequences.step(
+            self._session, self.call(ids.shape[1]), {"input_ids": ids}
+        )
         return found["logits"]
 
     def compare(self, ids: Array) -> None:
@@ -183,15 +178,10 @@ class Sequence:
 
     def given(self, ids: Array) -> dict[str, Array]:
         """What a form with room for ROOM tokens is given for one."""
-        params = InferParams(
-            model_name="",
-            inputs=(InputTensor(name="input_ids", datatype="INT64", shape=(1, 1)),),
-            raw_input_contents=(ids.tobytes(),),
-        )
-        made = self._known.piece(params, Piece(Form(1, ROOM), self.rows, 0, 1))
+        contents = self._known.contents(Piece(Form(1, ROOM), self.rows, 0, 1), ids.tobytes())
         return {
             tensor.name: np.frombuffer(data, np.int64).reshape(tensor.shape)
-            for tensor, data in zip(made.inputs, made.raw_input_contents or (), strict=True)
+            for tensor, data in zip(self._known.inputs(Form(1, ROOM)), contents, strict=True)
         }
 
 
