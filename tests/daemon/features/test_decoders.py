@@ -168,9 +168,7 @@ class Sequence:
 
     def step(self, ids: Array) -> Array:
         """The logits of a step alone."""
-        found, self.rows, _ = self._sequences.step(
-            self._session, self.call(ids.shape[1]), {"input_ids": ids}
-        )
+        found, self.rows, _ = self._sequences.step(self._session, self.call(ids.shape[1]), {"input_ids": ids})
         return found["logits"]
 
     def compare(self, ids: Array) -> None:
