@@ -21,7 +21,7 @@ from honed.cpu.steps import HeldSequences
 from honed.daemon.features.decoding import Form, Piece, decoder_of, joint_forms, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import RunForm, RunModel, RunStep, RunSteps, WantedOutput
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import Step, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
@@ -109,6 +109,23 @@ def test_sequences_share_no_form_that_has_a_batch_of_one(name: str) -> None:
     known = decoder_of(interface(inputs, list(OPTIMUM.outputs)), {"present.0.key": "past_key_values.0.key"})
     assert known is not None
     assert not known.has_joint_forms
+
+
+def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
+    step = Step(2, 3, 5)
+
+    def made(name: str, *sizes: int) -> tuple[tuple[int, ...], int | list[int]]:
+        shape, values = values_of(spec(name, "int64", *sizes), step)
+        return shape, [*values] if isinstance(values, range) else values
+
+    assert made("attention_mask", -1, -1) == ((2, 8), 1)
+    assert made("position_ids", -1, -1) == ((2, 3), [5, 6, 7])
+    assert made("position_ids", 3, -1, -1) == ((3, 2, 3), [5, 6, 7])
+    assert made("cache_position", -1) == ((3,), [5, 6, 7])
+    assert made("past_sequence_length", 1) == ((1,), 5)
+    assert made("total_sequence_length") == ((), 8)
+    assert made("seqlens_k", -1) == ((2,), 7)
+    assert made("use_cache_branch", 1) == ((1,), 1)
 
 
 def test_state_that_does_not_grow_makes_no_decoder() -> None:
@@ -235,6 +252,24 @@ def test_onnx_runtime_runs_steps_of_several_as_one(tmp_path: Path, made: Callabl
 def begun(session: Session, sequences: HeldSequences, ids: Array, path: Path) -> Array:
     """The logits of a step that begins a sequence, without a service."""
     return Sequence(1, session, sequences, path).step(ids)
+
+
+@pytest.mark.parametrize("made", [decoder, grouped])
+def test_steps_of_a_token_go_on_whatever_room_there_is_and_run_again(
+    tmp_path: Path, made: Callable[[Path], Path]
+) -> None:
+    path = made(tmp_path / "m.onnx")
+    sequence = Sequence(1, Session(path, 1), HeldSequences(), path)
+    for step in range(140):  # a cache has room for 128 at first
+        sequence.compare(prompt(1, step))
+        if step % 50 == 3:  # nobody had the answer of one
+            sequence.step(prompt(1, 999))
+            sequence.rows -= 1
+    sequence.most = 10
+    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+        sequence.step(prompt(1))
+    sequence.most = 1 << 30
+    sequence.compare(prompt(1, 500))
 
 
 def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> None:
@@ -370,11 +405,45 @@ def test_masks_and_positions_may_be_given(service: Service, path: Path) -> None:
         state = {name: expected[name.replace("past_key_values", "present")] for name in plain}
         own = InApp(path)
         own.step(prompt(4))
-        own.state = state
+        own.state = dict(state)
         with client.sequence("dec") as sequence:
             for ids in (prompt(1), prompt(2)):
                 found = sequence.infer({"input_ids": ids, **(state if not sequence.begun else {})})
                 np.testing.assert_array_equal(found["logits"], own.step(ids))
+            for ids in (prompt(1, 1), prompt(1, 2), prompt(1, 3)):  # or go on from there again
+                own.state, own.tokens = dict(state), 4
+                found = sequence.infer({"input_ids": ids, **state})
+                np.testing.assert_array_equal(found["logits"], own.step(ids))
+            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
+
+
+@pytest.mark.service
+def test_batches_are_of_one_sequence(service: Service, path: Path) -> None:
+    own, ids = InApp(path), np.concatenate([prompt(4, 1), prompt(4, 2)])
+    with service.client() as client, client.sequence("dec") as sequence:
+        for _ in range(4):
+            expected = own.step(ids)
+            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], expected)
+            ids = best(expected)
+
+
+@pytest.mark.service
+def test_tokens_may_lie_in_a_region_that_is_registered_anew(service: Service, path: Path) -> None:
+    own = InApp(path)
+
+    def step(client: Client, ids: Array) -> None:
+        found = client.infer("dec", {"input_ids": ids}, sequence=InSequence("shared", start=not own.tokens))
+        np.testing.assert_array_equal(found["logits"], own.step(np.array(ids)))
+
+    for seed in range(3):  # each with a client, and a region, of the same name
+        with service.client() as client, client.region(4096) as region:
+            ids = region.array("int64", (1, 1))
+            for number in range(3):
+                ids[...] = prompt(1, 3 * seed + number)
+                step(client, ids)
+            step(client, prompt(1, 50 + seed))
+    with service.client() as client:
+        client.infer("dec", {}, sequence=InSequence("shared", end=True))
 
 
 @pytest.mark.service
