@@ -437,12 +437,13 @@ def test_tokens_may_lie_in_a_region_that_is_registered_anew(service: Service, pa
 
     for seed in range(3):  # each with a client, and a region, of the same name
         with service.client() as client, client.region(4096) as region:
-            ids = region.array("int64", (1, 1))
-            for number in range(3):
-                ids[...] = prompt(1, 3 * seed + number)
+            places = [region.array("int64", (1, 1)) for _ in range(2)]
+            for number in range(4):
+                ids = places[(seed + number // 2) % 2]
+                ids[...] = prompt(1, 4 * seed + number)
                 step(client, ids)
-            step(client, prompt(1, 50 + seed))
     with service.client() as client:
+        step(client, prompt(1, 50))
         client.infer("dec", {}, sequence=InSequence("shared", end=True))
 
 
@@ -456,6 +457,11 @@ def test_the_last_token_alone_is_answered(service: Service, path: Path, length: 
             expected = own.step(ids)[:, -1:]
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
             ids = best(expected)
+        for last_token in (False, True):
+            ids = prompt(2, 7)
+            found = sequence.infer({"input_ids": ids}, last_token=last_token)["logits"]
+            np.testing.assert_allclose(found, own.step(ids)[:, -found.shape[1] :], rtol=1e-4, atol=1e-4)
+            assert found.shape[1] == 2 - last_token
         found = sequence.infer({"input_ids": ids}, outputs=["logits", "present.0.key"], last_token=True)
         own.step(ids)
         np.testing.assert_allclose(found["present.0.key"], own.state["past_key_values.0.key"], rtol=1e-4)
@@ -486,6 +492,12 @@ def test_an_encoder_s_output_is_given_once(service: Service, tmp_path: Path) -> 
                 expected = own.step(ids)
                 np.testing.assert_array_equal(found, expected)
                 ids = best(expected)
+            for _ in range(3):  # what was made of it may be given as well, and is kept
+                key = "past_key_values.0.encoder.key"
+                own.state[key] = own.state[key] + 1
+                found = sequence.infer({"input_ids": ids, key: own.state[key]})["logits"]
+                np.testing.assert_array_equal(found, own.step(ids))
+            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
         with pytest.raises(InvalidArgument, match="input 'encoder_hidden_states' is missing"):
             client.sequence("both").infer({"input_ids": ids})
 

@@ -309,7 +309,7 @@ class Decoders(Feature):
         alike = sequence.alike
         if alike is None or not alike.fits(call, decoder, limit):
             alike = _alike(call.params, decoder, sequence.rows, regions, limit)
-            sequence.alike = alike if alike.form.kept else None
+            sequence.alike = alike if alike.form.kept and not alike.has_state else None
         step, most = alike.step(sequence.rows), sequences.settings.max_tokens
         if step.after > most:
             raise ResourceExhausted(
