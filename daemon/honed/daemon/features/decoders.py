@@ -103,19 +103,10 @@ class _Alike:
             and self.form.fits(params.raw_input_contents or (), call.connection.regions)
         )
 
-    def step(self, rows: int) -> Step:
-        """Return the size of a request after `rows` tokens, or after those of the state that it has."""
-        size = self.size
-        return Step(size.batch, size.tokens, size.before if self.has_state else rows)
-
     def tokens(self, data: Sequence[Data]) -> Data:
         """Return the tokens of a request that has nothing else."""
         ((_, place),) = self.form.plan.inputs
         return data[0] if place is None else place.region.read(place.offset, place.nbytes)
-
-    def checked(self, params: InferParams, interface: Interface, regions: RegionLookup) -> CheckedForm:
-        """Return a run of a part of a request; raise InvalidArgument."""
-        return _checked(params, interface, regions, self.max_answer_bytes)
 
 
 def _alike(params: InferParams, decoder: Decoder, rows: int, regions: RegionLookup, most: int) -> _Alike:
@@ -171,7 +162,7 @@ class _Steps:
         tokens = alike.tokens(self.data)
         for part in parts:
             params = decoder.part(alike.params, tokens, step, part)
-            form = alike.checked(params, decoder.interface_for(params, part), self.regions)
+            form = self._checked(params, decoder.interface_for(params, part))
             call = partial(self._call, form, params.raw_input_contents or (), part, not part.before)
             ran = await self.ask(entry, form, call)
         return ran
@@ -192,9 +183,12 @@ class _Steps:
             params = dataclasses.replace(
                 alike.params, inputs=decoder.inputs(piece.form), raw_input_contents=data
             )
-            alike.forms[piece.form] = alike.checked(params, decoder.without_state, self.regions)
+            alike.forms[piece.form] = self._checked(params, decoder.without_state)
         form, step = alike.forms[piece.form], Step(1, piece.count, piece.before)
         return Planned(piece, form, partial(self._call, form, data, step, not piece.before))
+
+    def _checked(self, params: InferParams, interface: Interface) -> CheckedForm:
+        return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
 
     def _call(self, form: CheckedForm, data: Sequence[Data], step: Step, begins: bool, key: str) -> RunStep:
         decoder = self.alike.decoder
@@ -306,11 +300,13 @@ class Decoders(Feature):
     ) -> InferAnswer:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
-        alike = sequence.alike
-        if alike is None or not alike.fits(call, decoder, limit):
+        alike, most = sequence.alike, sequences.settings.max_tokens
+        if alike is not None and alike.fits(call, decoder, limit):
+            step = Step(alike.size.batch, alike.size.tokens, sequence.rows)
+        else:
             alike = _alike(call.params, decoder, sequence.rows, regions, limit)
             sequence.alike = alike if alike.form.kept and not alike.has_state else None
-        step, most = alike.step(sequence.rows), sequences.settings.max_tokens
+            step = alike.size
         if step.after > most:
             raise ResourceExhausted(
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
