@@ -237,9 +237,13 @@ class Turns:
         call = SimpleNamespace(deadline=time.monotonic() + seconds)
 
         async def work() -> float:
-            async with self.sequencer.turn(SequenceKey(0, "m", name), cast(Any, call)) as deadline:
+            key = SequenceKey(0, "m", name)
+            deadline = await self.sequencer.begin_turn(key, cast(Any, call))
+            try:
                 self.had.append(number)
                 await self.go_on[number].wait()
+            finally:
+                self.sequencer.end_turn(key)
             self.ended(number)
             return deadline
 

@@ -245,13 +245,14 @@ class Decoders(Feature):
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
-            async with self.sequencer.turn(key, call) as deadline:
-                try:
-                    return await self._run(key, call, decoder, deadline)
-                except Replaced as error:  # its state is of the model before
-                    raise Unavailable(str(error)) from None
-                finally:
-                    self._let_go()
+            deadline = await self.sequencer.begin_turn(key, call)
+            try:
+                return await self._run(key, call, decoder, deadline)
+            except Replaced as error:  # its state is of the model before
+                raise Unavailable(str(error)) from None
+            finally:
+                self.sequencer.end_turn(key)
+                self._let_go()
 
         return infer_step
 
@@ -607,9 +608,10 @@ class Decoders(Feature):
 
     def _let_go(self) -> None:
         """Have workers let go of the sequences that have ended."""
-        ended, self.sequencer.sequences.ended = self.sequencer.sequences.ended, []
-        if not ended:
+        sequences = self.sequencer.sequences
+        if not sequences.ended:
             return
+        ended, sequences.ended = sequences.ended, []
         for server in self.pool.servers.values():
             if server.ready:
                 sent = asyncio.ensure_future(server.loader.tell(DropSequences(sequences=tuple(ended))))

@@ -276,7 +276,7 @@ class Decoder:
 
         A long prompt has several, as the answers for all of its tokens may need more memory than there is.
         """
-        if step.batch > 1:
+        if step.batch > 1 or step.tokens <= _PART:
             return (step,)
         starts = range(step.before, step.after, _PART)
         return tuple(Step(1, min(_PART, step.after - start), start) for start in starts)

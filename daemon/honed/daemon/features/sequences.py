@@ -11,8 +11,7 @@ import asyncio
 import dataclasses
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
@@ -276,14 +275,16 @@ class Sequencer(Feature):
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
-            async with self.turn(key, call) as deadline:
+            deadline = await self.begin_turn(key, call)
+            try:
                 # The model may have been replaced meanwhile.
                 now = self._registry.model(call.params.model_name)
                 turn = dataclasses.replace(call, entry=now, deadline=deadline, alone=True)
-                try:
-                    return await self._run(key, turn, infer)
-                except Replaced as error:  # its state is of the model before
-                    raise Unavailable(str(error)) from None
+                return await self._run(key, turn, infer)
+            except Replaced as error:  # its state is of the model before
+                raise Unavailable(str(error)) from None
+            finally:
+                self.end_turn(key)
 
         return infer_in_sequence
 
@@ -329,22 +330,18 @@ class Sequencer(Feature):
         self._sequences.settings = self._settings()
         return self._sequences
 
-    @asynccontextmanager
-    async def turn(self, key: SequenceKey, call: InferCall) -> AsyncIterator[float]:
-        """Run no other request of the sequence while this lasts; they come in the order of their arrival.
+    async def begin_turn(self, key: SequenceKey, call: InferCall) -> float:
+        """Wait until no other request of the sequence runs; none does until `end_turn`.
 
-        Yields when the request's time is over (monotonic seconds); raises DeadlineExceeded where that is
-        before its turn.
+        They come in the order of their arrival. Returns when the request's time is over (monotonic seconds);
+        raises DeadlineExceeded where that is before its turn.
         """
         deadline = call.deadline or time.monotonic() + timeout_us(call.params.parameters) / 1e6
         if key in self._turns:
             await self._waited(key, deadline)
         else:
             self._turns[key] = deque()
-        try:
-            yield deadline
-        finally:
-            self._next(key)
+        return deadline
 
     async def _waited(self, key: SequenceKey, deadline: float) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -354,7 +351,7 @@ class Sequencer(Feature):
                 await turn
         except BaseException as error:
             if not turn.cancelled():  # it came at the same time
-                self._next(key)
+                self.end_turn(key)
             if not isinstance(error, TimeoutError):
                 raise
             raise DeadlineExceeded(
@@ -362,7 +359,7 @@ class Sequencer(Feature):
                 "allow more time"
             ) from error
 
-    def _next(self, key: SequenceKey) -> None:
+    def end_turn(self, key: SequenceKey) -> None:
         """Let the next request of a sequence have its turn."""
         waiting = self._turns[key]
         while waiting:
