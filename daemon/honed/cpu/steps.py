@@ -235,7 +235,8 @@ def _prepared(
     places = {tensor.output: state[tensor.input] for tensor in taken if tensor.input in grown}
     rooms = [state[tensor.input].shape()[tensor.axis] for tensor in tensors if tensor.input in grown]
     alike = _Alike(
-        form=call.run.form if not given else b"",  # the next one has none, or another
+        # The next one has other state, and does not make again what is made once.
+        form=call.run.form if call.rows and not given else b"",
         room=min(rooms, default=_UNBOUNDED),
         wanted=wanted,
         cut=[tensor for tensor in taken if tensor.input in grown and tensor.output in wanted],

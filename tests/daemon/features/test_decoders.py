@@ -498,6 +498,11 @@ def test_an_encoder_s_output_is_given_once(service: Service, tmp_path: Path) -> 
                 found = sequence.infer({"input_ids": ids, key: own.state[key]})["logits"]
                 np.testing.assert_array_equal(found, own.step(ids))
             np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
+        own = InApp(made, encoder_hidden_states=encoded)
+        with client.sequence("both") as sequence:  # or with each token
+            for seed in range(4):
+                given = {"input_ids": prompt(1, seed), "encoder_hidden_states": encoded}
+                np.testing.assert_array_equal(sequence.infer(given)["logits"], own.step(prompt(1, seed)))
         with pytest.raises(InvalidArgument, match="input 'encoder_hidden_states' is missing"):
             client.sequence("both").infer({"input_ids": ids})
 
