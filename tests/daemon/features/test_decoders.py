@@ -550,9 +550,12 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
             assert client.status()["sequences"]["bytes"] <= 1 << 20
             for each in held:
                 each.close()
-            np.testing.assert_array_equal(
-                sequence.infer({"input_ids": prompt(1)})["logits"], own.step(prompt(1))
-            )
+            for _ in range(2):
+                found = sequence.infer({"input_ids": prompt(1)})["logits"]
+                np.testing.assert_array_equal(found, own.step(prompt(1)))
+            service.configure(f"{CPU}[sequences]\nmax_tokens = 55\nmax_mib = 1\n")
+            with pytest.raises(ResourceExhausted, match="would have 56 tokens and may have 55"):
+                sequence.infer({"input_ids": prompt(1)})
 
 
 @pytest.mark.service
