@@ -17,7 +17,8 @@ import numpy as np
 import onnxruntime
 
 from honed.cpu.session import Session
-from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of
+from honed.daemon.features.decoding import Decoder, Form, decoder_of
+from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 

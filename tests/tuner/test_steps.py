@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoding import Decoder, Form, Step, decoder_of, pieces
+from honed.daemon.features.decoding import Decoder, Form, decoder_of, pieces
 from honed.daemon.worker.calls import HeldTensor, RunForm, RunModel, RunStep
+from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.steps import FormSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
@@ -113,6 +114,7 @@ class Sequence:
             sequence=self.number,
             rows=self.rows,
             count=count,
+            batch=1,
             tensors=self._known.held(Step(1, tokens, 0)),
             constants=(),
             max_state_bytes=self.most,

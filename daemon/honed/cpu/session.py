@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
 import resource
 import tempfile
@@ -66,18 +67,24 @@ class Bound:
         self.session = session
         self.outputs: dict[str, onnxruntime.OrtValue | None] = {}
         self._binding = session.io_binding()
-        self._inputs: dict[str, onnxruntime.OrtValue] = {}
+        self._inputs: dict[str, Array | onnxruntime.OrtValue] = {}
 
     def bind(
         self,
-        inputs: Mapping[str, onnxruntime.OrtValue],
+        inputs: Mapping[str, Array | onnxruntime.OrtValue],
         outputs: Mapping[str, onnxruntime.OrtValue | None],
     ) -> None:
         """Have the next run take these values, and write to those given for outputs."""
         for name, value in inputs.items():
-            if self._inputs.get(name) is not value:
+            if self._inputs.get(name) is value:
+                continue
+            if not isinstance(value, np.ndarray):
                 self._binding.bind_ortvalue_input(name, value)
-                self._inputs[name] = value
+            elif _is_bound(value.dtype):
+                self._binding.bind_cpu_input(name, value)
+            else:
+                self._binding.bind_ortvalue_input(name, given_value(value))
+            self._inputs[name] = value
         for name, place in outputs.items():
             if place is None:
                 self._binding.bind_output(name)
@@ -176,7 +183,7 @@ class Session:
         An output is written to the value given for it. The next step may take what is returned as `before`.
         Raises as `run`.
         """
-        given = {name: given_value(array) for name, array in inputs.items()} | dict(state)
+        given = {**inputs, **state}
 
         def run() -> Bound:
             bound = before
@@ -377,6 +384,12 @@ def _run_narrow(
     """Return the outputs of a model with inputs or outputs of such types. Raises what ONNX Runtime raises."""
     given = {name: given_value(array) for name, array in inputs.items()}
     return [taken_value(value) for value in session.run_with_ort_values(outputs, given)]
+
+
+@functools.cache  # NumPy makes a type's name anew each time
+def _is_bound(kind: np.dtype[Any]) -> bool:
+    """Return whether ONNX Runtime binds an array of a type where it is."""
+    return kind.kind in "biuf" and kind.name not in _NARROW
 
 
 def given_value(array: Array) -> onnxruntime.OrtValue:

@@ -15,8 +15,10 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.worker.calls import HeldTensor, RunStep, RunSteps
 from honed.daemon.worker.host import Stepped
+from honed.daemon.worker.step_inputs import Step, is_made, values_of
 from honed.daemon.worker.steps import FormSequences, growth
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
@@ -27,14 +29,34 @@ from .session import Bound, Session, given_value, taken_value
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
+_UNBOUNDED = 1 << 62  # rows
 _SPARE = 64  # rows at least that a cache has room for when it is made, where it is appended to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alike:
+    """What steps of one `form` have in common that each go on where the one before ended.
+
+    They give what is `wanted`, of which `cut` may have more rows than are used. State that is not `replaced`
+    is appended to where it is, up to `room` rows; `counted` tells how many rows there are, where none of it
+    is appended to. The worker makes the inputs in `made`.
+    """
+
+    form: bytes
+    room: int
+    wanted: Sequence[str]
+    cut: Sequence[HeldTensor]
+    replaced: Sequence[HeldTensor]
+    counted: Sequence[HeldTensor]
+    made: Sequence[TensorSpec]
+    outputs: Mapping[str, onnxruntime.OrtValue | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     """What the next step of a sequence starts from, by input: state, and inputs that stay as they were.
 
-    There may be room for more rows in what grows.
+    There may be room for more rows in what grows. All has `nbytes`, 0 where they were not counted.
     """
 
     rows: int = 0
@@ -42,11 +64,8 @@ class _Held:
     state: Values = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
     bound: Bound | None = None
-
-    @property
-    def nbytes(self) -> int:
-        state: int = sum(value.tensor_size_in_bytes() for value in self.state.values())
-        return state + sum(array.nbytes for array in self.constants.values())
+    alike: _Alike | None = None
+    nbytes: int = 0
 
 
 class HeldSequences:
@@ -74,7 +93,7 @@ class HeldSequences:
             elif held is not None and held.state:
                 rows = {t.input: np.array(_start(t, held.state[t.input], member.rows)) for t in held.tensors}
                 self._together.adopt(member.sequence, growth(held.tensors), member.rows, rows)
-                self._held[member.sequence] = dataclasses.replace(held, state={}, bound=None)
+                self._held[member.sequence] = dataclasses.replace(held, state={}, bound=None, alike=None)
         return self._together.step(self._forms[known], call.sequences, call.members, inputs)
 
     def forget(self, session: Session) -> None:
@@ -101,48 +120,32 @@ class HeldSequences:
         """
         self._taken_out(call.sequence)
         held = self._held.get(call.sequence, _Held()) if call.rows else _Held()
-        tensors = call.tensors or held.tensors
-        missing = not tensors or any(t.input not in inputs and t.input not in held.state for t in tensors)
-        if call.rows and missing:
-            raise SequenceLost("the process that held its state has ended")
-        replaced = [tensor for tensor in tensors if tensor.axis < 0 and not tensor.once]
-        if held.state and replaced and held.rows != call.rows:
-            raise SequenceLost("a request of it failed after it had run")
-        taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
-        wanted = [output.name for output in call.run.asked.outputs]
+        alike, rows = held.alike, call.rows + call.count
+        if alike is None or alike.form != call.run.form or held.rows != call.rows or rows > alike.room:
+            held, alike = _prepared(session, call, held, inputs)
+        step = Step(call.batch, call.count, call.rows)
         # What is bound is held until the next step; the message, and shared memory, are not.
-        inputs = {name: np.array(array) for name, array in inputs.items()}
-        constants = {
-            **held.constants,
-            **{name: array for name, array in inputs.items() if name in call.constants},
-        }
-        grown = {t.input for t in tensors if t.axis >= 0 and t.input not in inputs} & session.in_place
-        before = {
-            t.input: _with_room(t, held, call) if t.input in grown else _before(t, held, call.rows)
-            for t in tensors
-            if t.input not in inputs
-        }
-        outputs = {
-            **dict.fromkeys(wanted),
-            **{t.output: before[t.input] if t.input in grown else None for t in taken},
-        }
-        bound = session.step({**constants, **inputs}, before, outputs, held.bound)
-        found = bound.found(lasting=any(tensor.input not in grown for tensor in taken))
-        given = {t.input: given_value(inputs[t.input]) for t in tensors if t.input in inputs}
-        state = {**held.state, **given, **{t.input: found[t.output] for t in taken}}
-        sizes = [state[t.input].shape()[t.axis] for t in tensors if t.axis >= 0 and t.input not in grown]
-        rows = call.rows + call.count if grown else max(sizes, default=0)
-        after = _Held(rows, tensors, state, constants, bound)
-        if after.nbytes > call.max_state_bytes:
+        inputs = {name: np.array(array) for name, array in inputs.items() if name not in held.state}
+        inputs |= {spec.name: _made(spec, step) for spec in alike.made}
+        constants = {**held.constants, **{name: inputs[name] for name in call.constants if name in inputs}}
+        bound = session.step({**constants, **inputs}, held.state, alike.outputs, held.bound)
+        found, state, nbytes = bound.found(lasting=bool(alike.replaced)), held.state, held.nbytes
+        if alike.replaced:
+            state = {**state, **{tensor.input: found[tensor.output] for tensor in alike.replaced}}
+        if alike.counted:
+            rows = max(state[tensor.input].shape()[tensor.axis] for tensor in alike.counted)
+        if alike.replaced or not nbytes:
+            nbytes = sum(value.tensor_size_in_bytes() for value in state.values())
+            nbytes += sum(array.nbytes for array in constants.values())
+        if nbytes > call.max_state_bytes:
             raise ResourceExhausted(
-                f"the sequence's state would have {after.nbytes} bytes, and its user may have "
+                f"the sequence's state would have {nbytes} bytes, and its user may have "
                 f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
-        self._held[call.sequence] = after
-        values = {name: taken_value(found[name]) for name in wanted}
-        given_rows = [t for t in taken if t.input in grown and t.output in values]
-        values |= {t.output: _start(t, found[t.output], rows) for t in given_rows}
-        return values, rows, after.nbytes
+        self._held[call.sequence] = _Held(rows, held.tensors, state, constants, bound, alike, nbytes)
+        values = {name: taken_value(found[name]) for name in alike.wanted}
+        values |= {tensor.output: _start(tensor, found[tensor.output], rows) for tensor in alike.cut}
+        return values, rows, nbytes
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
@@ -204,6 +207,51 @@ class _SessionForm:
             _part(array, each, slot, slice(None))[...] = 0
             if (value := values.get(each.input)) is not None:
                 _part(array, each, slot, slice(value.shape[each.axis]))[...] = value
+
+
+def _prepared(
+    session: Session, call: RunStep, held: _Held, inputs: Mapping[str, Array]
+) -> tuple[_Held, _Alike]:
+    """Return what a step starts from, with room for its rows and the state that is given, and its kind.
+
+    Raises SequenceLost where state is missing.
+    """
+    tensors = call.tensors or held.tensors
+    missing = not tensors or any(t.input not in inputs and t.input not in held.state for t in tensors)
+    if call.rows and missing:
+        raise SequenceLost("the process that held its state has ended")
+    if held.rows != call.rows and held.state and any(t.axis < 0 and not t.once for t in tensors):
+        raise SequenceLost("a request of it failed after it had run")
+    given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
+    grown = {t.input for t in tensors if t.axis >= 0 and t.input not in given} & session.in_place
+    state = given | {
+        t.input: _with_room(t, held, call) if t.input in grown else _before(t, held, call.rows)
+        for t in tensors
+        if t.input not in given
+    }
+    taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
+    replaced = [tensor for tensor in taken if tensor.input not in grown]
+    wanted = [output.name for output in call.run.asked.outputs]
+    places = {tensor.output: state[tensor.input] for tensor in taken if tensor.input in grown}
+    rooms = [state[tensor.input].shape()[tensor.axis] for tensor in tensors if tensor.input in grown]
+    alike = _Alike(
+        # The next one has other state, and does not make again what is made once.
+        form=call.run.form if call.rows and not given else b"",
+        room=min(rooms, default=_UNBOUNDED),
+        wanted=wanted,
+        cut=[tensor for tensor in taken if tensor.input in grown and tensor.output in wanted],
+        replaced=replaced,
+        counted=() if grown else [tensor for tensor in replaced if tensor.axis >= 0],
+        made=[spec for spec in session.interface.inputs if is_made(spec) and spec.name not in inputs],
+        outputs=dict.fromkeys([*wanted, *(tensor.output for tensor in replaced)]) | places,
+    )
+    return _Held(call.rows, tensors, state, held.constants, held.bound), alike
+
+
+def _made(spec: TensorSpec, step: Step) -> Array:
+    """Return an input that follows from a step."""
+    shape, values = values_of(spec, step)
+    return np.full(shape, values, dtype(spec.dtype).numpy)
 
 
 def _part(array: Array, grows: Growth, slot: Slot, rows: slice) -> Array:

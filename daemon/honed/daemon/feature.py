@@ -38,7 +38,7 @@ class ApiCall:
 
 
 # Answers requests for a method of the socket; until it is awaited, it may raise HonedError alone.
-Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText] | Callbacks]
+Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks]
 # Called with what ran the request, its plan, and the sizes that depend on the data which its parts met.
 Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]
 
@@ -72,7 +72,8 @@ class InferCall:
         return self.runner_of(self.shapes if shapes is None else shapes)
 
 
-Infer = Callable[[InferCall], Awaitable[Inferred]]
+InferAnswer = Inferred | Map  # the result of ModelInfer, perhaps as it travels
+Infer = Callable[[InferCall], Awaitable[InferAnswer]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from .errors import HonedError, ResourceExhausted
 from .strict import Map
 
 LARGE: Final = 1 << 20  # bytes of data that are sent from where they are
-APART: Final = 4096  # bytes of data that a service keeps out of the buffer it decodes
+APART: Final = 8192  # bytes of data that a service keeps out of the buffer it decodes
 MAX_MSGID: Final = 2**32 - 1
 REQUEST: Final = 0
 RESPONSE: Final = 1

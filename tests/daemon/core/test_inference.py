@@ -6,12 +6,10 @@ import gc
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from honed.daemon.methods.pipeline import CheckedForm
-from honed.daemon.serving.plan import Answered, InferencePlan, check
+from honed.daemon.serving.plan import Answered, CheckedForm, InferencePlan, check
 from honed.daemon.store.compiled import closed
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, WantedOutput
 from honed.daemon.worker.shared_memory import RegionTable
@@ -168,10 +166,9 @@ def test_a_region_lives_as_long_as_it_is_held() -> None:
 
 def test_what_is_kept_for_requests_that_are_alike_holds_nothing_of_one(regions: RegionTable) -> None:
     data, kept = [memoryview(bytes(each)) for each in RAW], "an id"
-    params = {"model_name": "m", "id": kept, "inputs": [A, MASK, N], "raw_input_contents": data}
     plan = planned(regions, id=kept, raw_input_contents=data)
-    form = CheckedForm(Mock(), Mock(), (1, True), plan, params)
-    assert form.fits(params, regions)
+    form = CheckedForm(plan)
+    assert form.fits(data, regions)
     outputs = [bytes(10), b""]
     ran = InferenceResult(
         raw=tuple(outputs), shapes=((5,), (0, 2)), offsets=(), input_ns=0, infer_ns=2000, output_ns=0
@@ -189,7 +186,7 @@ def held_by(form: CheckedForm, sought: object) -> list[object]:
     seen, left, found = set(), [form], []
     while left:
         each = left.pop()
-        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType | Mock):
+        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
             continue
         seen.add(id(each))
         inner = gc.get_referents(each)

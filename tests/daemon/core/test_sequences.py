@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -12,13 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from honed.daemon.features.sequences import (
     HeldSequence,
     SequenceKey,
+    Sequencer,
     Sequences,
     SequenceSettings,
     StateTensor,
 )
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from honed.runtime.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SequenceLost
 
 Shape = tuple[int, ...] | None
 
@@ -216,3 +221,85 @@ def test_it_is_told_why_a_sequence_is_gone() -> None:
     sequences.failed(sequences.begin(key, "s", (), 7.0), first=True)
     with pytest.raises(SequenceLost, match="its first request failed"):
         sequences.resume(key, "s", 7.0)
+
+
+class Turns:
+    """Requests of one sequence, in the order in which they had their turn."""
+
+    def __init__(self) -> None:
+        self.sequencer = Sequencer(SequenceSettings, cast(Any, None))
+        self.had: list[int] = []
+        self.go_on: list[asyncio.Event] = []
+        self.ended: Callable[[int], object] = lambda _: None  # called before anybody hears of it
+
+    def ask(self, number: int, seconds: float = 60.0, name: str = "s") -> asyncio.Task[float]:
+        self.go_on.append(asyncio.Event())
+        call = SimpleNamespace(deadline=time.monotonic() + seconds)
+
+        async def work() -> float:
+            key = SequenceKey(0, "m", name)
+            deadline = await self.sequencer.begin_turn(key, cast(Any, call))
+            try:
+                self.had.append(number)
+                await self.go_on[number].wait()
+            finally:
+                self.sequencer.end_turn(key)
+            self.ended(number)
+            return deadline
+
+        return asyncio.ensure_future(work())
+
+
+def test_requests_of_a_sequence_have_their_turns_and_those_that_leave_none() -> None:
+    async def life() -> None:
+        turns = Turns()
+        tasks = [turns.ask(number) for number in range(5)]
+        other = turns.ask(5, name="other")
+        while len(turns.had) < 2:
+            await asyncio.sleep(0)
+        assert turns.had == [0, 5]
+        tasks[1].cancel()
+        turns.go_on[0].set()
+        await tasks[0]
+        while len(turns.had) < 3:
+            await asyncio.sleep(0)
+        tasks[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[2]
+        for number in range(3, 6):
+            turns.go_on[number].set()
+        await asyncio.gather(*tasks[3:], other)
+        assert turns.had == [0, 5, 2, 3, 4]
+        assert not turns.sequencer._turns
+
+    asyncio.run(life())
+
+
+def test_a_turn_that_comes_as_its_request_leaves_is_the_next_one_s() -> None:
+    async def life() -> None:
+        turns = Turns()
+        tasks = [turns.ask(number) for number in range(3)]
+        while not turns.had:
+            await asyncio.sleep(0)
+        turns.ended = lambda number: number or tasks[1].cancel()
+        for event in turns.go_on:
+            event.set()
+        await tasks[2]
+        assert turns.had == [0, 2]
+        assert tasks[1].cancelled()
+
+    asyncio.run(life())
+
+
+def test_a_request_whose_time_is_over_has_no_turn() -> None:
+    async def life() -> None:
+        turns = Turns()
+        first, late, last = turns.ask(0), turns.ask(1, seconds=-1.0), turns.ask(2)
+        with pytest.raises(DeadlineExceeded, match="before the one before it in sequence 's' of model 'm'"):
+            await late
+        for event in turns.go_on:
+            event.set()
+        assert await first < await last
+        assert turns.had == [0, 2]
+
+    asyncio.run(life())

@@ -18,11 +18,11 @@ import pytest
 
 from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Form, Piece, Step, decoder_of, joint_forms, pieces
+from honed.daemon.features.decoding import Form, Piece, decoder_of, joint_forms, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import RunForm, RunModel, RunStep, RunSteps, WantedOutput
+from honed.daemon.worker.step_inputs import Step, values_of
 from honed.onnxfile.reading import MISLED
-from honed.protocol.params import InferParams, InputTensor
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
@@ -111,6 +111,23 @@ def test_sequences_share_no_form_that_has_a_batch_of_one(name: str) -> None:
     assert not known.has_joint_forms
 
 
+def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
+    step = Step(2, 3, 5)
+
+    def made(name: str, *sizes: int) -> tuple[tuple[int, ...], int | list[int]]:
+        shape, values = values_of(spec(name, "int64", *sizes), step)
+        return shape, [*values] if isinstance(values, range) else values
+
+    assert made("attention_mask", -1, -1) == ((2, 8), 1)
+    assert made("position_ids", -1, -1) == ((2, 3), [5, 6, 7])
+    assert made("position_ids", 3, -1, -1) == ((3, 2, 3), [5, 6, 7])
+    assert made("cache_position", -1) == ((3,), [5, 6, 7])
+    assert made("past_sequence_length", 1) == ((1,), 5)
+    assert made("total_sequence_length") == ((), 8)
+    assert made("seqlens_k", -1) == ((2,), 7)
+    assert made("use_cache_branch", 1) == ((1,), 1)
+
+
 def test_state_that_does_not_grow_makes_no_decoder() -> None:
     lstm = interface(
         [spec("x", "float32", 1, 4), spec("h", "float32", 1, "batch", 8)],
@@ -159,6 +176,7 @@ class Sequence:
             sequence=self.number,
             rows=self.rows,
             count=count,
+            batch=1,
             tensors=() if self.rows else self._known.held(Step(1, count, 0)),
             constants=(),
             max_state_bytes=self.most,
@@ -167,15 +185,7 @@ class Sequence:
 
     def step(self, ids: Array) -> Array:
         """The logits of a step alone."""
-        inputs = {
-            "input_ids": ids,
-            "attention_mask": np.ones((1, self.rows + ids.shape[1]), np.int64),
-            "position_ids": np.arange(self.rows, self.rows + ids.shape[1])[None],
-        }
-        inputs = {
-            spec.name: inputs[spec.name] for spec in self._known.interface.inputs if spec.name in inputs
-        }
-        found, self.rows, _ = self._sequences.step(self._session, self.call(ids.shape[1]), inputs)
+        found, self.rows, _ = self._sequences.step(self._session, self.call(ids.shape[1]), {"input_ids": ids})
         return found["logits"]
 
     def compare(self, ids: Array) -> None:
@@ -183,15 +193,10 @@ class Sequence:
 
     def given(self, ids: Array) -> dict[str, Array]:
         """What a form with room for ROOM tokens is given for one."""
-        params = InferParams(
-            model_name="",
-            inputs=(InputTensor(name="input_ids", datatype="INT64", shape=(1, 1)),),
-            raw_input_contents=(ids.tobytes(),),
-        )
-        made = self._known.piece(params, Piece(Form(1, ROOM), self.rows, 0, 1))
+        contents = self._known.contents(Piece(Form(1, ROOM), self.rows, 0, 1), ids.tobytes())
         return {
             tensor.name: np.frombuffer(data, np.int64).reshape(tensor.shape)
-            for tensor, data in zip(made.inputs, made.raw_input_contents or (), strict=True)
+            for tensor, data in zip(self._known.inputs(Form(1, ROOM)), contents, strict=True)
         }
 
 
@@ -247,6 +252,24 @@ def test_onnx_runtime_runs_steps_of_several_as_one(tmp_path: Path, made: Callabl
 def begun(session: Session, sequences: HeldSequences, ids: Array, path: Path) -> Array:
     """The logits of a step that begins a sequence, without a service."""
     return Sequence(1, session, sequences, path).step(ids)
+
+
+@pytest.mark.parametrize("made", [decoder, grouped])
+def test_steps_of_a_token_go_on_whatever_room_there_is_and_run_again(
+    tmp_path: Path, made: Callable[[Path], Path]
+) -> None:
+    path = made(tmp_path / "m.onnx")
+    sequence = Sequence(1, Session(path, 1), HeldSequences(), path)
+    for step in range(140):  # a cache has room for 128 at first
+        sequence.compare(prompt(1, step))
+        if step % 50 == 3:  # nobody had the answer of one
+            sequence.step(prompt(1, 999))
+            sequence.rows -= 1
+    sequence.most = 10
+    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+        sequence.step(prompt(1))
+    sequence.most = 1 << 30
+    sequence.compare(prompt(1, 500))
 
 
 def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> None:
@@ -382,11 +405,46 @@ def test_masks_and_positions_may_be_given(service: Service, path: Path) -> None:
         state = {name: expected[name.replace("past_key_values", "present")] for name in plain}
         own = InApp(path)
         own.step(prompt(4))
-        own.state = state
+        own.state = dict(state)
         with client.sequence("dec") as sequence:
             for ids in (prompt(1), prompt(2)):
                 found = sequence.infer({"input_ids": ids, **(state if not sequence.begun else {})})
                 np.testing.assert_array_equal(found["logits"], own.step(ids))
+            for ids in (prompt(1, 1), prompt(1, 2), prompt(1, 3)):  # or go on from there again
+                own.state, own.tokens = dict(state), 4
+                found = sequence.infer({"input_ids": ids, **state})
+                np.testing.assert_array_equal(found["logits"], own.step(ids))
+            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
+
+
+@pytest.mark.service
+def test_batches_are_of_one_sequence(service: Service, path: Path) -> None:
+    own, ids = InApp(path), np.concatenate([prompt(4, 1), prompt(4, 2)])
+    with service.client() as client, client.sequence("dec") as sequence:
+        for _ in range(4):
+            expected = own.step(ids)
+            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], expected)
+            ids = best(expected)
+
+
+@pytest.mark.service
+def test_tokens_may_lie_in_a_region_that_is_registered_anew(service: Service, path: Path) -> None:
+    own = InApp(path)
+
+    def step(client: Client, ids: Array) -> None:
+        found = client.infer("dec", {"input_ids": ids}, sequence=InSequence("shared", start=not own.tokens))
+        np.testing.assert_array_equal(found["logits"], own.step(np.array(ids)))
+
+    for seed in range(3):  # each with a client, and a region, of the same name
+        with service.client() as client, client.region(4096) as region:
+            places = [region.array("int64", (1, 1)) for _ in range(2)]
+            for number in range(4):
+                ids = places[(seed + number // 2) % 2]
+                ids[...] = prompt(1, 4 * seed + number)
+                step(client, ids)
+    with service.client() as client:
+        step(client, prompt(1, 50))
+        client.infer("dec", {}, sequence=InSequence("shared", end=True))
 
 
 @pytest.mark.service
@@ -399,6 +457,11 @@ def test_the_last_token_alone_is_answered(service: Service, path: Path, length: 
             expected = own.step(ids)[:, -1:]
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
             ids = best(expected)
+        for last_token in (False, True):
+            ids = prompt(2, 7)
+            found = sequence.infer({"input_ids": ids}, last_token=last_token)["logits"]
+            np.testing.assert_allclose(found, own.step(ids)[:, -found.shape[1] :], rtol=1e-4, atol=1e-4)
+            assert found.shape[1] == 2 - last_token
         found = sequence.infer({"input_ids": ids}, outputs=["logits", "present.0.key"], last_token=True)
         own.step(ids)
         np.testing.assert_allclose(found["present.0.key"], own.state["past_key_values.0.key"], rtol=1e-4)
@@ -429,6 +492,17 @@ def test_an_encoder_s_output_is_given_once(service: Service, tmp_path: Path) -> 
                 expected = own.step(ids)
                 np.testing.assert_array_equal(found, expected)
                 ids = best(expected)
+            for _ in range(3):  # what was made of it may be given as well, and is kept
+                key = "past_key_values.0.encoder.key"
+                own.state[key] = own.state[key] + 1
+                found = sequence.infer({"input_ids": ids, key: own.state[key]})["logits"]
+                np.testing.assert_array_equal(found, own.step(ids))
+            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
+        own = InApp(made, encoder_hidden_states=encoded)
+        with client.sequence("both") as sequence:  # or with each token
+            for seed in range(4):
+                given = {"input_ids": prompt(1, seed), "encoder_hidden_states": encoded}
+                np.testing.assert_array_equal(sequence.infer(given)["logits"], own.step(prompt(1, seed)))
         with pytest.raises(InvalidArgument, match="input 'encoder_hidden_states' is missing"):
             client.sequence("both").infer({"input_ids": ids})
 
@@ -476,9 +550,12 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
             assert client.status()["sequences"]["bytes"] <= 1 << 20
             for each in held:
                 each.close()
-            np.testing.assert_array_equal(
-                sequence.infer({"input_ids": prompt(1)})["logits"], own.step(prompt(1))
-            )
+            for _ in range(2):
+                found = sequence.infer({"input_ids": prompt(1)})["logits"]
+                np.testing.assert_array_equal(found, own.step(prompt(1)))
+            service.configure(f"{CPU}[sequences]\nmax_tokens = 55\nmax_mib = 1\n")
+            with pytest.raises(ResourceExhausted, match="would have 56 tokens and may have 55"):
+                sequence.infer({"input_ids": prompt(1)})
 
 
 @pytest.mark.service

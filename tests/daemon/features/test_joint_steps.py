@@ -192,11 +192,11 @@ class Service:
 
     def turn(self, number: int) -> Coroutine[Any, Any, Ran]:
         loop = asyncio.get_running_loop()
-        plan = SimpleNamespace(priority=2, regions=[])
+        checked = SimpleNamespace(plan=SimpleNamespace(priority=2), regions=[])
 
         def planned(capacity: int) -> Planned:
             call = cast(Any, lambda key: f"{number} for {capacity}")
-            return Planned(Piece(Form(1, capacity), 3, 0, 1), cast(Any, plan), call)
+            return Planned(Piece(Form(1, capacity), 3, 0, 1), cast(Any, checked), call)
 
         def form(capacity: int, sequences: int) -> Any:
             count = joint_forms(capacity, sequences)[0].sequences

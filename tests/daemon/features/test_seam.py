@@ -14,7 +14,7 @@ import pytest
 from honed.daemon import assembly
 from honed.daemon.core import messages
 from honed.daemon.core.model import ServedModel
-from honed.daemon.feature import Feature, Infer
+from honed.daemon.feature import ApiCall, Feature, Infer, InferAnswer, InferCall
 from honed.daemon.features.batching import Batcher
 from honed.daemon.features.sequences import Sequencer, SequenceSettings
 from honed.daemon.features.sizes import SizeSpecialiser
@@ -24,9 +24,18 @@ from honed.daemon.methods.methods import Api
 from honed.daemon.methods.pipeline import InferencePipeline
 from honed.daemon.observe.statefile import StateFile
 from honed.daemon.serving import plan
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.processors import ThreadPlacement
-from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, SequenceLost, Unimplemented
+from honed.protocol.errors import (
+    HonedError,
+    InvalidArgument,
+    ModelRefused,
+    SequenceLost,
+    Unavailable,
+    Unimplemented,
+)
+from honed.protocol.methods import parse
 from honed.protocol.params import InferOptions, InferParams, LoadOptions, LoadParams
 from honed.protocol.results import ModelSettings, ShownPart
 from tests.daemon.changes.test_variants_keeper import Place
@@ -137,6 +146,50 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
     for _ in range(3):
         assert pipeline._of(place.registry.get("m")).infer == pipeline._run
     assert asked[2:] == [4, 4]
+
+
+def test_what_a_request_says_is_parsed_once_for_those_like_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, ModelRefused("no"))
+    asked: list[InferParams] = []
+
+    class Noting(Feature):
+        def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
+            async def note(call: InferCall) -> InferAnswer:
+                asked.append(call.params)
+                return {}
+
+            return note
+
+    pipeline = InferencePipeline(
+        limits=Limits(),
+        registry=place.registry,
+        pool=cast(Any, None),
+        leasing=cast(Any, None),
+        ledger=place.ledger,
+        features=(Noting(),),
+    )
+    connection = SimpleNamespace(number=1, when_closed=lambda _: None)
+
+    def request(data: object, name: object = None) -> ApiCall:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
+        params = {"model_name": "m", "id": name, "inputs": [tensor], "raw_input_contents": data}
+        return ApiCall(connection=cast(Any, connection), msgid=1, params=params, descriptors=[])
+
+    first = request([b"abcd"], "one")
+    assert pipeline.again(first) is None
+    asyncio.run(cast(Any, pipeline.start(first, parse(InferParams, first.params))))
+    asyncio.run(cast(Any, pipeline.again(request([b"efgh"]))))
+    assert (asked[1].raw_input_contents, asked[1].id) == ((b"efgh",), None)
+    assert asked[1].inputs is asked[0].inputs
+    for wrong in (request(b"efgh"), request(["efgh"]), request([b"efgh"], 7)):
+        assert pipeline.again(wrong) is None  # which is parsed, and refused
+    entry = place.registry.get("m")
+    place.handle(messages.SettingsChanged(model=entry.number, settings=ModelSettings(max_batch=4)))
+    assert pipeline.again(request([b"efgh"])) is None
+    asyncio.run(cast(Any, pipeline.start(first, parse(InferParams, first.params))))
+    pipeline.stopping = True
+    with pytest.raises(Unavailable):
+        pipeline.again(request([b"efgh"]))
 
 
 def test_files_of_features_are_read_beside_the_event_loop(

@@ -27,7 +27,8 @@ from benchmarks.running import first_served, normalised, ready
 from torch.nn import functional  # type: ignore[import-not-found, unused-ignore]
 
 from honed.cpu.session import Session
-from honed.daemon.features.decoding import Form, Step, decoder_of
+from honed.daemon.features.decoding import Form, decoder_of
+from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from honed.daemon.core.model import ServedModel
-from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
@@ -258,7 +258,7 @@ class Batcher(Feature):
         if entry.manifest.settings.max_batch < 2:
             return None
 
-        async def infer_joined(call: InferCall) -> Inferred:
+        async def infer_joined(call: InferCall) -> InferAnswer:
             entry = call.entry
             if call.alone or not joinable(call.shapes, entry.manifest.settings):
                 return await infer(call)

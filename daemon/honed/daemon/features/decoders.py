@@ -18,30 +18,30 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from functools import cache, partial
+from functools import partial
 from statistics import median
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferCall, Work
+from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
-from honed.daemon.serving.plan import InferencePlan
+from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
-from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan, WorkerCall
 from honed.daemon.worker.shared_memory import RegionLookup, RegionTable
+from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.process.rpc import R
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
-from honed.protocol.params import InferOptions, InferParams, InputTensor
-from honed.protocol.results import Inferred
+from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
 from .decoding import (
@@ -50,7 +50,6 @@ from .decoding import (
     Decoder,
     Form,
     Piece,
-    Step,
     decoder_of,
     difference,
     joint_forms,
@@ -59,7 +58,7 @@ from .decoding import (
     rows_of,
 )
 from .joint_steps import JointSteps, Planned, Ran, Turn, steps_call
-from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
+from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of, without_sequence
 
 _log = logging.getLogger(__name__)
 # Difference of a form and ONNX Runtime, of the largest value. The form's own answers are proven; rows in
@@ -67,90 +66,142 @@ _log = logging.getLogger(__name__)
 # (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
 _ALLOWED = 0.2
 _TIMED = 9  # pairs of runs of a form for several sequences, and of that for one
-# Has the engine of a model run a step that was planned, and returns the worker's answer.
-Ask = Callable[[ServedModel, InferencePlan, Callable[[str], RunStep]], Awaitable[StepRan]]
+# Has the engine of a model run a step that was checked, and returns the worker's answer.
+Ask = Callable[[ServedModel, CheckedForm, Callable[[str], RunStep]], Awaitable[StepRan]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alike:
+    """What requests of a sequence have in common if they differ in their data and `id` alone, checked.
+
+    `asked` is one of them as its client sent it, without data, and `size` its size; `params` is what runs.
+    It `has_state`, or has tokens alone, and is `plain` where forms may run it: of one sequence, with outputs
+    in line that are no state. `form` is its run by the file, and `forms` are those by compiled forms.
+    """
+
+    decoder: Decoder
+    asked: InferParams
+    params: InferParams
+    size: Step
+    max_answer_bytes: int
+    last_token: bool
+    has_state: bool
+    tokens_alone: bool
+    plain: bool
+    form: CheckedForm
+    forms: dict[Form, CheckedForm]
+
+    def fits(self, call: InferCall, decoder: Decoder, max_answer_bytes: int) -> bool:
+        """Return whether a request is one of them, for a decoder that is known and under the same limit."""
+        params, asked = call.params, self.asked
+        return (
+            decoder is self.decoder
+            and max_answer_bytes == self.max_answer_bytes
+            and params.inputs == asked.inputs
+            and params.outputs == asked.outputs
+            and params.parameters == asked.parameters
+            and self.form.fits(params.raw_input_contents or (), call.connection.regions)
+        )
+
+    def tokens(self, data: Sequence[Data]) -> Data:
+        """Return the tokens of a request that has nothing else."""
+        ((_, place),) = self.form.plan.inputs
+        return data[0] if place is None else place.region.read(place.offset, place.nbytes)
+
+
+def _alike(params: InferParams, decoder: Decoder, rows: int, regions: RegionLookup, most: int) -> _Alike:
+    """Check a request after `rows` tokens, whose answer may have `most` bytes; raise InvalidArgument."""
+    size, options = decoder.step(params, rows), params.parameters or InferOptions()
+    outputs = tuple(OutputTensor(name=tensor.name) for tensor in decoder.without_state.outputs)
+    whole = dataclasses.replace(
+        params,
+        parameters=dataclasses.replace(without_sequence(options), last_token=None),
+        outputs=params.outputs or outputs,
+    )
+    tokens_alone, known = names(params) == decoder.tokens, {output.name for output in outputs}
+    return _Alike(
+        decoder=decoder,
+        asked=dataclasses.replace(params, id=None, raw_input_contents=None),
+        params=dataclasses.replace(whole, id=None, raw_input_contents=None),
+        size=size,
+        max_answer_bytes=most,
+        last_token=bool(options.last_token),
+        has_state=decoder.brings_state(params),
+        tokens_alone=tokens_alone,
+        plain=tokens_alone
+        and size.batch == 1
+        and all(output.parameters is None and output.name in known for output in whole.outputs or ()),
+        form=_checked(whole, decoder.interface_for(params, size), regions, most),
+        forms={},
+    )
+
+
+def _checked(params: InferParams, interface: Interface, regions: RegionLookup, most: int) -> CheckedForm:
+    return CheckedForm(plans.check(params, None, interface, regions, max_bytes=most, keep=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steps:
-    """Runs the steps of one sequence; `ask` differs between requests and comparisons."""
+    """Runs the steps of a request; `ask` differs between requests and comparisons."""
 
-    decoder: Decoder
+    alike: _Alike
+    data: Sequence[Data]
+    step: Step
     number: int
     regions: RegionLookup
-    max_answer_bytes: int
     max_state_bytes: int
-    last_token: bool
     ask: Ask
 
-    async def by_file(self, entry: ServedModel, params: InferParams, step: Step) -> StepRan:
+    async def by_file(self, entry: ServedModel) -> StepRan:
         """Have the CPU engine run a step."""
-        plan, begins = self._checked(params, step), not step.before or self.decoder.brings_state(params)
-        parts = self.decoder.parts(step) if self.last_token and names(params) == self.decoder.tokens else ()
+        alike, decoder, step = self.alike, self.alike.decoder, self.step
+        parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
         if len(parts) < 2:
-            return await self._run(entry, plan, step, step.before, step.tokens, begins=begins)
-        params = self._in_line(params, plan)
+            begins = not step.before or alike.has_state
+            return await self.ask(entry, alike.form, partial(self._call, alike.form, self.data, step, begins))
+        tokens = alike.tokens(self.data)
         for part in parts:
-            plan = self._checked(self.decoder.part(params, step, part), part)
-            ran = await self._run(entry, plan, part, part.before, part.tokens, begins=not part.before)
+            params = decoder.part(alike.params, tokens, step, part)
+            form = self._checked(params, decoder.interface_for(params, part))
+            call = partial(self._call, form, params.raw_input_contents or (), part, not part.before)
+            ran = await self.ask(entry, form, call)
         return ran
 
-    async def by_forms(
-        self, forms: Mapping[Form, ServedModel], params: InferParams, step: Step
-    ) -> list[tuple[Piece, StepRan]]:
+    async def by_forms(self, forms: Mapping[Form, ServedModel]) -> list[tuple[Piece, StepRan]]:
         """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
-        params, found = self.in_line(params, step), []
-        for piece in pieces(step, min(form.capacity for form in forms)):
-            planned = self.planned(params, piece)
-            found.append((piece, await self.ask(forms[piece.form], planned.plan, planned.call)))
+        found = []
+        for piece in pieces(self.step, min(form.capacity for form in forms)):
+            planned = self.planned(piece)
+            found.append((piece, await self.ask(forms[piece.form], planned.form, planned.call)))
         return found
 
-    def planned(self, params: InferParams, piece: Piece) -> Planned:
-        """Return the run of a form for a piece of a request whose data is in line."""
-        plan = self._plan(self.decoder.piece(params, piece), self.decoder.without_state)
-        step = Step(1, piece.count, piece.before)
-        call = partial(self._call, plan, step, piece.before, piece.count, not piece.before)
-        return Planned(piece, plan, call)
+    def planned(self, piece: Piece) -> Planned:
+        """Return the run of a form for a piece of a request."""
+        alike, decoder = self.alike, self.alike.decoder
+        data = decoder.contents(piece, alike.tokens(self.data))
+        if piece.form not in alike.forms:
+            params = dataclasses.replace(
+                alike.params, inputs=decoder.inputs(piece.form), raw_input_contents=data
+            )
+            alike.forms[piece.form] = self._checked(params, decoder.without_state)
+        form, step = alike.forms[piece.form], Step(1, piece.count, piece.before)
+        return Planned(piece, form, partial(self._call, form, data, step, not piece.before))
 
-    def in_line(self, params: InferParams, step: Step) -> InferParams:
-        """Return a request, of which tokens are all, with its data in line; raise InvalidArgument."""
-        return self._in_line(params, self._checked(params, step))
+    def _checked(self, params: InferParams, interface: Interface) -> CheckedForm:
+        return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
 
-    def _in_line(self, params: InferParams, plan: InferencePlan) -> InferParams:
-        """Return a request, of which tokens are all, with its data in line."""
-        places = {tensor.name: place for tensor, place in plan.inputs}
-        place = places[self.decoder.tokens[0]]
-        if place is None:
-            return params
-        inputs = tuple(dataclasses.replace(tensor, parameters=None) for tensor in params.inputs)
-        data = place.region.read(place.offset, place.nbytes)
-        return dataclasses.replace(params, inputs=inputs, raw_input_contents=(data,))
-
-    def _checked(self, params: InferParams, step: Step) -> InferencePlan:
-        return self._plan(*self.decoder.given(params, step))
-
-    def _plan(self, params: InferParams, interface: Interface) -> InferencePlan:
-        most = self.max_answer_bytes
-        return plans.check(params, None, interface, self.regions, max_bytes=most, keep=False)
-
-    async def _run(
-        self, runner: ServedModel, plan: InferencePlan, step: Step, rows: int, count: int, *, begins: bool
-    ) -> StepRan:
-        call = partial(self._call, plan, step, rows, count, begins)
-        return await self.ask(runner, plan, call)
-
-    def _call(
-        self, plan: InferencePlan, step: Step, rows: int, count: int, begins: bool, key: str
-    ) -> RunStep:
+    def _call(self, form: CheckedForm, data: Sequence[Data], step: Step, begins: bool, key: str) -> RunStep:
+        decoder = self.alike.decoder
         return RunStep(
-            run=plan.for_worker(key),
+            run=form.call(data, key),
             sequence=self.number,
-            rows=rows,
-            count=count,
-            tensors=self.decoder.held(step) if begins else (),
-            constants=self.decoder.constants,
+            rows=step.before,
+            count=step.tokens,
+            batch=step.batch,
+            tensors=decoder.held(step) if begins else (),
+            constants=decoder.constants,
             max_state_bytes=self.max_state_bytes,
-            last_token=self.decoder.of_tokens if self.last_token else (),
+            last_token=decoder.of_tokens if self.alike.last_token else (),
         )
 
 
@@ -190,17 +241,18 @@ class Decoders(Feature):
         if decoder is None:
             return None
 
-        async def infer_step(call: InferCall) -> Inferred:
+        async def infer_step(call: InferCall) -> InferAnswer:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
-            async with self.sequencer.turn(key, call.params) as params:
-                try:
-                    return await self._run(key, dataclasses.replace(call, params=params), decoder)
-                except Replaced as error:  # its state is of the model before
-                    raise Unavailable(str(error)) from None
-                finally:
-                    self._let_go()
+            deadline = await self.sequencer.begin_turn(key, call)
+            try:
+                return await self._run(key, call, decoder, deadline)
+            except Replaced as error:  # its state is of the model before
+                raise Unavailable(str(error)) from None
+            finally:
+                self.sequencer.end_turn(key)
+                self._let_go()
 
         return infer_step
 
@@ -219,7 +271,7 @@ class Decoders(Feature):
         self._joint.forget(model)
         self._wanted = {(name, form) for name, form in self._wanted if name != model}
 
-    async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder) -> Inferred:
+    async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder, deadline: float) -> InferAnswer:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
         options, source = params.parameters or InferOptions(), source_of(entry)
         first, now = bool(options.sequence_start), time.monotonic()
@@ -231,13 +283,9 @@ class Decoders(Feature):
         if options.sequence_end and not params.inputs:
             sequences.drop(key)
             return nothing(params, entry)
-        plain = dataclasses.replace(
-            options, sequence_id=None, sequence_start=None, sequence_end=None, last_token=None
-        )
-        call = dataclasses.replace(call, params=dataclasses.replace(params, parameters=plain))
         try:
             with self.leasing.serving(entry.name, call.connection.peer.pid):
-                result = await self._step(sequence, call, decoder, last_token=bool(options.last_token))
+                result = await self._step(sequence, call, decoder, deadline)
         except SequenceLost as lost:
             sequences.drop(key, str(lost))
             raise SequenceLost(f"{key.shown} is not known: {lost}; begin it with sequence_start") from None
@@ -249,10 +297,17 @@ class Decoders(Feature):
         return result
 
     async def _step(
-        self, sequence: HeldSequence, call: InferCall, decoder: Decoder, *, last_token: bool
-    ) -> Inferred:
+        self, sequence: HeldSequence, call: InferCall, decoder: Decoder, deadline: float
+    ) -> InferAnswer:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
-        step, most = decoder.step(call.params, sequence.rows), sequences.settings.max_tokens
+        regions, limit = call.connection.regions, self.limits.max_answer_bytes
+        alike, most = sequence.alike, sequences.settings.max_tokens
+        if alike is not None and alike.fits(call, decoder, limit):
+            step = Step(alike.size.batch, alike.size.tokens, sequence.rows)
+        else:
+            alike = _alike(call.params, decoder, sequence.rows, regions, limit)
+            sequence.alike = alike if alike.form.kept and not alike.has_state else None
+            step = alike.size
         if step.after > most:
             raise ResourceExhausted(
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
@@ -260,77 +315,79 @@ class Decoders(Feature):
             )
         took: list[Ran] = []
 
-        async def ask(runner: ServedModel, plan: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
+        async def ask(runner: ServedModel, form: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
             file = runner is entry
             ran, work = await self.pool.asking.ask_for(
                 call.connection.client,
                 runner,
                 asked,
-                regions=plan.regions,
-                priority=plan.priority,
-                timeout=plan.timeout - (time.monotonic() - arrived),
+                regions=form.regions,
+                priority=form.plan.priority,
+                timeout=deadline - time.monotonic(),
                 open_shape=file,
-                empty=plan.empty if file else None,
+                empty=form.empty if file else None,
             )
-            took.append((work, ran, plan))
+            took.append((work, ran, form))
             if not runner.away and (not file or runner.compiled is None):
                 self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 
         steps = _Steps(
-            decoder=decoder,
+            alike=alike,
+            data=call.params.raw_input_contents or (),
+            step=step,
             number=sequence.number,
-            regions=call.connection.regions,
-            max_answer_bytes=self.limits.max_answer_bytes,
+            regions=regions,
             max_state_bytes=sequences.allowance(sequence),
-            last_token=last_token,
             ask=ask,
         )
-        forms = self._forms(call, decoder, step)
+        cut = pieces(step) if alike.plain and decoder.has_forms else ()
+        forms = self._forms(call, decoder, cut)
         found: list[tuple[Piece, StepRan]] = []
 
         on_device = bool(forms) and (sequence.on_device or not step.before)
 
         async def alone() -> Ran:
             if on_device:
-                found[:] = await steps.by_forms(forms, call.params, step)
+                found[:] = await steps.by_forms(forms)
+            elif sequence.on_device and step.before:
+                params = await self._taken_back(sequence, entry, call.params, decoder)
+                whole = _alike(params, decoder, step.before, regions, limit)
+                data = params.raw_input_contents or ()
+                await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
             else:
-                params = call.params
-                if sequence.on_device and step.before:
-                    params = await self._taken_back(sequence, entry, params, decoder)
-                await steps.by_file(entry, params, step)
+                await steps.by_file(entry)
             return took[-1]
 
+        turn = None
         if on_device == sequence.on_device or not step.before:
-            turn = self._turn(call, steps, step, alone, arrived, on_device=on_device)
-        else:
-            turn = None
-        last = await (alone() if turn is None else self._joint.run(turn))
+            turn = self._turn(call, steps, cut, alone, arrived, deadline, on_device=on_device)
+        work, ran, form = await (alone() if turn is None else self._joint.run(turn))
         sequence.on_device = on_device
-        work, ran, plan = last
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
-        spent = sum(each.result.infer_ns for _, each, _ in took or [last])
-        whole = dataclasses.replace(ran.result, infer_ns=spent)
-        result = plan.result(whole, self.pool.asking.noted(entry, work, whole, arrived))
+        whole = ran.result
+        if len(took) > 1:
+            spent = sum(each.result.infer_ns for _, each, _ in took)
+            whole = dataclasses.replace(whole, infer_ns=spent)
+        answered = self.pool.asking.noted(entry, work, whole, arrived)
+        result = form.answer(whole, call.params.id or "", answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
-        return result if last_token or whole_runs else _joined(result, found)
+        return result if alike.last_token or whole_runs else _joined(result, found)
 
     def _turn(
         self,
         call: InferCall,
         steps: _Steps,
-        step: Step,
+        cut: Sequence[Piece],
         alone: Callable[[], Awaitable[Ran]],
         arrived: float,
+        deadline: float,
         *,
         on_device: bool,
     ) -> Turn | None:
         """Return a step of one token, to be run alone or with those of others; None where it is another."""
-        entry, decoder = call.entry, steps.decoder
-        if step.tokens > 1 or not (decoder.has_joint_forms and _is_plain(call.params, decoder, step)):
-            return None
-        capacity = max((piece.form.capacity for piece in pieces(step)), default=0)
-        if not capacity:
+        entry, decoder, step = call.entry, steps.alike.decoder, steps.step
+        if step.tokens > 1 or not (cut and decoder.has_joint_forms):
             return None
 
         def form(capacity: int, sequences: int) -> tuple[int, ServedModel] | None:
@@ -342,36 +399,31 @@ class Decoders(Feature):
             return None
 
         def wish(sequences: int) -> None:
-            wanted = joint_forms(capacity, sequences)[0]
+            wanted = joint_forms(cut[0].form.capacity, sequences)[0]
             if not on_device:
                 self._wanted.add((entry.name, wanted))
                 return
-            shapes = decoder.shapes(wanted)
-            self.ledger.asked(entry.name, variant_name(entry.name, shapes, decoder.interface), shapes)
+            self.ledger.asked(entry.name, decoder.variant(entry.name, wanted), decoder.shapes(wanted))
 
-        line = cache(lambda: steps.in_line(call.params, step))
         return Turn(
             call=call,
             number=steps.number,
             arrived=arrived,
-            deadline=arrived + plans.timeout_us(call.params.parameters) / 1e6,
-            capacity=capacity,
+            deadline=deadline,
+            capacity=cut[0].form.capacity,
             on_device=on_device,
-            planned=cache(lambda capacity: steps.planned(line(), *pieces(step, capacity))),
+            planned=lambda capacity: steps.planned(*pieces(step, capacity)),
             form=form,
             wish=wish,
             alone=alone,
         )
 
-    def _forms(self, call: InferCall, decoder: Decoder, step: Step) -> Mapping[Form, ServedModel]:
-        """Return the forms that are to run a request; none where one is missing. Counts what is asked for."""
-        if not (decoder.has_forms and _is_plain(call.params, decoder, step)):
-            return {}
+    def _forms(self, call: InferCall, decoder: Decoder, cut: Sequence[Piece]) -> Mapping[Form, ServedModel]:
+        """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
         found: dict[Form, ServedModel] = {}
-        for form in {piece.form for piece in pieces(step)}:
+        for form in {piece.form for piece in cut}:
             shapes = decoder.shapes(form)
-            name = variant_name(call.entry.name, shapes, decoder.interface)
-            self.ledger.asked(call.entry.name, name, shapes)
+            self.ledger.asked(call.entry.name, decoder.variant(call.entry.name, form), shapes)
             runner = call.runner(shapes)
             if runner is call.entry or self._compared.get(_key(call.entry, runner), "?"):
                 return {}
@@ -416,7 +468,7 @@ class Decoders(Feature):
             loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
             for form in (*FORMS, *(JOINT if decoder.has_joint_forms else ())):
                 runner, alone = (
-                    loaded.get(variant_name(entry.name, decoder.shapes(each), decoder.interface))
+                    loaded.get(decoder.variant(entry.name, each))
                     for each in (form, Form(form.tokens, form.capacity))
                 )
                 if runner is None or alone is None or _key(entry, runner) in self._compared:
@@ -440,34 +492,19 @@ class Decoders(Feature):
 
         `alone` is the form for one of them.
         """
-
-        async def ask(model: ServedModel, _: InferencePlan, asked: Callable[[str], RunStep]) -> StepRan:
-            return await self._ask_worker(entry, model, asked)
-
-        several = [
-            _Steps(
-                decoder=decoder,
-                number=next(self._numbers),
-                regions=RegionTable(0),
-                max_answer_bytes=self.limits.max_answer_bytes,
-                max_state_bytes=1 << 62,
-                last_token=False,
-                ask=ask,
-            )
-            for _ in range(form.sequences + 1)
-        ]
+        numbers = [next(self._numbers) for _ in range(form.sequences + 1)]
         key, least, name = _joint_key(entry, runner, form), 1, runner.name
         try:
             if form.sequences > 1:
-                worst, least = await self._joint_difference(entry, decoder, form, (runner, alone), several)
+                worst, least = await self._joint_difference(entry, decoder, form, (runner, alone), numbers)
             else:
-                worst = await self._difference(entry, decoder, form, runner, several[0])
+                worst = await self._difference(entry, decoder, form, runner, numbers[0])
         except (InvalidArgument, DeviceError, ResourceExhausted) as error:
             self._compared[key] = str(error)
             _log.warning("%s is not used in sequences: %s", name, error)
             return
         finally:
-            self.sequencer.sequences.ended += [steps.number for steps in several]
+            self.sequencer.sequences.ended += numbers
         wrong = not worst <= _ALLOWED
         self._compared[key] = f"{worst:.2g}" if wrong else ""
         if wrong:
@@ -486,17 +523,35 @@ class Decoders(Feature):
         else:
             _log.info("%s runs sequences of up to %d tokens from now on", name, form.capacity)
 
+    def _made_up(self, entry: ServedModel, decoder: Decoder, number: int, step: Step, seed: int) -> _Steps:
+        """Return a step of a made-up sequence, whose tokens are those from `seed` on."""
+
+        async def ask(model: ServedModel, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
+            return await self._ask_worker(entry, model, asked)
+
+        regions = RegionTable(0)
+        params = decoder.made_up(entry.name, Step(1, step.tokens, seed))
+        return _Steps(
+            alike=_alike(params, decoder, step.before, regions, self.limits.max_answer_bytes),
+            data=params.raw_input_contents or (),
+            step=step,
+            number=number,
+            regions=regions,
+            max_state_bytes=1 << 62,
+            ask=ask,
+        )
+
     async def _difference(
-        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, steps: _Steps
+        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, number: int
     ) -> float:
         """Return how far the answers of a form are from ONNX Runtime's, of the largest value."""
         before, worst = 0, 0.0
         # More than fits one run, and less.
         for tokens in (form.tokens + 1, form.tokens) if form.tokens > 1 else (1, 1, 1):
             step = Step(1, tokens, before)
-            params = decoder.made_up(entry.name, step)
-            expected = await steps.by_file(entry, params, step)
-            found = await steps.by_forms({form: runner}, params, step)
+            steps = self._made_up(entry, decoder, number, step, before)
+            expected = await steps.by_file(entry)
+            found = await steps.by_forms({form: runner})
             for at, output in enumerate(decoder.without_state.outputs):
                 right = expected.result.raw[at]
                 row = len(right) // tokens
@@ -513,22 +568,22 @@ class Decoders(Feature):
         decoder: Decoder,
         form: Form,
         runners: tuple[ServedModel, ServedModel],
-        several: Sequence[_Steps],
+        numbers: Sequence[int],
     ) -> tuple[float, int]:
         """Return what `_difference` does, of a form for several sequences, each of which begins a turn later.
 
         Also returns for how many sequences the first of `runners`, that form, takes less time than as many
-        runs of the second, which is for one: the last of `several`.
+        runs of the second, which is for one: the last of `numbers`.
         """
-        (runner, alone), (*members, single), worst = runners, several, 0.0
+        (runner, alone), (*members, single), worst = runners, numbers, 0.0
         for turn in range(form.sequences + 2):
             planned: list[Planned] = []
             expected: list[StepRan] = []
-            for at, steps in enumerate(members[: turn + 1]):
+            for at, number in enumerate(members[: turn + 1]):
                 step = Step(1, 1, turn - at)
-                params = decoder.made_up(entry.name, Step(1, 1, turn + at))
-                expected.append(await steps.by_file(entry, params, step))
-                planned.append(steps.planned(params, *pieces(step, form.capacity)))
+                steps = self._made_up(entry, decoder, number, step, turn + at)
+                expected.append(await steps.by_file(entry))
+                planned.append(steps.planned(*pieces(step, form.capacity)))
             found = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
             for own, other in zip(found.members, expected, strict=True):
                 for output, row, right in zip(
@@ -539,12 +594,11 @@ class Decoders(Feature):
         for turn in range(_TIMED):
             # A step can be run again, from the rows that it began with.
             together = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
-            step = Step(1, 1, turn)
-            params = decoder.made_up(entry.name, step)
+            steps = self._made_up(entry, decoder, single, Step(1, 1, turn), turn)
             if alone is entry:
-                ran = await single.by_file(entry, params, step)
+                ran = await steps.by_file(entry)
             else:
-                [(_, ran)] = await single.by_forms({Form(1, form.capacity): alone}, params, step)
+                [(_, ran)] = await steps.by_forms({Form(1, form.capacity): alone})
             ratios.append(together.members[0].result.infer_ns / max(1, ran.result.infer_ns))
         return worst, max(2, int(median(ratios)) + 1)
 
@@ -554,9 +608,10 @@ class Decoders(Feature):
 
     def _let_go(self) -> None:
         """Have workers let go of the sequences that have ended."""
-        ended, self.sequencer.sequences.ended = self.sequencer.sequences.ended, []
-        if not ended:
+        sequences = self.sequencer.sequences
+        if not sequences.ended:
             return
+        ended, sequences.ended = sequences.ended, []
         for server in self.pool.servers.values():
             if server.ready:
                 sent = asyncio.ensure_future(server.loader.tell(DropSequences(sequences=tuple(ended))))
@@ -577,22 +632,9 @@ def _joint_key(entry: ServedModel, runner: ServedModel, form: Form) -> tuple[str
     return entry.manifest.source_key, runner.key if runner is not entry else str(form)
 
 
-def _is_plain(params: InferParams, decoder: Decoder, step: Step) -> bool:
-    """Return whether a request has tokens of one sequence, and wants outputs in line that are no state."""
-    known = {tensor.name for tensor in decoder.without_state.outputs}
-    return (
-        step.batch == 1
-        and names(params) == decoder.tokens
-        and all(output.parameters is None and output.name in known for output in params.outputs or ())
-    )
-
-
-def _joined(result: Inferred, found: Sequence[tuple[Piece, StepRan]]) -> Inferred:
+def _joined(result: Map, found: Sequence[tuple[Piece, StepRan]]) -> Map:
     """Return the result of the last piece with the outputs of all."""
     count = sum(piece.count for piece, _ in found)
-    order = [each.name for each in result.outputs]
-    raw = [b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in found) for at in range(len(order))]
-    outputs = tuple(
-        dataclasses.replace(each, shape=(each.shape[0], count, *each.shape[2:])) for each in result.outputs
-    )
-    return dataclasses.replace(result, outputs=outputs, raw_output_contents=tuple(raw))
+    outputs = [{**each, "shape": [each["shape"][0], count, *each["shape"][2:]]} for each in result["outputs"]]
+    raw = [b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in found) for at in range(len(outputs))]
+    return {**result, "outputs": outputs, "raw_output_contents": raw}

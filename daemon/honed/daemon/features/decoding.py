@@ -6,16 +6,18 @@ import dataclasses
 import functools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Final, NamedTuple
 
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
+from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import HeldTensor
+from honed.daemon.worker.step_inputs import Step, is_made
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import Data, InferParams, InputTensor, OutputTensor
+from honed.protocol.params import Data, InferParams, InputTensor
 from honed.runtime.dtypes import dtype
 
 # What a decoder's tokens are called, and what is kept from the request that brings it.
@@ -28,20 +30,6 @@ _TOGETHER: Final = (2, 4)  # sequences of a form for several
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _POSITIONS: Final = "position_ids"
 _MADE_UP: Final = 7  # tokens of made-up prompts are below
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A request's size: its batch, its tokens, and how many came before."""
-
-    batch: int
-    tokens: int
-    before: int
-
-    @property
-    def after(self) -> int:
-        """How many tokens there are with this request."""
-        return self.before + self.tokens
 
 
 class Form(NamedTuple):
@@ -101,39 +89,7 @@ def pieces(step: Step, least: int = 0) -> tuple[Piece, ...]:
     )
 
 
-Values = tuple[tuple[int, ...], Sequence[int]]  # a shape, and its elements row-major
-
-
-def _ones(step: Step, _: tuple[int, ...]) -> Values:
-    return (step.batch, step.after), [1] * (step.batch * step.after)
-
-
-def _positions(step: Step, shape: tuple[int, ...]) -> Values:
-    if len(shape) == 1:
-        return (step.tokens,), range(step.before, step.after)
-    sizes = *(max(1, size) for size in shape[:-2]), step.batch  # some models have one for each direction
-    return (*sizes, step.tokens), [*range(step.before, step.after)] * math.prod(sizes)
-
-
-def _length(*, before: bool) -> Callable[[Step, tuple[int, ...]], Values]:
-    return lambda step, shape: ((1,) * len(shape), [step.before if before else step.after])
-
-
-# Inputs that follow from a step, by their names in files of Optimum and onnxruntime-genai: their values for
-# the shape that the model says.
-_MADE: Final[Mapping[str, Callable[[Step, tuple[int, ...]], Values]]] = {
-    "attention_mask": _ones,
-    "decoder_attention_mask": _ones,
-    "position_ids": _positions,
-    "cache_position": _positions,
-    "past_sequence_length": _length(before=True),
-    "past_seq_len": _length(before=True),
-    "total_sequence_length": _length(before=False),
-    "total_seq_len": _length(before=False),
-    "seqlens_k": lambda step, _: ((step.batch,), [step.after - 1] * step.batch),
-    "use_cache_branch": lambda step, shape: ((1,) * len(shape), [int(step.before > 0)]),
-}
-# As `struct` writes the types that such inputs, and logits, have.
+# As `struct` writes the types of tokens, masks, positions and logits.
 _FORMATS: Final[Mapping[str, str]] = {
     "int64": "q", "int32": "i", "bool": "?", "float64": "d", "float32": "f", "float16": "e"
 }  # fmt: skip
@@ -167,6 +123,7 @@ class Decoder:
     constants: tuple[str, ...]
     tokens: tuple[str, ...]
     _shapes: dict[Form, dict[str, tuple[int, ...]]] = field(init=False, default_factory=dict, compare=False)
+    _variants: dict[tuple[str, Form], str] = field(init=False, default_factory=dict, compare=False)
 
     def step(self, params: InferParams, rows: int) -> Step:
         """Return the size of a request after `rows` tokens, or after those of the state that it brings.
@@ -184,32 +141,12 @@ class Decoder:
             f"input {self.tokens[0]!r} is missing, or has no tokens; give it with shape [batch, tokens]"
         )
 
-    def given(self, params: InferParams, step: Step) -> tuple[InferParams, Interface]:
-        """Return the request with what follows from its step, and the interface that it is checked by.
-
-        That is the model's without what the worker holds.
-        """
+    def interface_for(self, params: InferParams, step: Step) -> Interface:
+        """Return the interface that a request is checked by: without what it may leave to the worker."""
         given = {tensor.name for tensor in params.inputs}
-        inputs: list[InputTensor] = []
-        contents: list[bytes] = []
-        for spec in self.made:
-            if spec.name in given:
-                continue
-            shape, values = _MADE[spec.name](step, spec.shape or ())
-            inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shape))
-            contents.append(packed(spec.dtype, values))
-        outputs = params.outputs or tuple(OutputTensor(name=t.name) for t in self.without_state.outputs)
-        more = dataclasses.replace(
-            params,
-            inputs=(*inputs, *params.inputs),
-            raw_input_contents=(*contents, *(params.raw_input_contents or ())),
-            outputs=outputs,
-        )
-        held = self._state | set(self.constants) if step.before else self._state
-        if held.isdisjoint(given):
-            return more, self._later if step.before else self._first
-        taken = tuple(t for t in self.interface.inputs if t.name not in held or t.name in given)
-        return more, dataclasses.replace(self.interface, inputs=taken)
+        left = self._state.union(t.name for t in self.made).union(self.constants if step.before else ())
+        inputs = tuple(t for t in self.interface.inputs if t.name in given or t.name not in left)
+        return dataclasses.replace(self.interface, inputs=inputs)
 
     def brings_state(self, params: InferParams) -> bool:
         """Return whether a request has some of the state itself."""
@@ -218,19 +155,6 @@ class Decoder:
     @functools.cached_property
     def _state(self) -> frozenset[str]:
         return frozenset(pair.input.name for pair in self.pairs)
-
-    @functools.cached_property
-    def _first(self) -> Interface:
-        return self._without(self._state)
-
-    @functools.cached_property
-    def _later(self) -> Interface:
-        return self._without(self._state | set(self.constants))
-
-    def _without(self, held: frozenset[str]) -> Interface:
-        """Return the interface without inputs that the worker holds."""
-        inputs = tuple(tensor for tensor in self.interface.inputs if tensor.name not in held)
-        return dataclasses.replace(self.interface, inputs=inputs)
 
     @functools.cached_property
     def has_forms(self) -> bool:
@@ -270,6 +194,13 @@ class Decoder:
             self._shapes[form] = self._shapes_of(form)
         return self._shapes[form]
 
+    def variant(self, model: str, form: Form) -> str:
+        """Return the name of the variant of a model that is a form."""
+        known = model, form
+        if known not in self._variants:
+            self._variants[known] = variant_name(model, self.shapes(form), self.interface)
+        return self._variants[known]
+
     def _shapes_of(self, form: Form) -> dict[str, tuple[int, ...]]:
         held = {each.input: each for each in self._held}
         found: dict[str, tuple[int, ...]] = {}
@@ -288,8 +219,9 @@ class Decoder:
     def without_state(self) -> Interface:
         """Return the interface of a form without what the worker holds."""
         given = {pair.output.name for pair in self.pairs}
+        inputs = tuple(tensor for tensor in self.interface.inputs if tensor.name not in self._state)
         outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in given)
-        return dataclasses.replace(self._first, outputs=outputs)
+        return dataclasses.replace(self.interface, inputs=inputs, outputs=outputs)
 
     @functools.cached_property
     def of_tokens(self) -> tuple[str, ...]:
@@ -309,49 +241,53 @@ class Decoder:
             raw_input_contents=(packed(spec.dtype, numbers),),
         )
 
-    def piece(self, params: InferParams, piece: Piece) -> InferParams:
-        """Return a piece of a request as its form takes it, padded with the first tokens that there are."""
-        form, data = piece.form, dict(zip(names(params), params.raw_input_contents or (), strict=True))
-        inputs: list[InputTensor] = []
-        contents: list[bytes] = []
+    def inputs(self, form: Form) -> tuple[InputTensor, ...]:
+        """Return the inputs of a form that the worker does not hold."""
         shapes = self.shapes(form)
-        for spec in self.interface.inputs:
-            shape = shapes[spec.name]
+        return tuple(
+            InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shapes[spec.name])
+            for spec in self.without_state.inputs
+        )
+
+    def contents(self, piece: Piece, data: Data) -> tuple[bytes, ...]:
+        """Return the data of `inputs` for a piece of tokens, padded with the first that there are."""
+        form, contents = piece.form, []
+        for spec in self.without_state.inputs:
+            shape = self.shapes(form)[spec.name]
             if spec.name in self.tokens:
                 row = dtype(spec.dtype).itemsize * math.prod(shape[2:])
-                rows = bytes(data[spec.name][piece.start * row : (piece.start + piece.count) * row])
-                content = (rows * -(-form.tokens // piece.count))[: form.tokens * row]
+                rows = bytes(data[piece.start * row : (piece.start + piece.count) * row])
+                contents.append((rows * -(-form.tokens // piece.count))[: form.tokens * row])
             elif spec.name in _MASKS:
-                hidden = [0] * (form.capacity - piece.before)
-                mask = [*[1] * piece.before, *hidden, *[1] * piece.count]
+                hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
                 if self.counts:  # tokens of the padding are behind the client's, which do not see them
-                    mask = [1] * (piece.before + form.tokens)
-                content = packed(spec.dtype, [*mask, *[0] * (math.prod(shape) - len(mask))])
-            elif spec.name == _POSITIONS:
-                last = piece.before + piece.count - 1
-                content = packed(spec.dtype, [min(piece.before + at, last) for at in range(form.tokens)])
+                    mask = seen * (piece.before + form.tokens)
+                else:
+                    mask = seen * piece.before + hidden * (form.capacity - piece.before) + seen * piece.count
+                contents.append(mask + hidden * (math.prod(shape) - len(mask) // len(seen)))
             else:
-                continue
-            inputs.append(InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shape))
-            contents.append(content)
-        return dataclasses.replace(params, inputs=tuple(inputs), raw_input_contents=tuple(contents))
+                last = piece.before + piece.count - 1
+                positions = [min(piece.before + at, last) for at in range(form.tokens)]
+                contents.append(packed(spec.dtype, positions))
+        return tuple(contents)
 
     def parts(self, step: Step) -> tuple[Step, ...]:
         """Return the runs of the file by which the last token of a request is answered.
 
         A long prompt has several, as the answers for all of its tokens may need more memory than there is.
         """
-        if step.batch > 1:
+        if step.batch > 1 or step.tokens <= _PART:
             return (step,)
         starts = range(step.before, step.after, _PART)
         return tuple(Step(1, min(_PART, step.after - start), start) for start in starts)
 
-    def part(self, params: InferParams, step: Step, part: Step) -> InferParams:
-        """Return what a part of a step is given, of a request with nothing but tokens, in line."""
-        (tensor,), (data,) = params.inputs, params.raw_input_contents or ()
-        row, start = len(data) // step.tokens, part.before - step.before
-        content = bytes(data[start * row : (start + part.tokens) * row])
-        cut = dataclasses.replace(tensor, shape=(1, part.tokens, *tensor.shape[2:]))
+    def part(self, params: InferParams, tokens: Data, step: Step, part: Step) -> InferParams:
+        """Return what a part of a step is given, of a request that has nothing but tokens."""
+        (tensor,) = params.inputs
+        row, start = len(tokens) // step.tokens, part.before - step.before
+        content = bytes(tokens[start * row : (start + part.tokens) * row])
+        shape = (1, part.tokens, *tensor.shape[2:])
+        cut = InputTensor(name=tensor.name, datatype=tensor.datatype, shape=shape)
         return dataclasses.replace(params, inputs=(cut,), raw_input_contents=(content,))
 
     def held(self, step: Step) -> tuple[HeldTensor, ...]:
@@ -393,7 +329,7 @@ def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None
         return None
     state = {pair.input.name for pair in pairs}
     others = [tensor for tensor in interface.inputs if tensor.name not in state]
-    made = tuple(t for t in others if t.name in _MADE and t.shape is not None and t.dtype in _FORMATS)
+    made = tuple(tensor for tensor in others if is_made(tensor) and tensor.dtype in _FORMATS)
     constants = tuple(tensor.name for tensor in others if tensor.name.startswith(_CONSTANT))
     rest = [t.name for t in others if t not in made and t.name not in constants]
     tokens = tuple(name for name in rest if name in _TOKENS) or tuple(rest)

@@ -19,7 +19,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import InferCall
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.in_flight import PendingRequest
-from honed.daemon.serving.plan import InferencePlan
+from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
 from honed.daemon.worker.calls import RunStep, RunSteps, StepRan
 from honed.protocol.dataclass import dataclass
@@ -114,15 +114,15 @@ class StepGathering(Gathering):
 
 
 class Planned(NamedTuple):
-    """A run of a form for one sequence: its plan, and the call for the key that the form has."""
+    """A run of a form for one sequence, checked, and the call for the key that the form has."""
 
     piece: Piece
-    plan: InferencePlan
+    form: CheckedForm
     call: Callable[[str], RunStep]
 
 
 _Kind = tuple[str, int, bool, int | None]
-Ran = tuple[PendingRequest[Any], StepRan, InferencePlan]
+Ran = tuple[PendingRequest[Any], StepRan, CheckedForm]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class JointSteps:
         return entry.name, entry.number, turn.on_device, options.priority if options is not None else None
 
     async def _gathered(self, turn: Turn, kind: _Kind, gathering: StepGathering) -> Ran:
-        regions = turn.planned(turn.capacity).plan.regions
+        regions = turn.planned(turn.capacity).form.regions
         member = BatchMember(
             number=turn.number,
             user=turn.call.connection.client.user,
@@ -238,8 +238,8 @@ class JointSteps:
                 turns[0].call.connection.client,
                 runner,
                 partial(steps_call, form, planned),
-                regions=[region for each in planned for region in each.plan.regions],
-                priority=planned[0].plan.priority,
+                regions=[region for each in planned for region in each.form.regions],
+                priority=planned[0].form.plan.priority,
                 timeout=max(turn.deadline for turn in turns) - time.monotonic(),
                 open_shape=runner is entry,
             )
@@ -251,7 +251,7 @@ class JointSteps:
             entry.statistics.ran_joined(len(turns))
         if not runner.away and (runner is not entry or runner.compiled is None):
             self.ledger.ran(runner.name, ran.members[0].result.infer_ns / 1e9)
-        return [(work, member, each.plan) for each, member in zip(planned, ran.members, strict=True)]
+        return [(work, member, each.form) for each, member in zip(planned, ran.members, strict=True)]
 
 
 def steps_call(form: Form, planned: Sequence[Planned], key: str) -> RunSteps:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple
 
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall
 from honed.daemon.serving.plan import in_sequence, nbytes, no_state, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
@@ -88,7 +87,8 @@ class HeldSequence:
     """One sequence. `source` is the model it was begun with, which may be replaced under its name.
 
     `tensors` are by input; `busy` while a request is under way. Of a decoder (`decoders.py`) a worker has the
-    state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`.
+    state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`. `alike` is what
+    need not be checked again of a request like its last.
     """
 
     key: SequenceKey
@@ -101,6 +101,7 @@ class HeldSequence:
     rows: int = 0
     held_bytes: int = 0
     on_device: bool = False  # else the CPU engine has it
+    alike: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -261,7 +262,8 @@ class Sequencer(Feature):
         self._settings = settings
         self._registry = registry
         self._sequences = Sequences(settings())
-        self._turns: WeakValueDictionary[SequenceKey, asyncio.Lock] = WeakValueDictionary()
+        # Requests that wait for those that run, by the sequences of these.
+        self._turns: dict[SequenceKey, deque[asyncio.Future[None]]] = {}
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Keep the state of a model that has some; what grows is for `decoders.py`."""
@@ -269,18 +271,20 @@ class Sequencer(Feature):
         if not pairs or any(pair.grows_on >= 0 for pair in pairs):
             return None
 
-        async def infer_in_sequence(call: InferCall) -> Inferred:
+        async def infer_in_sequence(call: InferCall) -> InferAnswer:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
-            async with self.turn(key, call.params) as params:
+            deadline = await self.begin_turn(key, call)
+            try:
                 # The model may have been replaced meanwhile.
                 now = self._registry.model(call.params.model_name)
-                turn = dataclasses.replace(call, entry=now, params=params, alone=True)
-                try:
-                    return await self._run(key, turn, infer)
-                except Replaced as error:  # its state is of the model before
-                    raise Unavailable(str(error)) from None
+                turn = dataclasses.replace(call, entry=now, deadline=deadline, alone=True)
+                return await self._run(key, turn, infer)
+            except Replaced as error:  # its state is of the model before
+                raise Unavailable(str(error)) from None
+            finally:
+                self.end_turn(key)
 
         return infer_in_sequence
 
@@ -295,7 +299,9 @@ class Sequencer(Feature):
         assert interface is not None
         woven = self.woven(key, entry, interface, call.params)
         try:
-            return self.taken(woven, await infer(dataclasses.replace(call, params=woven.params)))
+            result = await infer(dataclasses.replace(call, params=woven.params))
+            assert isinstance(result, Inferred)  # a model is no decoder besides
+            return self.taken(woven, result)
         except BaseException:
             self.sequences.failed(woven.sequence, first=woven.first)
             raise
@@ -324,32 +330,43 @@ class Sequencer(Feature):
         self._sequences.settings = self._settings()
         return self._sequences
 
-    @asynccontextmanager
-    async def turn(self, key: SequenceKey, params: InferParams) -> AsyncIterator[InferParams]:
-        """Run no other request of the sequence while this lasts; they come in the order of their arrival.
+    async def begin_turn(self, key: SequenceKey, call: InferCall) -> float:
+        """Wait until no other request of the sequence runs; none does until `end_turn`.
 
-        Yields the request with what is left of its time; raises DeadlineExceeded where that is nothing.
+        They come in the order of their arrival. Returns when the request's time is over (monotonic seconds);
+        raises DeadlineExceeded where that is before its turn.
         """
-        options = params.parameters or InferOptions()
-        timeout = timeout_us(options) / 1e6
-        begun = time.monotonic()
-        lock = self._turns.setdefault(key, asyncio.Lock())
+        deadline = call.deadline or time.monotonic() + timeout_us(call.params.parameters) / 1e6
+        if key in self._turns:
+            await self._waited(key, deadline)
+        else:
+            self._turns[key] = deque()
+        return deadline
+
+    async def _waited(self, key: SequenceKey, deadline: float) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._turns[key].append(turn)
         try:
-            async with asyncio.timeout(timeout):
-                await lock.acquire()
-        except TimeoutError as error:
+            async with asyncio.timeout_at(deadline):
+                await turn
+        except BaseException as error:
+            if not turn.cancelled():  # it came at the same time
+                self.end_turn(key)
+            if not isinstance(error, TimeoutError):
+                raise
             raise DeadlineExceeded(
                 f"the request's deadline passed before the one before it in {key.shown} was answered; "
                 "allow more time"
             ) from error
-        try:
-            left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
-            left_of = dataclasses.replace(options, timeout=left)
-            if not options.last_token:  # state, and parts of an answer, are taken from what is in line
-                left_of = dataclasses.replace(left_of, shared_memory_region=None)
-            yield dataclasses.replace(params, parameters=left_of)
-        finally:
-            lock.release()
+
+    def end_turn(self, key: SequenceKey) -> None:
+        """Let the next request of a sequence have its turn."""
+        waiting = self._turns[key]
+        while waiting:
+            if not (turn := waiting.popleft()).done():
+                turn.set_result(None)
+                return
+        del self._turns[key]
 
     def woven(
         self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
@@ -430,6 +447,17 @@ def source_of(entry: ServedModel) -> str:
     return entry.manifest.source_key if entry.manifest.sources else entry.key
 
 
+def without_sequence(options: InferOptions) -> InferOptions:
+    """Return a request's options as what runs it has them.
+
+    State, and parts of an answer, are taken from what is in line: there is room for the last token alone.
+    """
+    room = options.shared_memory_region if options.last_token else None
+    return dataclasses.replace(
+        options, sequence_id=None, sequence_start=None, sequence_end=None, shared_memory_region=room
+    )
+
+
 def _weave(
     sequence: HeldSequence, interface: Interface, params: InferParams, *, first: bool, last: bool
 ) -> RequestWithState:
@@ -451,9 +479,7 @@ def _weave(
         inputs.append(InputTensor(name=name, datatype=dtype(pair.input.dtype).datatype, shape=tensor.shape))
         contents.append(tensor.data)
     asked, outputs = _outputs(sequence, interface, params)
-    plain = dataclasses.replace(
-        params.parameters or InferOptions(), sequence_id=None, sequence_start=None, sequence_end=None
-    )
+    plain = without_sequence(params.parameters or InferOptions())
     return RequestWithState(
         sequence=sequence,
         # In front: what the client gives wrongly is then told as always.

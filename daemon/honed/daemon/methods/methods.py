@@ -53,6 +53,7 @@ from honed.protocol.params import (
 )
 from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
+from honed.protocol.strict import Map
 from honed.runtime import HONED_VERSION
 
 from . import status
@@ -65,7 +66,7 @@ MAX_PROFILE_RUNS = 100
 P = TypeVar("P")
 R = TypeVar("R")
 _Handler = Callable[
-    ["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText] | Callbacks
+    ["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
 ]
 _HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
@@ -135,7 +136,7 @@ class Api:
 
     async def _as_nobodys(
         self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
-    ) -> R | WithDescriptors[R] | MetricsText:
+    ) -> R | WithDescriptors[R] | MetricsText | Map:
         """Answer a request for what is not this user's model exactly as one for a name that nobody has.
 
         The request takes the same path through the service, so that the answer does not reveal the model.

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -16,28 +16,25 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced, service_stops
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.feature import ApiCall, Feature, Infer, InferCall
+from honed.daemon.feature import ApiCall, Feature, Infer, InferAnswer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.in_flight import PendingRequest
-from honed.daemon.serving.plan import Answered, InferencePlan
+from honed.daemon.serving.plan import CheckedForm, InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection, Done
-from honed.daemon.worker.calls import InferenceResult, RunModel
-from honed.daemon.worker.shared_memory import RegionTable
-from honed.protocol import strict
+from honed.daemon.worker.calls import InferenceResult
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import check_version, parse
 from honed.protocol.params import Data, InferParams
 from honed.protocol.results import Inferred
 from honed.protocol.strict import Map
-from honed.runtime.dtypes import STRING
 
 _DATA: Final = "raw_input_contents"
 _OWN: Final = frozenset({_DATA, "id"})  # each request's
@@ -59,6 +56,17 @@ class _Wrapped:
     plain: bool
 
 
+class _Checked(NamedTuple):
+    """What requests have in common, as long as what answers them and the limits are these.
+
+    Of those for a model that uses features, that is what they say, without data.
+    """
+
+    form: CheckedForm | InferParams
+    wrapped: _Wrapped
+    limits: tuple[int, bool]
+
+
 @dataclass(kw_only=True)
 class InferencePipeline:
     """Answers inferences, until the service is `stopping`. `features` are those from the outside in."""
@@ -72,30 +80,40 @@ class InferencePipeline:
     stopping: bool = False
     _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # by model
     # Of checked requests, by connection and by what does not change between them.
-    _checked: dict[int, dict[bytes, CheckedForm]] = field(init=False, default_factory=dict)
+    _checked: dict[int, dict[bytes, _Checked]] = field(init=False, default_factory=dict)
 
     def check_running(self) -> None:
         """Raise Unavailable while the service stops."""
         if self.stopping:
             raise service_stops()
 
-    def start(self, call: ApiCall, params: InferParams) -> Coroutine[Any, Any, Inferred] | PlainInference:
+    def start(self, call: ApiCall, params: InferParams) -> Coroutine[Any, Any, InferAnswer] | PlainInference:
         """Return the work for ModelInfer."""
         connection, entry = call.connection, self.registry.find(params.model_name)
-        if entry is None or is_variant(entry.name) or not self._of(entry).plain:
+        if entry is None or is_variant(entry.name):
+            return self.infer(connection, params)
+        if not self._of(entry).plain:
+            self._keep(connection, entry, call.params, _with_data(params, None, None))
             return self.infer(connection, params)
         return PlainInference(self, connection, entry, call.params, params)
 
-    def again(self, call: ApiCall) -> PlainInference | None:
+    def again(self, call: ApiCall) -> Coroutine[Any, Any, InferAnswer] | PlainInference | None:
         """Return the work for a request like one before on its connection, or None: it is to be checked."""
         params = call.params
         known = self._checked.get(call.connection.number)
-        form = known.get(_form(params)) if known else None
-        if form is None or not form.fits(params, call.connection.regions) or form.limits != self._limits():
+        checked = known.get(_form(params)) if known else None
+        data = _data(params)
+        if checked is None or data is None or checked.limits != self._limits():
             return None
-        if not self.registry.serves(form.entry) or self._of(form.entry) is not form.wrapped:
+        entry, form = checked.wrapped.entry, checked.form
+        if not self.registry.serves(entry) or self._of(entry) is not checked.wrapped:
             return None
-        return PlainInference(self, call.connection, form.entry, params, form)
+        if isinstance(form, InferParams):
+            self.check_running()
+            return self.infer(call.connection, _with_data(form, tuple(data), params.get("id")))
+        if not form.fits(data, call.connection.regions):
+            return None
+        return PlainInference(self, call.connection, entry, params, form)
 
     def _limits(self) -> tuple[int, bool]:
         """Return what plans depend on that the configuration may change."""
@@ -105,18 +123,24 @@ class InferencePipeline:
         self, connection: Connection, entry: ServedModel, params: Map, plan: InferencePlan
     ) -> CheckedForm:
         """Return the form of a checked request, which is kept for those like it."""
-        form = CheckedForm(entry, self._of(entry), self._limits(), plan, params)
-        if form.kept and len(packed := _form(params)) <= _MOST_KEPT_BYTES:
+        form = CheckedForm(plan)
+        if form.kept:
+            self._keep(connection, entry, params, form)
+        return form
+
+    def _keep(
+        self, connection: Connection, entry: ServedModel, params: Map, form: CheckedForm | InferParams
+    ) -> None:
+        if len(packed := _form(params)) <= _MOST_KEPT_BYTES:
             known = self._checked.get(connection.number)
             if known is None:
                 known = self._checked[connection.number] = {}
                 connection.when_closed(partial(self._checked.pop, connection.number, None))
             if len(known) >= _MOST_KEPT:
                 known.clear()
-            known[packed] = form
-        return form
+            known[packed] = _Checked(form, self._of(entry), self._limits())
 
-    async def infer(self, connection: Connection, params: InferParams) -> Inferred:
+    async def infer(self, connection: Connection, params: InferParams) -> InferAnswer:
         """Return the result of ModelInfer; raise its error."""
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
@@ -124,7 +148,7 @@ class InferencePipeline:
             entry = self.registry.model(params.model_name)
             return await self.answer(InferCall(connection=connection, entry=entry, params=params), begun)
 
-    async def answer(self, call: InferCall, begun: float) -> Inferred:
+    async def answer(self, call: InferCall, begun: float) -> InferAnswer:
         """Return the result of a request that came at `begun`.
 
         If the model is replaced while the request waits, the request is checked again for the model that took
@@ -200,72 +224,6 @@ class InferencePipeline:
         return replace(plan, timeout=call.deadline - time.monotonic())
 
 
-class CheckedForm:
-    """What requests that were checked have in common, if they differ in their data and `id` alone."""
-
-    __slots__ = (
-        "_answer",
-        "_answered",
-        "_sizes",
-        "empty",
-        "entry",
-        "kept",
-        "limits",
-        "plan",
-        "regions",
-        "run",
-        "wrapped",
-    )
-
-    def __init__(
-        self,
-        entry: ServedModel,
-        wrapped: _Wrapped,
-        limits: tuple[int, bool],
-        plan: InferencePlan,
-        params: Map,
-    ) -> None:
-        """Initialise with the plan of a request with these parameters."""
-        self.entry, self.wrapped, self.limits = entry, wrapped, limits
-        # It outlasts the request, whose data are accounted to its client.
-        self.plan = replace(plan, raw=(), id="")
-        self.run = plan.form().packed()
-        self.empty = plan.empty
-        self._sizes = [len(data) for data in params.get(_DATA) or ()]
-        self.regions = plan.regions
-        # The data of text is checked each time.
-        self.kept = not any(tensor.dtype == STRING.name for tensor, _ in plan.inputs)
-        self._answered: object = None
-        self._answer: Map = {}
-
-    def fits(self, params: Map, regions: RegionTable) -> bool:
-        """Return whether the data of a request has the sizes of the one that was checked, in its regions."""
-        data, name = params.get(_DATA), params.get("id")
-        if data is None:
-            data = []
-        if type(data) is not list or not (name is None or type(name) is str):
-            return False
-        if not (_BYTES.issuperset(map(type, data)) and all(map(regions.has, self.regions))):
-            return False
-        return [len(each) for each in data] == self._sizes
-
-    def call(self, data: Sequence[Data], key: str) -> RunModel:
-        """Return the call for the worker that knows the model by `key`."""
-        return RunModel(key=key, form=self.run, raw=tuple(data))
-
-    def answer(self, ran: InferenceResult, name: str, answered: Answered) -> Map:
-        """Return the result of ModelInfer as it travels, for a request whose id is `name`."""
-        like = (ran.shapes, ran.offsets, answered.engine, answered.device)
-        if like != self._answered:
-            self._answer, self._answered = strict.to_plain(self.plan.result(ran, answered)), like
-            self._answer["raw_output_contents"] = []
-        times = self._answer["parameters"] | {
-            "queue_us": answered.queue_us,
-            "compute_us": answered.compute_us,
-        }
-        return {**self._answer, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
-
-
 class PlainInference:
     """A request for a model that uses no feature, from one callback to the next.
 
@@ -300,7 +258,7 @@ class PlainInference:
         self._params = params
         self._known = known
         self._done: Done | None = None
-        self._task: asyncio.Task[Inferred] | None = None
+        self._task: asyncio.Task[InferAnswer] | None = None
         self._work: PendingRequest[Any] | None = None
         self._counted = False
 
@@ -368,12 +326,12 @@ class PlainInference:
         self._task = asyncio.ensure_future(self._pipeline.answer(call, self._begun))
         self._task.add_done_callback(self._answered_again)
 
-    def _answered_again(self, task: asyncio.Task[Inferred]) -> None:
+    def _answered_again(self, task: asyncio.Task[InferAnswer]) -> None:
         self._task = None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._end(None if error is not None else task.result(), error)
 
-    def _end(self, result: Inferred | Map | None, error: BaseException | None) -> None:
+    def _end(self, result: InferAnswer | None, error: BaseException | None) -> None:
         done, self._done = self._done, None
         if self._counted:
             self._pipeline.leasing.went(self._entry.name)
@@ -382,6 +340,29 @@ class PlainInference:
             self._entry.statistics.failed(_code(error), ns)
         assert done is not None
         done(result, error)
+
+
+def _data(params: Map) -> list[Data] | None:
+    """Return the data of a request that is not parsed; None where that, or its `id`, is malformed."""
+    data, name = params.get(_DATA), params.get("id")
+    if data is None:
+        data = []
+    if type(data) is not list or not (name is None or type(name) is str):
+        return None
+    return data if _BYTES.issuperset(map(type, data)) else None
+
+
+def _with_data(params: InferParams, data: tuple[Data, ...] | None, name: str | None) -> InferParams:
+    """Return a request with data and an `id` of its own; `replace` takes five times as long."""
+    return InferParams(
+        model_name=params.model_name,
+        model_version=params.model_version,
+        id=name,
+        parameters=params.parameters,
+        inputs=params.inputs,
+        outputs=params.outputs,
+        raw_input_contents=data,
+    )
 
 
 def _form(params: Map) -> bytes:

@@ -16,7 +16,8 @@ from honed.daemon.worker.calls import (
     RunModel,
     WantedOutput,
 )
-from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
+from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup, RegionTable
+from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
@@ -30,6 +31,7 @@ from honed.protocol.params import (
     RegionPlace,
 )
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
+from honed.protocol.strict import Map
 from honed.runtime.compiled.model import PartTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
 
@@ -154,6 +156,45 @@ class InferencePlan:
             (t, place if offset < 0 else self.room.part(offset, nbytes_of(t, shape)))
             for (t, place), offset, shape in zip(self.outputs, ran.offsets, ran.shapes, strict=True)
         )
+
+
+class CheckedForm:
+    """What requests that were checked have in common, if they differ in their data and `id` alone."""
+
+    __slots__ = ("_answer", "_answered", "_sizes", "empty", "kept", "plan", "regions", "run")
+
+    def __init__(self, plan: InferencePlan) -> None:
+        """Initialise with the plan of one of them."""
+        # It outlasts the request, whose data are accounted to its client.
+        self.plan = dataclasses.replace(plan, raw=(), id="")
+        self.run = plan.form().packed()
+        self.empty = plan.empty
+        self.regions = plan.regions
+        self._sizes = [len(data) for data in plan.raw]
+        # The data of text is checked each time.
+        self.kept = not any(_is_text(tensor) for tensor, _ in plan.inputs)
+        self._answered: object = None
+        self._answer: Map = {}
+
+    def fits(self, data: Sequence[Data], regions: RegionTable) -> bool:
+        """Return whether the data of a request has the sizes of the one that was checked, in its regions."""
+        return [len(each) for each in data] == self._sizes and all(map(regions.has, self.regions))
+
+    def call(self, data: Sequence[Data], key: str) -> RunModel:
+        """Return the call for the worker that knows the model by `key`."""
+        return RunModel(key=key, form=self.run, raw=tuple(data))
+
+    def answer(self, ran: InferenceResult, name: str, answered: Answered) -> Map:
+        """Return the result of ModelInfer as it travels, for a request whose id is `name`."""
+        like = (ran.shapes, ran.offsets, answered.engine, answered.device)
+        if like != self._answered:
+            self._answer, self._answered = strict.to_plain(self.plan.result(ran, answered)), like
+            self._answer["raw_output_contents"] = []
+        times = self._answer["parameters"] | {
+            "queue_us": answered.queue_us,
+            "compute_us": answered.compute_us,
+        }
+        return {**self._answer, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
 
 
 def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:

@@ -308,9 +308,10 @@ class RunStep(WorkerCall[StepRan]):
     """Run the next step of a sequence, whose state the worker holds and gives to the model.
 
     It starts from the first `rows` rows of what grows, and anew where that is 0; without `tensors` they are
-    those of the step before. Of its tokens the first `count` are the client's. The CPU engine keeps inputs
-    among `constants` from the step that brings them. Where the state would have more than `max_state_bytes`,
-    it stays as it was. Of outputs in `last_token` the answer has one row, of the client's last token.
+    those of the step before. Of its tokens the first `count` are the client's, of each of a `batch`. The CPU
+    engine makes what it lacks of `step_inputs`, and keeps inputs among `constants` from the step that brings
+    them. Where the state would have more than `max_state_bytes`, it stays as it was. Of outputs in
+    `last_token` the answer has one row, of the client's last token.
     """
 
     method = "Step"
@@ -319,6 +320,7 @@ class RunStep(WorkerCall[StepRan]):
     sequence: int
     rows: int
     count: int
+    batch: int
     tensors: tuple[HeldTensor, ...]
     constants: tuple[str, ...]
     max_state_bytes: int
