@@ -15,7 +15,6 @@ as it was before or after. One process at a time (see `lock`). Blocking I/O: cal
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -128,17 +127,15 @@ class Manifest:
     @cached_property
     def source_key(self) -> str:
         """What the CPU engine calls the source: its SHA-256, or one over all of its files."""
-        return self.sources[0].sha256 if len(self.sources) == 1 else _key_of(self.sources)
+        if len(self.sources) == 1:
+            return self.sources[0].sha256
+        files = "\n".join(f"{file.sha256} {file.name}" for file in self.sources)
+        return hashlib.sha256(files.encode()).hexdigest()
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
         """All that it stands for, the compiled one first."""
         return (*((self.compiled,) if self.compiled is not None else ()), *self.sources)
-
-
-@functools.lru_cache(maxsize=256)
-def _key_of(files: tuple[StoredFile, ...]) -> str:
-    return hashlib.sha256("\n".join(f"{file.sha256} {file.name}" for file in files).encode()).hexdigest()
 
 
 class Store:

@@ -72,7 +72,7 @@ class FormSequences:
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self._inside: dict[Form, _Inside] = {}
+        self.inside: dict[Form, _Inside] = {}  # what has a sequence's state in it
         self._steps = itertools.count(1)
 
     def step(
@@ -127,7 +127,7 @@ class FormSequences:
 
     def is_used(self, form: Form) -> bool:
         """Return whether a sequence is in a form."""
-        inside = self._inside.get(form)
+        inside = self.inside.get(form)
         return inside is not None and any(inside.sequences)
 
     def drop(self, sequences: Sequence[int]) -> None:
@@ -139,7 +139,7 @@ class FormSequences:
 
     def leave(self, form: Form) -> None:
         """Save what is in a form that is about to be closed, or run for something else."""
-        inside = self._inside.pop(form, None)
+        inside = self.inside.pop(form, None)
         for sequence in inside.sequences if inside is not None else ():
             if sequence is not None:
                 self._save(sequence)
@@ -158,7 +158,7 @@ class FormSequences:
         """Move a sequence into a slot of a form: a free one, or that of what was stepped the longest ago."""
         if sequence.form is form:
             return
-        inside = self._inside.setdefault(form, _Inside(sequences=[None] * of))
+        inside = self.inside.setdefault(form, _Inside(sequences=[None] * of))
         at = min(range(of), key=lambda n: each.used if (each := inside.sequences[n]) is not None else 0)
         slot, left = Slot(at, of), inside.sequences[at]
         if left is not None:
@@ -171,10 +171,10 @@ class FormSequences:
     def _vacate(self, sequence: _Sequence) -> None:
         if sequence.form is None:
             return
-        inside = self._inside[sequence.form]
+        inside = self.inside[sequence.form]
         inside.sequences[sequence.slot.at] = None
         if not any(inside.sequences):
-            del self._inside[sequence.form]
+            del self.inside[sequence.form]
 
     def _save(self, sequence: _Sequence) -> None:
         sequence.saved, sequence.form = self._rows(sequence), None
@@ -187,7 +187,7 @@ class FormSequences:
         In slots of others they are those of the last run, which writes again what it has written; in those
         of nobody those of one that runs.
         """
-        inside = self._inside[form]
+        inside = self.inside[form]
         given = dict(zip(sequences, inputs, strict=True))
         for name, value in inputs[0].items():
             whole = inside.inputs.setdefault(name, np.concatenate([value] * len(inside.sequences)))

@@ -179,7 +179,8 @@ class Worker(Host):
     def loaded(self, key: str) -> Executor:
         """Return a loaded model, to be run on inputs of any kind; raise NotFound if it is not loaded."""
         executor = self._form(key)
-        self._sequences.leave(executor)
+        if executor in self._sequences.inside:
+            self._sequences.leave(executor)
         return executor
 
     def _form(self, key: str) -> Executor:
