@@ -276,7 +276,7 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
     rooms: list[tuple[_Room, ...]] = [served]
     if trial:
         rooms += [(room,) for room in _TRIALS.get(driver, ())]
-    best = [min(_cuts(found, each), key=lambda cut: _rank(found, cut), default=None) for each in rooms]
+    best = [min(_cuts(found, one), key=lambda cut: _rank(found, cut, driver), default=None) for one in rooms]
     return [sketch.with_most(_decisions(found, cut)) for cut in best if cut is not None]
 
 
@@ -320,16 +320,18 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
                     yield _Cut(tall, high, long, wide, steps)
 
 
-def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
+def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
     """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors.
 
     Where turns are added up, halves are multiplied as fast as lines are loaded: the slower of both counts.
+    Since Mesa 26.1 lines tell tiles of equal loads apart.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
+    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
     if product.turn:
-        lines = _lines(product, cut, _LEAST_LOADED)
         return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
-    return _loads(product, cut), -cut.steps, *beside, cut.rows
+    tied = (lines,) if driver is DriverClass.MESA_26 else ()
+    return _loads(product, cut), -cut.steps, *tied, *beside, cut.rows
 
 
 def _multiplied(product: _Product, cut: _Cut) -> float:
