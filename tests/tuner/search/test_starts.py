@@ -197,7 +197,8 @@ def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches(
     ("mesa", "columns", "turns"),
     [
         ("26.2", 16, [("get_group_id(2)", "3"), ("get_group_id(2)", "28")]),  # added up twice
-        ("26.2", 64, [("0", "3"), ("0", "28")]),
+        ("26.2", 64, [("get_group_id(2)", "3"), ("get_group_id(2)", "28")]),
+        ("26.2", 128, [("0", "3"), ("0", "28")]),
         ("25.0", 16, [("0", "21")]),
     ],
 )
@@ -211,6 +212,24 @@ def test_mesa_26_unrolls_no_sums_over_short_rows(
     assert played is not None
     source = lower_function(played, "main", target_for(one), one).source
     assert re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source) == turns
+
+
+@pytest.mark.parametrize(("dtype", "start"), [("bool", "get_group_id(2)"), ("float16", "0")])
+def test_mesa_26_unrolls_no_sums_of_which_a_mask_chooses(dtype: str, start: str) -> None:
+    of = [((64, 64), "float16"), ((64, 512), "float16"), ((64, 512), dtype)]
+    a, b, mask = (te.placeholder(shape, kind, name=f"of{n}") for n, (shape, kind) in enumerate(of))
+    product, zero = topi.matmul(a, b), tirx.const(0, dtype)
+    chosen = te.compute(
+        product.shape,
+        lambda i, j: tirx.Select(mask[i, j] != zero, product[i, j], tirx.const(0, "float16")),
+    )
+    one = predicted("mali-g610", "26.2")
+    drawing = Drawing(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
+    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    played = drawing.played(first)
+    assert played is not None
+    source = lower_function(played, "main", target_for(one), one).source
+    assert re.findall(r"for \(int \w+ = (.+?); \w+ < 16;", source) == [start]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
-from honed.tuner.lower.sums import MOST_OF_TURN
+from honed.tuner.lower.sums import LONGEST, MOST_OF_TURN
 from honed.tuner.search.decisions import (
     LINE,
     WARP,
@@ -91,6 +91,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     lanes = lanes_of(main.extents[main.spatial[-1]], most)
     laned = main.spatial[-1]
     turns = limits.pairs_in_turns and laned in along
+    rolled = _loads_too_much(schedule, rest, lanes)
     loops = _split(schedule, main, limits, lanes, turns=turns)
     if any(axis not in loops.tiles for axis in along):
         return False
@@ -111,10 +112,22 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         hold(schedule, main.block, number, at, width)
     write_out(schedule, [*within, *loops.vector])
     schedule.decompose_reduction(main.block, loops.outside[0])
-    if limits.loads_ahead and main.extents[laned] < _WIDE * lanes:
+    if limits.loads_ahead and rolled:
         schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_others(schedule, before, rest, limits, most)
     return True
+
+
+def _loads_too_much(schedule: Schedule, rest: Sequence[BlockPart], lanes: int) -> bool:
+    """Return whether a loop over a sum would spill where its compiler unrolls it and loads ahead.
+
+    So do rows of few vectors, of eight where a sum is added up twice, and results that a mask chooses.
+    """
+    main, *tail = rest
+    vectors = main.extents[main.spatial[-1]] // lanes
+    read = (str(one.source.dtype) for part in tail for one in schedule.get(part.block).reads)
+    masked = any(not dtype.startswith("float") for dtype in read)
+    return masked or vectors < _WIDE or (vectors == _WIDE and main.reduced > LONGEST)
 
 
 def _split(
