@@ -65,4 +65,4 @@ class DeviceProfile:
     @property
     def pairs_in_turns(self) -> bool:
         """Whether its compiler pairs halves within a turn of a loop, but not those that the loop carries."""
-        return self.rules.family == "mali" and self.driver is DriverClass.MESA
+        return self.family.by_driver_class and self.driver is DriverClass.MESA
