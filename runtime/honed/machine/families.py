@@ -112,6 +112,8 @@ class DeviceFamily:
     max_source_bytes: int
     max_queued_launches: int = 0  # no cap
 
+    by_driver_class: bool = False  # its drivers' compilers want schedules of their own
+
 
 # A device is of the first family that fits it.
 _ROWS = (
@@ -140,6 +142,7 @@ _ROWS = (
         max_unroll=16,
         max_source_bytes=64 << 10,
         max_queued_launches=512,
+        by_driver_class=True,
     ),
     DeviceFamily(
         name="cpu",

@@ -61,3 +61,8 @@ class DeviceProfile:
     def driver(self) -> DriverClass:
         """Of which class its driver is."""
         return driver_class(self.identity.platform, self.identity.driver_version)
+
+    @property
+    def pairs_in_turns(self) -> bool:
+        """Whether its compiler pairs halves within a turn of a loop, but not those that the loop carries."""
+        return self.family.by_driver_class and self.driver is DriverClass.MESA

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from onnx import parser
 from tvm import relax
 from tvm.s_tir import Schedule
@@ -199,6 +200,39 @@ def test_a_product_of_operands_in_registers_is_a_product(dtype: str, *, blocks: 
     lowered = lower_function(drawn.mod["main"], "f", target, profile)
     assert "_local" in lowered.source
     assert ("_part" in lowered.source) == blocks
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "steps", "turns"),
+    [
+        ("float16", 6, 8, True),
+        ("float16", 6, 2, False),  # too few terms to pay
+        ("float16", 8, 8, False),  # too many sums
+        ("float32", 6, 8, False),
+    ],
+)
+def test_sums_of_halves_go_by_turns_where_only_those_are_paired(
+    dtype: str, rows: int, steps: int, *, turns: bool
+) -> None:
+    """Small whole numbers are added up exactly in any order."""
+    schedule = Schedule(search_functions.dense(rows, 4, 48, dtype))
+    block = schedule.get_sblock("T_matmul")
+    i, j, k = schedule.get_loops(block)
+    outer, inner = schedule.split(k, [None, steps])
+    schedule.reorder(outer, inner, i, j)
+    schedule.unroll(inner)
+    schedule.unroll(i)
+    schedule.vectorize(j)
+    schedule.decompose_reduction(block, outer)
+    func = schedule.mod["main"].with_attr("global_symbol", "main")
+    assert "_part" not in sums.in_stages(func).script()
+    staged = sums.in_stages(func, pairs=True)
+    assert ("_part" in staged.script()) == turns
+    draw = np.random.default_rng(0)
+    a, b = (draw.integers(-3, 4, shape).astype(dtype) for shape in ((rows, 48), (48, 4)))
+    found = tvm.runtime.tensor(np.zeros((rows, 4), dtype))
+    tvm.compile(staged, target="llvm")["main"](*(tvm.runtime.tensor(one) for one in (a, b)), found)
+    np.testing.assert_array_equal(found.numpy(), a @ b)
 
 
 MODELS = {

@@ -131,7 +131,6 @@ def test_products_on_malis_begin_with_the_squarest_tile_that_does_not_spill(
 @pytest.mark.parametrize(
     ("driver", "terms", "trial", "rows"),
     [
-        (DriverClass.MESA, 256, True, {4}),
         (DriverClass.ARM, 256, True, {4}),
         (DriverClass.MESA_26, 256, False, {6}),
         (DriverClass.MESA_26, 512, False, {4}),  # a tile of 6 x 8 spills where a sum is added up twice
@@ -145,6 +144,39 @@ def test_drivers_that_pair_halves_have_room_for_taller_tiles(
     sketches = [one for one in sketched(dense(192, 256, terms, "float16"), "mali") if one.lanes == 8]
     found = starts(sketches, driver, trial=trial)
     assert {one.tiles[0][1].factors[-1] for one in found} == rows
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "expected"),  # rows, work-items, vectors, work-items, steps of the sum and their turns
+    [(192, 256, [6, 4, 1, 16, 4, 4]), (192, 512, [6, 4, 1, 16, 4, 4]), (64, 24, [4, 8, 1, 8, 4, 3])],
+)
+def test_mesa_25_adds_sixteen_terms_up_before_the_sum_that_a_loop_carries(
+    m: int, k: int, expected: list[int]
+) -> None:
+    one = predicted("mali-g610", "25.0")
+    drawing = Drawing(dense(m, 256, k, "float16"), one, seed=1)
+    (row,) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    assert [tile.factors[-1] for _, tile in row.drawn.tiles] == expected
+    played = drawing.played(row)
+    assert played is not None
+    source = lower_function(played, "main", target_for(one), one).source
+    turn = re.search(r"  for .*?\n  }", source, re.DOTALL)
+    assert turn is not None
+    rows, *_, steps, turns = expected
+    assert turn[0].count("_part_") == rows * (1 + 2 * steps * turns + 1), "set, multiplied and added up"
+
+
+def test_rows_that_lie_side_by_side_are_as_many_as_a_vector_has() -> None:
+    a, b = (te.placeholder((256, n), "float16", name=f"of{n}") for n in (192, 384))
+    func = te.create_prim_func([a, b, topi.matmul(a, b, transp_a=True)])
+    one = predicted("mali-g610", "26.2")
+    drawing = Drawing(func, one, seed=1)
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
+    assert {row.drawn.tiles[0][1].factors[-1] for row in rows} <= {4, 8}
+    for row in rows:
+        played = drawing.played(row)
+        assert played is not None
+        lower_function(played, "main", target_for(one), one)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +194,42 @@ def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches(
 
 
 @pytest.mark.parametrize(
-    ("mesa", "columns", "rolled"), [("26.2", 16, True), ("26.2", 64, False), ("25.0", 16, False)]
+    ("mesa", "columns", "turns"),
+    [
+        ("26.2", 16, [("get_group_id(2)", "3"), ("get_group_id(2)", "28")]),  # added up twice
+        ("26.2", 64, [("get_group_id(2)", "3"), ("get_group_id(2)", "28")]),
+        ("26.2", 128, [("0", "3"), ("0", "28")]),
+        ("25.0", 16, [("0", "21")]),
+    ],
 )
-def test_mesa_26_unrolls_no_sums_over_short_rows(mesa: str, columns: int, rolled: bool) -> None:
+def test_mesa_26_unrolls_no_sums_over_short_rows(
+    mesa: str, columns: int, turns: list[tuple[str, str]]
+) -> None:
     one, func = predicted("mali-g610", mesa), dense(112, columns, 336, "float16")
     drawing = Drawing(func, one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     played = drawing.played(first)
     assert played is not None
     source = lower_function(played, "main", target_for(one), one).source
-    turns = re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source)
-    start = "get_group_id(2)" if rolled else "0"
-    assert turns == [(start, "3"), (start, "28")]  # of a sum that is added up twice
+    assert re.findall(r"for \(int \w+ = (.+?); \w+ < (\d+);", source) == turns
+
+
+@pytest.mark.parametrize(("dtype", "start"), [("bool", "get_group_id(2)"), ("float16", "0")])
+def test_mesa_26_unrolls_no_sums_of_which_a_mask_chooses(dtype: str, start: str) -> None:
+    of = [((64, 64), "float16"), ((64, 512), "float16"), ((64, 512), dtype)]
+    a, b, mask = (te.placeholder(shape, kind, name=f"of{n}") for n, (shape, kind) in enumerate(of))
+    product, zero = topi.matmul(a, b), tirx.const(0, dtype)
+    chosen = te.compute(
+        product.shape,
+        lambda i, j: tirx.Select(mask[i, j] != zero, product[i, j], tirx.const(0, "float16")),
+    )
+    one = predicted("mali-g610", "26.2")
+    drawing = Drawing(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
+    (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    played = drawing.played(first)
+    assert played is not None
+    source = lower_function(played, "main", target_for(one), one).source
+    assert re.findall(r"for \(int \w+ = (.+?); \w+ < 16;", source) == [start]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])

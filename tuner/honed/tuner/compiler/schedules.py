@@ -20,6 +20,7 @@ from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
+from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
@@ -30,6 +31,7 @@ from honed.tuner.lower.workload import form_key, function_bytes, function_flops
 from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Array, Prior, prior_of
+from honed.tuner.search.decisions import Drawn
 from honed.tuner.search.draw import Draw, Drawing, features_of
 from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
@@ -160,7 +162,7 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
     narrow = narrow_indices(func)
     drawing = Drawing(narrow, profile, _SEED)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    rows.sort(key=lambda one: (lines_of(one.drawn), window_loads(one.drawn), packed_clocks(one.drawn)))
+    rows.sort(key=lambda one: _rank(one.drawn, profile.driver))
     yield from ((origin, one) for row in rows if (one := drawing.schedule_of(row)) is not None)
     if small and not several:
         return
@@ -177,6 +179,10 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
             yield ruled[0], one
             return
         yield prior.name, one
+
+
+def _rank(row: Drawn, driver: DriverClass) -> tuple[float, ...]:
+    return lines_of(row, driver), window_loads(row), packed_clocks(row)
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[Schedule]:

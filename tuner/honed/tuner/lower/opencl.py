@@ -66,7 +66,7 @@ def lower_function(
     """
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
-        passes = tvm.transform.Sequential([*_blocks_to_loops(), *_loops_to_kernels()])
+        passes = tvm.transform.Sequential([*_blocks_to_loops(profile), *_loops_to_kernels()])
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
@@ -79,7 +79,7 @@ def lower_function(
     return lowered
 
 
-def _blocks_to_loops() -> list[tvm.transform.Pass]:
+def _blocks_to_loops(profile: DeviceProfile) -> list[tvm.transform.Pass]:
     s, t = s_tir.transform, tirx.transform
     return [
         s.CanonicalizeLoop(),
@@ -96,7 +96,7 @@ def _blocks_to_loops() -> list[tvm.transform.Pass]:
         s.AnnotateIrregularLoop(),
         s.InjectSoftwarePipeline(),
         s.LowerOpaqueBlock(),
-        stage_sums(),
+        stage_sums(pairs=profile.pairs_in_turns),
     ]
 
 

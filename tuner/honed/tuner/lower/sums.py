@@ -60,6 +60,9 @@ def additions(terms: int) -> int:
 MOST_PARTIAL = 1024
 MOST_PARTIAL_PRODUCTS = 8
 MOST_PARTIAL_HALVES = 64
+# Terms and sums of a turn. To add the sums up takes as long for a half as to multiply a pair. Two share a
+# register, beside those that the loop carries.
+LEAST_OF_TURN, MOST_OF_TURN = 4, 24
 
 _ONE_BY_ONE = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
 
@@ -93,8 +96,11 @@ class LongSum:
     init: Leaf | None
 
 
-def find(loop: tirx.For) -> LongSum | None:
-    """Return the first sum of too many terms whose outermost loop over terms is this one, or None."""
+def find(loop: tirx.For, *, pairs: bool = False) -> LongSum | None:
+    """Return the first sum to be staged whose outermost loop over terms is this one, or None.
+
+    It has too many terms; with `pairs` also halves whose turns have several (`stage_sums`).
+    """
     leaves = list(_leaves(loop, Leaf(loop)))
     for leaf in leaves:
         term = _term(leaf.stmt)
@@ -103,11 +109,12 @@ def find(loop: tirx.For) -> LongSum | None:
         summed = tuple(one for one in leaf.loops if not uses(leaf.stmt.indices, [one.loop_var]))
         if not summed or not summed[0].same_as(loop) or any(s.kind not in _ONE_BY_ONE for s in summed):
             continue
-        if math.prod(int(one.extent) for one in summed) <= LONGEST:
-            continue
+        place = _turn(leaf, term, summed) if pairs else None
+        if place is None and math.prod(int(one.extent) for one in summed) > LONGEST:
+            most = _most_partial(loop, leaf.stmt, term, [one.loop_var for one in summed])
+            place = _place(leaf, most, summed)
         stores = [o for o in leaves if _stores_to(o.stmt, leaf.stmt.buffer)]
         inits = [o for o in stores if o is not leaf]
-        place = _place(leaf, _most_partial(loop, leaf.stmt, term, [one.loop_var for one in summed]), summed)
         if (
             place is not None
             and len(inits) <= 1
@@ -232,6 +239,29 @@ def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int]
     return found if terms >= LEAST else None
 
 
+def _turn(leaf: Leaf, term: ir.Expr, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
+    """Return which loop over terms is the outermost that is written out in a turn of another, and its extent.
+
+    Return None where a turn has too few products of vectors of halves to pay, or too many sums.
+    """
+    if str(leaf.stmt.buffer.dtype) != "float16" or leaf.loops[-1].kind != tirx.ForKind.VECTORIZED:
+        return None
+    factors = [term.a, term.b] if isinstance(term, tirx.Mul) else []
+    read = [one.indices[-1] for one in factors if isinstance(one, ir.TensorLoad)]
+    if len(read) < 2 or not uses(read, [leaf.loops[-1].loop_var]):  # gathered lanes are no pairs
+        return None
+    written = len(leaf.loops) - 1
+    while written > 0 and leaf.loops[written - 1].kind == tirx.ForKind.UNROLLED:
+        written -= 1
+    over = [n for n, one in enumerate(leaf.loops) if any(one.same_as(each) for each in summed)]
+    at = next((n for n in over if n >= written), None)
+    if at is None or at == over[0]:
+        return None
+    terms = math.prod(int(leaf.loops[n].extent) for n in over if n >= at)
+    sums = math.prod(int(one.extent) for one in leaf.loops[at:]) // terms
+    return (at, int(leaf.loops[at].extent)) if terms >= LEAST_OF_TURN and sums <= MOST_OF_TURN else None
+
+
 def _stores_to(stmt: tirx.Stmt, buffer: ir.Var) -> bool:
     return isinstance(stmt, tirx.BufferStore) and bool(stmt.buffer.same_as(buffer))
 
@@ -295,13 +325,22 @@ def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bo
 _WRITTEN_OUT = 16  # partial sums, which then stay in registers whatever the compiler does
 
 
-def stage_sums() -> tvm.transform.Pass:
-    """Return the pass; it takes functions with blocks already lowered and buffers not yet flattened."""
-    return tirx.transform.prim_func_pass(_stage, opt_level=0, name="honed.StageSums")
+def stage_sums(*, pairs: bool = False) -> tvm.transform.Pass:
+    """Return the pass; it takes functions with blocks already lowered and buffers not yet flattened.
+
+    With `pairs` a loop that carries sums of halves adds the terms of a turn up first. Mesa before 26.1 knows
+    no pairs among the halves that a loop carries, and multiplies each by itself; those of a turn go in pairs.
+    """
+
+    def stage(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) -> tirx.PrimFunc:
+        body = _staged(func.body, pairs=pairs)
+        return func if body.same_as(func.body) else func.with_body(body)
+
+    return tirx.transform.prim_func_pass(stage, opt_level=0, name="honed.StageSums")
 
 
-def in_stages(func: tirx.PrimFunc) -> ir.IRModule:
-    """Return an unscheduled function as `main` of a module, lowered just enough to add up in blocks."""
+def in_stages(func: tirx.PrimFunc, *, pairs: bool = False) -> ir.IRModule:
+    """Return a function as `main` of a module, lowered just enough to add up in blocks."""
     s = s_tir.transform
     lowered = tvm.transform.Sequential(
         [
@@ -312,23 +351,18 @@ def in_stages(func: tirx.PrimFunc) -> ir.IRModule:
             s.CompactBufferAllocation(),
             s.LowerMatchBuffer(),
             s.LowerOpaqueBlock(),
-            stage_sums(),
+            stage_sums(pairs=pairs),
         ]
     )
     return lowered(ir.IRModule({"main": func}))
 
 
-def _stage(func: tirx.PrimFunc, _module: ir.IRModule, _context: object) -> tirx.PrimFunc:
-    body = _staged(func.body)
-    return func if body.same_as(func.body) else func.with_body(body)
-
-
-def _staged(stmt: tirx.Stmt) -> tirx.Stmt:
+def _staged(stmt: tirx.Stmt, *, pairs: bool) -> tirx.Stmt:
     if isinstance(stmt, tirx.For):
-        long = find(stmt)
+        long = find(stmt, pairs=pairs)
         if long is not None:
-            return _staged(_rewritten(stmt, long))
-    return rebuilt(stmt, [_staged(part) for part in parts(stmt)])
+            return _staged(_rewritten(stmt, long), pairs=pairs)
+    return rebuilt(stmt, [_staged(part, pairs=pairs) for part in parts(stmt)])
 
 
 def _rewritten(loop: tirx.For, long: LongSum) -> tirx.Stmt:

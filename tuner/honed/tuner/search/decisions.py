@@ -90,6 +90,11 @@ class Drawn:
         splits = (step[1][1:] for step in self.steps if step[0] == "Split")
         return [factor for factors in splits for factor in factors if isinstance(factor, int)]
 
+    def splits_by(self, place: int) -> int:
+        """Return how many loops are split by what the step at a place samples as its innermost factor."""
+        *_, name = self.steps[place][3]
+        return sum(step[0] == "Split" and name in step[1] for step in self.steps)
+
     @property
     def lanes(self) -> int:
         """Of a vector: the first factor of a split that is given."""

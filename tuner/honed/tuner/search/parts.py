@@ -47,6 +47,7 @@ class SketchLimits:
     contractions: bool  # False: groups that share operands are always better at them
     accumulators: int  # that a work-item of a convolution holds at most: its sums are long
     loads_ahead: bool = False  # the compiler unrolls loops that a schedule does not, and loads ahead of them
+    pairs_in_turns: bool = False  # it pairs halves of a loop's turn alone: few sums of a turn at once
 
     @property
     def groups_of_one(self) -> bool:

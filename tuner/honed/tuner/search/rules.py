@@ -181,6 +181,7 @@ def rules_of(profile: DeviceProfile) -> FamilyRules:
             vector_bytes=min(limits.vector_bytes, rules.max_vector_bytes),
             unroll=min(limits.unroll, rules.max_unroll),
             threads=tuple(t for t in limits.threads if t <= rules.max_threads),
+            pairs_in_turns=profile.pairs_in_turns,
         ),
         groups=family.groups and family.groups.within(rules),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import field
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
@@ -11,6 +12,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
+from honed.tuner.lower.sums import LONGEST, MOST_OF_TURN
 from honed.tuner.search.decisions import (
     LINE,
     WARP,
@@ -50,6 +52,7 @@ from honed.tuner.search.parts import (
 # of one row lies side by side.
 
 _MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
+_TURN = 4  # vectors along the reduction in a turn of its loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,11 @@ class _HeldLoops:
 
     groups: list[LoopRV]
     threads: list[LoopRV]  # at most two: of the rows, then of the lanes
-    outside: list[LoopRV]  # of the reduction; operands along it are held under the last of them
+    outside: list[LoopRV]  # of the reduction
     inside: list[int]  # the reduction's axes that are written out
     vector: list[LoopRV]  # the lanes
     tiles: dict[int, _HeldTile]
+    turn: list[LoopRV] = field(default_factory=list)  # of the reduction, around what an operand is held for
 
 
 @sketch(10)
@@ -85,33 +89,56 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if None in along:
         return False
     lanes = lanes_of(main.extents[main.spatial[-1]], most)
-    loops = _split(schedule, main, limits, lanes)
+    laned = main.spatial[-1]
+    turns = limits.pairs_in_turns and laned in along
+    rolled = _loads_too_much(schedule, rest, lanes)
+    loops = _split(schedule, main, limits, lanes, turns=turns)
     if any(axis not in loops.tiles for axis in along):
         return False
     written_out = [loops.tiles[n].loop for n in loops.inside]
     spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
-    schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *written_out, *spatial, *loops.vector)
+    within = [*written_out, *spatial]
+    if loops.turn:  # its sums, of one vector of each row, are open at once
+        within = [spatial[-1], *loops.turn, *within[:-1]]
+    schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *within, *loops.vector)
     under = _bind(schedule, loops)
     tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
-    laned = main.spatial[-1]
     for number, axis in enumerate(along):
         assert axis is not None
-        at = loops.outside[-1] if main.kinds[axis] == REDUCE else written_out[-1]
+        at = [*loops.outside, *loops.turn][-1] if main.kinds[axis] == REDUCE else written_out[-1]
         width = lanes if axis == laned else loops.tiles[axis].steps
         hold(schedule, main.block, number, at, width)
-    write_out(schedule, [*written_out, *spatial, *loops.vector])
+    write_out(schedule, [*within, *loops.vector])
     schedule.decompose_reduction(main.block, loops.outside[0])
-    if limits.loads_ahead and main.extents[laned] < _WIDE * lanes:
+    if limits.loads_ahead and rolled:
         schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_others(schedule, before, rest, limits, most)
     return True
 
 
-def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int) -> _HeldLoops:
-    """Split the axes; the last of the output has the lanes, the one before it the rows of a group."""
+def _loads_too_much(schedule: Schedule, rest: Sequence[BlockPart], lanes: int) -> bool:
+    """Return whether a loop over a sum would spill where its compiler unrolls it and loads ahead.
+
+    So do rows of few vectors, of eight where a sum is added up twice, and results that a mask chooses.
+    """
+    main, *tail = rest
+    vectors = main.extents[main.spatial[-1]] // lanes
+    read = (str(one.source.dtype) for part in tail for one in schedule.get(part.block).reads)
+    masked = any(not dtype.startswith("float") for dtype in read)
+    return masked or vectors < _WIDE or (vectors == _WIDE and main.reduced > LONGEST)
+
+
+def _split(
+    schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int, *, turns: bool
+) -> _HeldLoops:
+    """Split the axes; the last of the output has the lanes, the one before it the rows of a group.
+
+    With `turns` a turn of the loop over a sum of halves has several vectors along it.
+    """
     found = _HeldLoops([], [], [], [], [], {})
+    result = schedule.get(main.block).writes[0].source
     loops, what = schedule.get_loops(main.block), main
     *others, last = what.spatial
     rows = max((n for n in others if what.extents[n] > 1), default=None)
@@ -135,6 +162,9 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int
         widest = max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
         most = min(limits.unroll, limits.vector_bytes // widest)
         outer, found.tiles[long[0]] = _tile(schedule, loops[long[0]], most)
+        if turns and str(result.dtype) == "float16":
+            outer, turn, _ = sample_tile(schedule, outer, _TURN)
+            found.turn.append(turn)
         found.outside.append(outer)
         found.inside = long
         return found
@@ -170,8 +200,12 @@ def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
 # Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x
 # 4, Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.
 _WIDE = 8
+_TILES = 5  # of a product at least
+_ITEMS = 256  # of a group at most, as the family's rules say
+_FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
-_LOADED = 4  # elements by one instruction of Mesa before 26.1
+_LOADED = {DriverClass.MESA_26: 8}  # elements by one instruction; others
+_LEAST_LOADED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +230,8 @@ _ROOMS = (
 # Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
 # products, those of 6 x 8 where a sum is added up twice.
 _ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4))}
+# Sums of halves of which each turn of a loop adds sixteen terms up before those that the loop carries.
+_ROOMS_OF_TURNS = (_Room(2, 4, math.inf, 24, 4), _Room(2, 4, 256, 32, 4))
 _TRIALS = {DriverClass.MESA_26: (_Room(2, 8, math.inf, 48, 4), _Room(2, 8, math.inf, 64, 2))}
 
 
@@ -209,7 +245,9 @@ class _Product:
     vectors: tuple[int, Tile]
     wide: tuple[int, Tile]
     steps: tuple[int, Tile]
+    turn: list[tuple[int, Tile]]  # of the steps, where they have one
     lanes: int
+    vectors_of_rows: bool  # rows are loaded in vectors
 
     @property
     def beside(self) -> int:
@@ -247,31 +285,36 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
     found = _product(sketch)
     if found is None:
         return []
-    rooms: list[tuple[_Room, ...]] = [_ROOMS_OF.get(driver, _ROOMS)]
+    served = _ROOMS_OF_TURNS if found.turn else _ROOMS_OF.get(driver, _ROOMS)
+    rooms: list[tuple[_Room, ...]] = [served]
     if trial:
         rooms += [(room,) for room in _TRIALS.get(driver, ())]
-    best = [min(_cuts(found, each), key=lambda cut: _rank(found, cut), default=None) for each in rooms]
+    best = [min(_cuts(found, one), key=lambda cut: _rank(found, cut, driver), default=None) for one in rooms]
     return [sketch.with_most(_decisions(found, cut)) for cut in best if cut is not None]
 
 
-def lines_of(start: Drawn) -> float:
+def lines_of(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
     """Return the lines that the busiest core touches in a step with a tile of `held_tiles`, else 0."""
     found = _product(start)
     if found is None:
         return 0.0
     tiles = (found.rows, found.high, found.vectors, found.wide, found.steps)
-    return _lines(found, _Cut(*(tile.factors[-1] for _, tile in tiles)))
+    cut = _Cut(*(tile.factors[-1] for _, tile in tiles))
+    return _lines(found, cut, _LOADED.get(driver, _LEAST_LOADED))
 
 
 def _product(sketch: Drawn) -> _Product | None:
     text, tiles = str(sketch.steps), sketch.tiles
     packs = "TransformLayout" in text and "TransformBlockLayout" not in text
-    if "threadIdx.y" not in text or packs or len(tiles) < 5:
+    if "threadIdx.y" not in text or packs:
         return None
-    rows, high, vectors, wide, steps = tiles[-5:]
-    if high[1].most != wide[1].most:
-        return None  # the sum has several axes
-    return _Product(tiles[:-5], rows, high, vectors, wide, steps, sketch.lanes)
+    for end in range(len(tiles), max(_TILES, len(tiles) - 1) - 1, -1):
+        *others, rows, high, vectors, wide, steps = tiles[:end]
+        if high[1].most == wide[1].most:
+            by_vectors = sketch.splits_by(rows[0]) > 1
+            own = rows, high, vectors, wide, steps, tiles[end:]
+            return _Product(others, *own, sketch.lanes, by_vectors)
+    return None  # the sum has several axes
 
 
 def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
@@ -280,18 +323,38 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
     for room in product.rooms(rooms):
         steps = math.gcd(product.steps[1].extent, room.steps)
         for tall in divisors(rows.extent, rows.most):
+            if product.vectors_of_rows and tall & (tall - 1):
+                continue
             most = min(vectors.most, room.accumulators // (tall * product.lanes))
             for long in divisors(vectors.extent, most):
                 high_wide = rows.extent // tall, vectors.extent // long
                 items = math.prod(high_wide) * product.beside
-                for high, wide in planes(*high_wide, product.wide[1].most, items):
+                for high, wide in planes(*high_wide, _ITEMS, items):
                     yield _Cut(tall, high, long, wide, steps)
 
 
-def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
-    """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors."""
+def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
+    """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors.
+
+    Where turns are added up, halves are multiplied as fast as lines are loaded: the slower of both counts.
+    Since Mesa 26.1 lines tell tiles of equal loads apart.
+    """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
-    return _loads(product, cut), -cut.steps, *beside, cut.rows
+    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
+    if product.turn:
+        return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
+    tied = (lines,) if driver is DriverClass.MESA_26 else ()
+    return _loads(product, cut), -cut.steps, *tied, *beside, cut.rows
+
+
+def _multiplied(product: _Product, cut: _Cut) -> float:
+    """Return the clocks in which the busiest core multiplies halves for a step of the sum.
+
+    They go in pairs where turns are added up, one addition after the terms of a turn.
+    """
+    alone = cut.rows * product.lanes > MOST_OF_TURN
+    each = 1.0 if alone else 1 / 2 + 1 / (_TURN * cut.steps)
+    return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
 
 
 def _loads(product: _Product, cut: _Cut) -> int:
@@ -299,21 +362,23 @@ def _loads(product: _Product, cut: _Cut) -> int:
     return product.warps(cut) * (cut.rows + cut.vectors * product.lanes)
 
 
-def _lines(product: _Product, cut: _Cut) -> float:
+def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
     """Return the lines of memory that the busiest core touches for a step of the sum.
 
-    Rows are loaded for several steps at once, and a group's first warp stands for all.
+    An instruction loads so many elements. Rows are loaded for several steps at once, and a group's first warp
+    stands for all.
     """
     size = _VECTOR_BYTES // product.steps[1].most
     span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
     down, across = math.ceil(min(WARP, cut.high * cut.wide) / cut.wide), range(min(WARP, cut.wide))
-    loads = range(0, span, _LOADED * size)
+    loads = range(0, span, loaded * size)
     columns = sum(len({(place * span + at) // LINE for place in across}) for at in loads)
     return product.warps(cut) * (cut.rows * down / cut.steps + columns)
 
 
 def _decisions(product: _Product, cut: _Cut) -> dict[int, Decision]:
     rows, columns = product.rows[1].extent, product.vectors[1].extent
+    turns = product.steps[1].extent // cut.steps
     wanted = (
         *((tile, tile[1].extent, 1) for tile in product.others),
         (product.rows, rows, cut.rows),
@@ -321,5 +386,6 @@ def _decisions(product: _Product, cut: _Cut) -> dict[int, Decision]:
         (product.vectors, columns, cut.vectors),
         (product.wide, columns // cut.vectors, cut.wide),
         (product.steps, product.steps[1].extent, cut.steps),
+        *((tile, turns, divisors(turns, tile[1].most)[-1]) for tile in product.turn),
     )
     return {place: tile.cut(inner, extent) for (place, tile), extent, inner in wanted}
