@@ -56,29 +56,22 @@ static int gpu_probe(struct platform_device *device)
 	return 0;
 }
 
+/* As the device tree's "gpu@fb000000" of an RK3588 would be named. */
+static const struct platform_device_id gpu_ids[] = { { "fb000000.gpu" }, { } };
+
 static struct platform_driver driver = {
 	.probe = gpu_probe,
+	.id_table = gpu_ids,
 	.driver = { .name = "mali", .dev_groups = gpu_groups },
 };
 
 static int __init start(void)
 {
-	/* As the device tree's "gpu@fb000000" of an RK3588 would be named. */
 	int error;
 
-	gpu = platform_device_alloc("fb000000.gpu", PLATFORM_DEVID_NONE);
-	if (!gpu)
-		return -ENOMEM;
-	gpu->driver_override = kstrdup("mali", GFP_KERNEL);
-	if (!gpu->driver_override) {
-		platform_device_put(gpu);
-		return -ENOMEM;
-	}
-	error = platform_device_add(gpu);
-	if (error) {
-		platform_device_put(gpu);
-		return error;
-	}
+	gpu = platform_device_register_simple(gpu_ids[0].name, PLATFORM_DEVID_NONE, NULL, 0);
+	if (IS_ERR(gpu))
+		return PTR_ERR(gpu);
 	error = platform_driver_register(&driver);
 	if (error)
 		platform_device_unregister(gpu);
