@@ -9,6 +9,7 @@
  *   echo reset				the GPU is reset
  *   echo talk				a warning that is no fault
  */
+#include <linux/mod_devicetable.h>
 #include <linux/module.h>
 #include <linux/platform_device.h>
 
