@@ -72,9 +72,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Each test gets the same, whatever ran before it: of the generators that all share, and of programs.
+    """Each test draws the same numbers and builds its own programs, whatever ran before it.
 
-    Those are held by executors that other tests left for the collection of garbage.
+    Programs are shared while an executor holds them, and one that a test left in a cycle holds them until
+    garbage is collected.
     """
     random.seed(0)
     np.random.seed(0)

@@ -184,7 +184,8 @@ def wait_for(
     """Wait until the condition holds, and return what it gave; fail with the daemon's log if it does not.
 
     It asks the less often the longer it waits, and is at most a tenth late: asking costs both sides time.
-    On a machine that others keep busy a service would do nothing in the background: after a while it does.
+    What a service does in the background has a high niceness, and would not go on where others keep the
+    machine busy: after PATIENCE seconds it is given the niceness of tests.
     """
     begin = time.monotonic()
     while not (given := condition()):

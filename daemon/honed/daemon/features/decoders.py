@@ -302,7 +302,7 @@ class Decoders(Feature):
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         alike, most = sequence.alike, sequences.settings.max_tokens
-        if alike is not None and alike.fits(call, decoder, limit):
+        if isinstance(alike, _Alike) and alike.fits(call, decoder, limit):
             step = Step(alike.size.batch, alike.size.tokens, sequence.rows)
         else:
             alike = _alike(call.params, decoder, sequence.rows, regions, limit)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
@@ -88,7 +88,7 @@ class HeldSequence:
 
     `tensors` are by input; `busy` while a request is under way. Of a decoder (`decoders.py`) a worker has the
     state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`. `alike` is what
-    need not be checked again of a request like its last.
+    checking its last request gave, so that requests like it need no check.
     """
 
     key: SequenceKey
@@ -101,7 +101,7 @@ class HeldSequence:
     rows: int = 0
     held_bytes: int = 0
     on_device: bool = False  # else the CPU engine has it
-    alike: Any = None
+    alike: object = None
 
     @property
     def nbytes(self) -> int:

@@ -70,7 +70,7 @@ class NewerFormat(InvalidArgument):
     """A manifest was written by a newer honed."""
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, as of `Compiled`
+@dataclass(frozen=True, kw_only=True)  # no slots: keys are made once
 class Manifest:
     """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
 

@@ -23,7 +23,7 @@ GAIN, LOSS = 1.02, 1.05
 TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, as of `Compiled`
+@dataclass(frozen=True, kw_only=True)  # no slots: what each request asks is made once
 class VersionHistory:
     """All that is remembered of a model's versions."""
 

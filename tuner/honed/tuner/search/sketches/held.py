@@ -204,8 +204,8 @@ _TILES = 5  # of a product at least
 _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
-_LOADED = {DriverClass.MESA_26: 8}  # elements by one instruction; others
-_LEAST_LOADED = 4
+_LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
+_LEAST_LOADED = 4  # with drivers of other classes
 
 
 @dataclass(frozen=True, slots=True)
