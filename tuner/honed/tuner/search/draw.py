@@ -383,9 +383,9 @@ def _product(loops: Iterable[tirx.For], known: Mapping[tirx.For, _Extent]) -> _E
 def _factors(random: Random, extent: int, parts: int) -> list[int]:
     """Return `parts` factors of a number; all of its factorisations are equally likely."""
     factors = [1] * parts
-    for prime, count in _primes(extent):
-        bars = sorted(random.sample(range(count + parts - 1), parts - 1))
-        for part, (before, bar) in enumerate(zip([-1, *bars], [*bars, count + parts - 1], strict=True)):
+    for prime, times in _primes(extent):
+        bars = sorted(random.sample(range(times + parts - 1), parts - 1))
+        for part, (before, bar) in enumerate(zip([-1, *bars], [*bars, times + parts - 1], strict=True)):
             factors[part] *= prime ** (bar - before - 1)
     return factors
 

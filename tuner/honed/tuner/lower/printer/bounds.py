@@ -253,7 +253,7 @@ class _Boxes:
         self._index = self._slot(index)
 
     def below(self, size: int) -> tuple[float, float] | None:
-        """Return bounds of the index within 0 .. size - 1 wherever guards hold; None if it may lie outside."""
+        """Return bounds of the index in 0 .. size - 1 wherever guards hold; None if it may lie outside."""
         least, most = np.inf, -np.inf
         with np.errstate(all="ignore"):
             while True:
