@@ -21,6 +21,7 @@ import pytest
 from honed import ort, standin
 from honed.daemon.features import in_app as feature
 from honed.daemon.store.names import own_name
+from honed.machine.processors import first_placement, processors
 from honed.ort import session
 from honed.protocol.errors import HonedError, NotFound, PermissionDenied, ResourceExhausted, Unavailable
 from honed.protocol.methods import MODEL_BORROW
@@ -177,6 +178,17 @@ def test_an_app_that_wants_few_threads_has_no_more(monkeypatch: pytest.MonkeyPat
     known = in_app.InApp()
     known.loans["m"] = cast(Any, SimpleNamespace(threads=2))
     assert [known.loan("m", threads) is None for threads in (0, 1, 2)] == [False, True, False]
+
+
+def test_a_small_model_has_one_thread_until_its_settings_were_compared(app: Client, name: str) -> None:
+    def lent(us: int) -> tuple[int, int]:
+        reply = app._exchange(Ask(MODEL_BORROW, BorrowParams(name=name, run_us=us)))
+        close_all(reply.descriptors)
+        terms = MODEL_BORROW.result_of(reply.result)
+        return terms.threads, terms.bound_us
+
+    first = first_placement(processors(Path("/"), os.sched_getaffinity(0))).threads
+    assert [lent(us) for us in (1, 400, 401)] == [(1, 800), (1, 800), (first, 10_000_000)]
 
 
 CHANGES: dict[str, Callable[[Client, str, Path], object]] = {

@@ -48,6 +48,8 @@ def kernel(*lines: str) -> tirx.PrimFunc:
          "T.float32(0))",),
         (f"b[{_AT}] = T.if_then_else(12 <= {_AT}, a[(({_AT} - 12) >> 2) * 4 + (y & 3)], T.float32(0))",),
         ("for j in range(T.min(16, 52 - x * 16)):", "    b[x * 16 + j] = a[x * 16 + j]"),
+        # What one access shows holds for others some elements further.
+        (f"if 12 <= {_AT} and {_AT} < 40:", f"    b[{_AT}] = a[{_AT} - 4] + a[{_AT} + 12] + a[{_AT} - 12]"),
         # What is read out of memory is bounded, or checked.
         (f"b[{_AT}] = a[T.max(T.min(i[{_AT}], 51), 0)]",),
         (f"b[{_AT}] = T.if_then_else(0 <= i[{_AT}] and i[{_AT}] < 52, a[i[{_AT}]], T.float32(0))",),
@@ -89,6 +91,8 @@ def test_a_guard_that_says_nothing_of_the_index_hides_no_other() -> None:
         (f"b[{_AT}] = a[{_AT} - 12]",),
         (f"if {_AT} < 53:", f"    b[{_AT}] = a[{_AT}]"),
         (f"b[{_AT}] = T.if_then_else(a[{_AT}] < T.float32(1) and {_AT} < 52, T.float32(1), T.float32(0))",),
+        (f"if 12 <= {_AT} and {_AT} < 40:", f"    b[{_AT}] = a[{_AT} - 4] + a[{_AT} + 13]"),
+        (f"if 12 <= {_AT} and {_AT} < 40:", f"    b[{_AT}] = a[{_AT} + 4] + a[{_AT} - 13]"),
         (f"b[{_AT}] = a[i[{_AT}]]",),
         (f"b[{_AT}] = T.if_then_else(i[{_AT}] < 52, a[i[{_AT}]], T.float32(0))",),
         ("for j in range(T.min(16, 53 - x * 16)):", "    b[x * 16 + j] = a[x * 16 + j]"),

@@ -160,7 +160,7 @@ def _between(
 
 def _converted(normalised: Normalised, given: Arrays) -> dict[str, np.ndarray]:
     """Return a set of inputs in the types of the arithmetic."""
-    return {v.name: given[v.name].astype(_dtype(v)) for v in normalised.model.graph.input}
+    return {v.name: given[v.name].astype(_dtype(v), copy=False) for v in normalised.model.graph.input}
 
 
 def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:

@@ -7,7 +7,7 @@ table or a default rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Array, Prior, prior_of
 from honed.tuner.search.decisions import Drawn
-from honed.tuner.search.draw import Draw, Drawing, features_of
+from honed.tuner.search.draw import Draw, Drawing, Row, features_of
 from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.blockwise import shares_blocks
@@ -161,8 +161,9 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
         return
     narrow = narrow_indices(func)
     drawing = Drawing(narrow, profile, _SEED)
-    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    rows.sort(key=lambda one: _rank(one.drawn, profile.driver))
+    rows: Iterable[Row] = drawing.rows()
+    if not profile.family.processor:
+        rows = sorted(rows, key=lambda one: _rank(one.drawn, profile.driver))
     yield from ((origin, one) for row in rows if (one := drawing.schedule_of(row)) is not None)
     if small and not several:
         return

@@ -546,8 +546,9 @@ class _Parts:
         allowed = self._work.allowed(expected.dtype.name, self._precision)
         alike = (expected.dtype, expected.shape) == (got.dtype, got.shape) and expected.dtype.kind in "iu"
         if alike and name != original and original in self._apart.quantising:
-            off = np.abs(expected.astype(np.int64) - got.astype(np.int64))
-            if off.max(initial=0) <= 1 and np.count_nonzero(off) <= max(1, _OFF_BY_ONE * off.size):
+            differs = expected != got
+            off = np.abs(expected[differs].astype(np.int64) - got[differs].astype(np.int64))
+            if off.max(initial=0) <= 1 and off.size <= max(1, _OFF_BY_ONE * expected.size):
                 got = expected
         return compared(expected, got, max(allowed, self._least(name, expected)), original)
 
@@ -559,7 +560,7 @@ class _Parts:
         absolute = OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
         if name in self._bounded:
             absolute = max(absolute, _OF_ONE)
-        return absolute / _largest([expected])
+        return absolute / _largest([expected]) if absolute else 0.0
 
 
 _Pairs = Sequence[tuple[Arrays, Arrays]]  # outputs of the reference, and those when it rounds otherwise

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from honed.process.limits import keep_freed
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import DTYPES
@@ -128,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
+    keep_freed(32 << 20)  # without an arena ONNX Runtime frees what each node made
     return confined.answer(
         lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads, written)},
         _one_line,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, count, islice, takewhile
 from random import Random
 
 from tvm import tirx
@@ -92,26 +92,34 @@ class Drawing:
         self._postprocs = rules.completing(profile)
         self._context = _context(self._module, profile, self._postprocs)
         self._beginnings: dict[tuple[Instruction, ...], Schedule] = {}
-        self._space = rules.space(func, target_for(profile), profile)
+        self._space = list[Schedule]()
+        self._left = rules.each_of_space(func, target_for(profile), profile)
         self._outlines: dict[int, Outline] = {}
-        self._draws = [self._from(number, seed) for number in range(len(self._space))]
+        self._draws: dict[int, Iterator[Draw]] = {}
+        self._seed = seed
 
     @property
     def sketches(self) -> int:
         """How many the space has."""
-        return len(self._draws)
+        self._space.extend(self._left)
+        return len(self._space)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows that tables have, sketch by sketch; a sketch is made when its rows are asked for."""
+        for number in takewhile(self._made, count()):
+            yield from self.tabled(number)
+
+    def tabled(self, sketch: int) -> list[Row]:
+        """Return the rows that tables have for a sketch."""
+        return self._outline(sketch).tabled
 
     def that_take(self, step: str, times: int = 1) -> list[int]:
         """Return the numbers of the sketches that take a step of that kind at least `times` times."""
         return [
             number
-            for number, sketch in enumerate(self._space)
-            if sum(str(inst.kind.name) == step for inst in sketch.trace.insts) >= times
+            for number in range(self.sketches)
+            if sum(str(inst.kind.name) == step for inst in self._space[number].trace.insts) >= times
         ]
-
-    def tabled(self, sketch: int) -> list[Row]:
-        """Return the rows that tables have for a sketch."""
-        return self._outline(sketch).tabled
 
     def played(self, row: Row) -> tirx.PrimFunc | None:
         """Return the function scheduled with the numbers of a table's row; None where they do not fit."""
@@ -125,10 +133,17 @@ class Drawing:
 
     def of(self, sketch: int) -> Iterator[Draw]:
         """Return an iterator over the different draws of a sketch that were not taken yet."""
+        if sketch not in self._draws:
+            self._draws[sketch] = self._from(sketch, self._seed)
         return self._draws[sketch]
 
+    def _made(self, sketch: int) -> bool:
+        """Make the space as far as this sketch; return whether it has one of that number."""
+        self._space.extend(islice(self._left, max(0, sketch + 1 - len(self._space))))
+        return sketch < len(self._space)
+
     def _outline(self, sketch: int) -> Outline:
-        if sketch not in self._outlines:
+        if sketch not in self._outlines and self._made(sketch):
             self._outlines[sketch] = Outline(self._space[sketch], self._budget, self._driver)
         return self._outlines[sketch]
 
@@ -368,9 +383,9 @@ def _product(loops: Iterable[tirx.For], known: Mapping[tirx.For, _Extent]) -> _E
 def _factors(random: Random, extent: int, parts: int) -> list[int]:
     """Return `parts` factors of a number; all of its factorisations are equally likely."""
     factors = [1] * parts
-    for prime, count in _primes(extent):
-        bars = sorted(random.sample(range(count + parts - 1), parts - 1))
-        for part, (before, bar) in enumerate(zip([-1, *bars], [*bars, count + parts - 1], strict=True)):
+    for prime, times in _primes(extent):
+        bars = sorted(random.sample(range(times + parts - 1), parts - 1))
+        for part, (before, bar) in enumerate(zip([-1, *bars], [*bars, times + parts - 1], strict=True)):
             factors[part] *= prime ** (bar - before - 1)
     return factors
 

@@ -10,7 +10,7 @@ that pays), long reductions are split over the threads of a group, and what is l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -193,19 +193,31 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     Candidates are draws that went through `postprocs`. The space is empty only for functions without blocks
     (opaque).
     """
+    return list(each_of_space(func, target, profile))
+
+
+def each_of_space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[Schedule]:
+    """Yield the schedules of `space`, which are made one by one."""
     for of_one_form in (attention_space, separable_space, one_row_space, point_space):
         if made := of_one_form(func, profile):
-            return made
+            yield from made
+            return
     rules = rules_of(profile)
-    found, groups = sketches(func, rules.sketches), rules.groups
+    groups, none = rules.groups, True
+    for one in _sketches(func, rules.sketches):
+        yield one
+        none = False
     if groups is None or groups.tile is None:
-        return found or _group_space(func, target, _LAST_RESORT)
+        if none:
+            yield from _group_space(func, target, _LAST_RESORT)
+        return
     tiled = grouped_sketches(func, groups.tile, rules.sketches)
+    yield from tiled
     if tiled and _elements(func) >= _MANY:
-        return found + tiled
+        return
     if tiled:  # too few elements to keep the device busy: have groups reduce together, too
         groups = replace(groups, innermost=0)
-    return found + tiled + _group_space(func, target, groups)
+    yield from _group_space(func, target, groups)
 
 
 def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
@@ -221,27 +233,28 @@ def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
     tries: list[_Try] = [partial(attention, limits=limits, most=n) for n in lanes]
     begun = unscheduled(as_module(func))
     if by is not None and by.shared:
-        if rows := _different(begun, [partial(attention_row, limits=limits, most=n) for n in lanes]):
+        if rows := list(_different(begun, [partial(attention_row, limits=limits, most=n) for n in lanes])):
             return rows
         tries += [
             partial(attention_groups, by=by, limits=limits, most=lanes[0], copied=copied)
             for copied in (True, False)
         ]
-    return _different(begun, tries)
+    return list(_different(begun, tries))
 
 
 def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     """Return `space` of two convolutions in one function; empty for all other functions."""
     limits = rules_of(profile).sketches
     tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
-    return _different(unscheduled(as_module(func)), tries)
+    return list(_different(unscheduled(as_module(func)), tries))
 
 
 def one_row_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     """Return `space` of a norm with products of its row; empty for all other functions and on processors."""
     if not profile.family.rows:
         return []
-    return _different(unscheduled(as_module(func)), [partial(one_row, limits=rules_of(profile).sketches)])
+    tries = [partial(one_row, limits=rules_of(profile).sketches)]
+    return list(_different(unscheduled(as_module(func)), tries))
 
 
 def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
@@ -249,11 +262,15 @@ def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
 
     Other sketches, and default rules, unroll all of its sums for each element.
     """
-    return _fitting(func, [partial(points, limits=rules_of(profile).sketches)])
+    return list(_fitting(func, [partial(points, limits=rules_of(profile).sketches)]))
 
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
     """Return every sketch that fits a function; none where the sketches do not understand its blocks."""
+    return list(_sketches(func, limits))
+
+
+def _sketches(func: tirx.PrimFunc, limits: SketchLimits) -> Iterator[Schedule]:
     tries = [
         lambda schedule, make=make, lanes=lanes: make(schedule, limits, lanes)
         for _, make in sorted(SKETCHES.items())
@@ -276,11 +293,11 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
     ]
     if _elements(func) <= by.sliced:
         tries += [partial(sliced, by=by, limits=limits, most=lanes[0], slices=n) for n in SLICES]
-    return _fitting(func, tries)
+    return list(_fitting(func, tries))
 
 
-def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> list[Schedule]:
-    """Return the schedules of the tries that fit a function, once its elementwise blocks are inlined."""
+def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> Iterator[Schedule]:
+    """Yield the schedules of the tries that fit a function, once its elementwise blocks are inlined."""
     return _different(again(_inlined(as_module(func))), tries)
 
 
@@ -292,21 +309,21 @@ def _inlined(module: IRModule) -> Schedule:
     return inlined
 
 
-def _different(begun: Schedule, tries: Iterable[_Try]) -> list[Schedule]:
-    """Return what the tries that fit make of a schedule, without duplicates of an earlier result."""
-    found: dict[str, Schedule] = {}
+def _different(begun: Schedule, tries: Iterable[_Try]) -> Iterator[Schedule]:
+    """Yield what the tries that fit make of a schedule, without duplicates of an earlier result."""
+    found: set[str] = set()
     for make in tries:
         for _ in range(_ATTEMPTS):
             schedule = begun.copy()
             try:
-                if make(schedule):
-                    found.setdefault(steps(schedule.trace), schedule)
+                if make(schedule) and (text := steps(schedule.trace)) not in found:
+                    found.add(text)
+                    yield schedule
                 break
             except s_tir.ScheduleError:
                 continue  # the function does not have the sketch's form after all, or not with these numbers
             except ValueError:
                 break  # it does not have the form
-    return list(found.values())
 
 
 def _elements(func: tirx.PrimFunc) -> int:

@@ -79,7 +79,7 @@ class _Kernel:
         self.stored = {store.buffer for store in nodes(func.body, tirx.BufferStore)}
         self._sizes: dict[Any, tuple[int, int]] = {}  # of buffers: elements, and bytes of one
         self.analyzer = sym.Analyzer()
-        self._proven: set[tuple[int, ...]] = set()
+        self._known: dict[tuple[int, ...], tuple[float, float]] = {}  # of indices under guards: their bounds
         self._callbacks = [
             (tirx.AttrStmt, self._attribute),
             ((tirx.AllocBuffer, tirx.DeclBuffer), self._declared),
@@ -108,7 +108,7 @@ class _Kernel:
 
     def _counts(self, var: ir.Var, first: Any, extent: Any) -> None:
         if var in self.ranges:
-            self._proven.clear()
+            self._known.clear()
         self.ranges[var] = first, extent
         self.analyzer.bind(var, ir.Range.from_min_extent(first, extent), allow_override=True)
 
@@ -124,7 +124,7 @@ class _Kernel:
     def _bound(self, node: tirx.Bind) -> None:
         of = terms.type_of(node.var)
         if node.var in self.definitions:
-            self._proven.clear()
+            self._known.clear()
         self.definitions[node.var] = node.value
         if of.integer and of.lanes == 1:
             self.analyzer.bind(node.var, node.value, allow_override=True)
@@ -222,10 +222,15 @@ class _Kernel:
             bound = self.analyzer.const_int_bound(first)
             if bound.min_value + min(reach, 0) >= 0 and bound.max_value + max(reach, 0) < size:
                 return True
-        key = (size, structural_hash(index), *(structural_hash(c) * 2 + so for c, so in self.guards))
-        if key not in self._proven and _Boxes(self, index).below(size):
-            self._proven.add(key)
-        return key in self._proven
+        rest, constant = _without_constant(first)
+        key = (structural_hash(rest), reach, *(structural_hash(c) * 2 + so for c, so in self.guards))
+        low, high = self._known.get(key, (-np.inf, np.inf))
+        if low + constant >= 0 and high + constant < size:
+            return True
+        found = _Boxes(self, index).below(size)
+        if found is not None:
+            self._known[key] = max(low, found[0] - constant), min(high, found[1] - constant)
+        return found is not None
 
 
 class _Boxes:
@@ -247,16 +252,20 @@ class _Boxes:
             self._guard(condition, so)
         self._index = self._slot(index)
 
-    def below(self, size: int) -> bool:
-        """Return whether the index lies in 0 .. size - 1 wherever guards hold; False if that is unknown."""
+    def below(self, size: int) -> tuple[float, float] | None:
+        """Return bounds of the index in 0 .. size - 1 wherever guards hold; None if it may lie outside."""
+        least, most = np.inf, -np.inf
         with np.errstate(all="ignore"):
             while True:
                 low, high = self._computed()
                 outside = self._let_in & ((low < 0) | (high >= size))
+                inside = self._let_in & ~outside
+                if inside.any():
+                    least, most = min(least, float(low[inside].min())), max(most, float(high[inside].max()))
                 if not outside.any():
-                    return True
+                    return least, most
                 if not self._cut(outside) or self._count > _MOST_BOXES:
-                    return False
+                    return None
 
     def _computed(self) -> Bounds:
         """Return the bounds of the index in each box; `_let_in` then says which boxes the guards let in."""
@@ -533,6 +542,13 @@ def _by_lanes(choice: Any) -> Any:
 
 def _lazy(select: tirx.Select) -> Any:
     return tirx.if_then_else(select.condition, select.true_value, select.false_value)
+
+
+def _without_constant(index: Any) -> tuple[Any, int]:
+    """Return an index without the constant at its end, and that constant."""
+    if isinstance(index, tirx.Add | tirx.Sub) and isinstance(index.b, tirx.IntImm):
+        return index.a, int(index.b) if isinstance(index, tirx.Add) else -int(index.b)
+    return index, 0
 
 
 def _name(call: ir.Call) -> str:
