@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,16 @@ def test_node_tests(name: str, printed: list[Printed], device: Device) -> None:
     "name", [pytest.param(n, marks=() if n in QUICK_GRAPHS else pytest.mark.slow) for n in GRAPHS]
 )
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f == "mali" else pytest.mark.slow) for f in FAMILIES]
+    ("family", "driver"),
+    [
+        *(pytest.param(f, "", marks=() if f == "mali" else pytest.mark.slow) for f in FAMILIES),
+        ("mali", "Mesa 26.2"),
+    ],
 )
-def test_drawn_schedules(name: str, family: str, device: Device, tmp_path: Path) -> None:
+def test_drawn_schedules(name: str, family: str, driver: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of(family, device.profile)
+    if driver:
+        profile = replace(profile, identity=replace(profile.identity, driver_version=driver))
     target = target_for(profile)
     compared = 0
     for one in tasks(name, tmp_path, profile):

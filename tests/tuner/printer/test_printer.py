@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tvm import s_tir, te, tirx
 
 from honed.machine.devices import Device
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.printer import terms
@@ -25,6 +26,7 @@ from honed.tuner.search import rules
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches.grouped import sliced
 from honed.tuner.search.sketches.held import lines_of
+from honed.valhall.bench import predicted
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import run_lowered
 from tests.tuner.search.search_functions import dense, draws, imagined
@@ -126,6 +128,16 @@ def test_a_product_moves_its_pointers_and_keeps_its_sums_in_registers() -> None:
     assert "vload" not in source
     assert not re.search(r"half\d* \w+\[\d+\]", source)
     assert re.search(r"(\w+) = mad\(.+, \1\);", loop)
+
+
+@pytest.mark.parametrize(("driver", "first"), [("25.0", False), ("26.2", True)])
+def test_mesa_26_has_pointers_that_are_needed_behind_a_loop_before_it(driver: str, first: bool) -> None:
+    profile = predicted("mali-g610", driver)
+    func = narrow_indices(dense(192, 256, 256, "float16"))
+    _, lowered, _ = first_kernels(func, "main", target_for(profile), profile)
+    before, loop = lowered.source.split("  for (")
+    assert ("T_matmul_at = " in before) == first
+    assert ("T_matmul_at = " in loop) != first
 
 
 @pytest.mark.parametrize(

@@ -152,12 +152,21 @@ class Block:
     marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # of loads: the mark and the memory
     kept: int = 0
 
+    def before_loop(self, text: str) -> int:
+        """Return where the last loop stands, or the end where the text needs what is declared from there on."""
+        end = len(self.lines)
+        loops = (n for n in range(end - 1, -1, -1) if isinstance(self.lines[n], Block))
+        place = next((n for n in loops if self.lines[n].repeats), end)
+        behind = {line.name for line in self.lines[place:] if isinstance(line, Declaration)}
+        return end if behind.intersection(_WORD.findall(text)) else place
+
 
 class Blocks:
     """A kernel's open blocks, the outermost first."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, *, addresses_first: bool = False) -> None:
         self.names = names
+        self.addresses_first = addresses_first  # those that are needed behind a loop are declared before it
         self.loads = Loads(names)
         self.open: list[Block] = [Block("")]
         self.lazy = 0  # inside of how many expressions that are computed only under a condition
@@ -222,12 +231,19 @@ class Blocks:
                 return block.known[key]
         return None
 
-    def declare(self, key: str, term: Term, kind: str, wanted: str, at: int) -> Term:
-        """Declare a value in an open block and remember it; the term that names it."""
+    def declare(self, key: str, term: Term, kind: str, wanted: str, at: int, *, address: bool) -> Term:
+        """Declare a value, perhaps of an `address`, in an open block and remember it; the term that names it.
+
+        Mesa 26 gives the two halves of a pointer whatever registers are next where a loop begins, and moves
+        them into an even one and the next for each load. Where only pointers live on beyond the loop, all of
+        them begin with even registers.
+        """
         name = self.names.fresh(wanted)
         named = Term(name, term.type, home=term.home, low=term.low, high=term.high)
-        self.open[at].lines.append(Declaration(name, f"{kind} {name} = {term.text};"))
-        self.open[at].known[key] = named
+        block = self.open[at]
+        place = block.before_loop(term.text) if address and self.addresses_first else len(block.lines)
+        block.lines.insert(place, Declaration(name, f"{kind} {name} = {term.text};"))
+        block.known[key] = named
         return named
 
     def kept(self, term: Term, wanted: str, always: bool = False) -> Term:
@@ -246,7 +262,7 @@ class Blocks:
             return term
         if leaves and not self.room(at + 1):
             return term
-        return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at)
+        return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at, address=always)
 
     def room(self, loop: int) -> bool:
         """Count one more value in registers while a loop runs, and return whether there is room."""

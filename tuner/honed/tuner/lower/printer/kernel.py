@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
 
@@ -255,13 +256,21 @@ _AT = "#define AT(type, base, bytes) ((__global type*)((__global const char*)(ba
 _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.compile(r"\bdouble\d*\b")}
 
 
-def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What a device's compiler wants.
 
-    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; without
-    it they are `mad`.
+    With `contract` it fuses products with sums, as OpenCL C allows unless told otherwise; without it they are
+    `mad`. With `addresses_first` what a loop leaves behind is stored by pointers that are declared before it.
     """
-    return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, contract=contract)
+
+    contract: bool
+    addresses_first: bool = False
+
+
+def print_kernels(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
+    """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none."""
+    return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, dialect)
 
 
 def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
@@ -325,9 +334,9 @@ def _indexes(loop: tirx.For, private: set[Any]) -> bool:
     )
 
 
-def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
+def source_of(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
     """Return one source with all kernels, by their entry names."""
-    texts = [_kernel(entry, func, contract=contract) for entry, func in kernels.items()]
+    texts = [_kernel(entry, func, dialect) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [
         f"#pragma OPENCL EXTENSION {e} : enable" for e, word in _EXTENSIONS.items() if word.search(body)
@@ -338,11 +347,11 @@ def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     return "\n".join([*before, "", body] if before else [body])
 
 
-def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
+def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     names = Names()
     names.fresh(entry)
-    blocks = Blocks(names)
-    expressions = Expressions(blocks, contract=contract)
+    blocks = Blocks(names, addresses_first=dialect.addresses_first)
+    expressions = Expressions(blocks, contract=dialect.contract)
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
     statements = Statements(blocks, expressions, memory)

@@ -217,7 +217,7 @@ class Addresses:
             pointer = Term(text, buffer.element, PRIMARY, home)
         loop = self.blocks.open[home].loop
         wanted = f"{buffer.name}_{loop.text if loop is not None else 'at'}"
-        return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at)
+        return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at, address=True)
 
     def _moved(
         self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
