@@ -153,10 +153,10 @@ class Block:
     kept: int = 0
 
     def before_loop(self, text: str) -> int:
-        """Return where the last loop stands, or the end where the text needs what is declared from there on."""
+        """Return where the last loop stands, or the end where the text needs what is declared since."""
         end = len(self.lines)
-        loops = (n for n in range(end - 1, -1, -1) if isinstance(self.lines[n], Block))
-        place = next((n for n in loops if self.lines[n].repeats), end)
+        loops = [n for n, line in enumerate(self.lines) if isinstance(line, Block) and line.repeats]
+        place = loops[-1] if loops else end
         behind = {line.name for line in self.lines[place:] if isinstance(line, Declaration)}
         return end if behind.intersection(_WORD.findall(text)) else place
 
