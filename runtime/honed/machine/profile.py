@@ -63,8 +63,8 @@ class DeviceProfile:
         return driver_class(self.identity.platform, self.identity.driver_version)
 
     @property
-    def addresses_first(self) -> bool:
-        """Whether its compiler moves pointers about in a loop where others are made behind it."""
+    def dear_addresses(self) -> bool:
+        """Whether its compiler takes four instructions to add a constant to an address."""
         return self.family.by_driver_class and self.driver is DriverClass.MESA_26
 
     @property

@@ -130,14 +130,22 @@ def test_a_product_moves_its_pointers_and_keeps_its_sums_in_registers() -> None:
     assert re.search(r"(\w+) = mad\(.+, \1\);", loop)
 
 
-@pytest.mark.parametrize(("driver", "first"), [("25.0", False), ("26.2", True)])
-def test_mesa_26_has_pointers_that_are_needed_behind_a_loop_before_it(driver: str, first: bool) -> None:
+@pytest.mark.parametrize(
+    ("driver", "terms", "first", "steps"),  # loops of 64 turns, of 32 within others, and of 64
+    [("26.2", 256, True, 5), ("26.2", 512, True, 0), ("25.0", 256, False, 0)],
+)
+def test_mesa_26_adds_to_addresses_what_it_cannot_know(
+    driver: str, terms: int, first: bool, steps: int
+) -> None:
     profile = predicted("mali-g610", driver)
-    func = narrow_indices(dense(192, 256, 256, "float16"))
+    func = narrow_indices(dense(192, 256, terms, "float16"))
     _, lowered, _ = first_kernels(func, "main", target_for(profile), profile)
-    before, loop = lowered.source.split("  for (")
-    assert ("T_matmul_at = " in before) == first
-    assert ("T_matmul_at = " in loop) != first
+    before, *loops = lowered.source.split("  for (")
+    assert ("T_matmul_at = " in before) == first, "pointers that are needed behind a loop come before it"
+    assert ("T_matmul_at = " in loops[-1]) != first
+    declared = re.findall(r"const ulong (by_(\d+)) = \2u \+ get_group_id\(2\);", before)
+    assert len(declared) == steps, "as many as leave registers for pointers"
+    assert all(f", {name})" in loops[-1] for name, _ in declared)
 
 
 @pytest.mark.parametrize(

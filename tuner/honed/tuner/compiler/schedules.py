@@ -182,7 +182,7 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
 
 
 def _rank(row: Drawn, driver: DriverClass) -> tuple[float, ...]:
-    return lines_of(row, driver), window_loads(row), packed_clocks(row)
+    return lines_of(row, driver), window_loads(row), packed_clocks(row, driver)
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[Schedule]:

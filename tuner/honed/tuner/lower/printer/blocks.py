@@ -125,6 +125,7 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_MOST_REGISTERS = 50  # of 64, with `step`s; the others are for pointers and what is loaded
 _MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
 
 
@@ -146,6 +147,7 @@ class Block:
     step: int = 1
     start: Term | None = None
     turns: int | None = None  # of a loop from 0 whose number of turns is always that
+    unrolls: bool = False  # Mesa 26.2 does
     lines: list[str | Declaration | Block] = field(default_factory=list)
     last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
     known: dict[str, Term] = field(default_factory=dict)
@@ -164,9 +166,11 @@ class Block:
 class Blocks:
     """A kernel's open blocks, the outermost first."""
 
-    def __init__(self, names: Names, *, addresses_first: bool = False) -> None:
+    def __init__(self, names: Names, *, dear_addresses: bool = False) -> None:
         self.names = names
-        self.addresses_first = addresses_first  # those that are needed behind a loop are declared before it
+        self.dear_addresses = dear_addresses
+        self.hidden_zero: str | None = "get_group_id(2)"  # in grids without blockIdx.z
+        self.registers = 0  # of 32 bits that arrays and `step`s take
         self.loads = Loads(names)
         self.open: list[Block] = [Block("")]
         self.lazy = 0  # inside of how many expressions that are computed only under a condition
@@ -241,10 +245,28 @@ class Blocks:
         name = self.names.fresh(wanted)
         named = Term(name, term.type, home=term.home, low=term.low, high=term.high)
         block = self.open[at]
-        place = block.before_loop(term.text) if address and self.addresses_first else len(block.lines)
+        place = block.before_loop(term.text) if address and self.dear_addresses else len(block.lines)
         block.lines.insert(place, Declaration(name, f"{kind} {name} = {term.text};"))
         block.known[key] = named
         return named
+
+    def step(self, nbytes: int) -> str | None:
+        """Return the name of a number of bytes to add to an address in the innermost loop.
+
+        None where the compiler may know the number. Mesa 26 keeps no constants of 64 bits: for each it moves
+        two into registers before it adds them, twice as many instructions as for what it cannot know.
+        """
+        loop = next((block for block in reversed(self.open) if block.repeats), None)
+        if not self.dear_addresses or self.hidden_zero is None or loop is None or loop.unrolls or nbytes <= 0:
+            return None
+        text = f"{nbytes}u + {self.hidden_zero}"
+        if (found := self.find(text)) is None:
+            if self.registers + 2 > _MOST_REGISTERS:
+                return None
+            self.registers += 2
+            term = Term(text, terms.ULONG)
+            found = self.declare(text, term, "const ulong", f"by_{nbytes}", 0, address=False)
+        return found.text
 
     def kept(self, term: Term, wanted: str, always: bool = False) -> Term:
         """Return the name of a pure value, declared outside of the loops that do not change it.

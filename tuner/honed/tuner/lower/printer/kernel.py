@@ -35,7 +35,7 @@ from .terms import ADD, Term, Unprintable
 _MOST_TURNS = 16  # of a loop that is written out
 _MOST_STATEMENTS = 128  # that one outermost loop may become
 _INDICES = {"blockIdx": "get_group_id", "threadIdx": "get_local_id"}
-_HIDDEN_ZERO = "get_group_id(2)"  # in grids without blockIdx.z
+_UNROLLED = 32  # turns of a loop that Mesa 26.2 unrolls
 
 
 class Statements:
@@ -91,6 +91,8 @@ class Statements:
             if kind == "threadIdx" and high is not None:
                 self.work_group["xyz".index(letter)] = high + 1
             self._threads[tag] = Term(name, terms.INT, low=0, high=high)
+            if tag == "blockIdx.z":
+                self.blocks.hidden_zero = None
         self.expressions.variables[axis.var] = self._threads[tag]
 
     # Memory
@@ -124,6 +126,7 @@ class Statements:
             self._array(made, elements * element.lanes, uses)
 
     def _registers(self, buffer: KernelBuffer, scalars: int) -> None:
+        self.blocks.registers += scalars * buffer.vector.bits // 32
         count = -(-scalars // buffer.width)
         fresh = self.blocks.names.fresh
         buffer.registers = (
@@ -179,15 +182,16 @@ class Statements:
         step = int(statement.step) if statement.step is not None else 1
         name = self.blocks.names.fresh(str(statement.loop_var.name))
         first, last = (_plain(t, of) for t in (start, stop))
-        if zero and ROLLED in statement.annotations and "blockIdx.z" not in self._threads:
-            first = _HIDDEN_ZERO
+        if zero and ROLLED in statement.annotations and self.blocks.hidden_zero is not None:
+            first = self.blocks.hidden_zero
         up = f"++{name}" if step == 1 else f"{name} += {step}"
         header = f"for ({terms.name(of)} {name} = {first}; {name} < {last}; {up})"
         counter = Term(name, of, home=self.blocks.here + 1, low=low, high=max(low, high))
         begin = Term("0", terms.INT) if zero else start
         self.expressions.variables[statement.loop_var] = counter
         turns = extent.high if zero and step == 1 and extent.low == extent.high else None
-        self.blocks.enter(Block(header, counter, True, step, begin, turns))
+        unrolls = first != self.blocks.hidden_zero and extent.bounds[1] <= _UNROLLED
+        self.blocks.enter(Block(header, counter, True, step, begin, turns, unrolls))
         self.write(statement.body)
         self.blocks.leave()
 
@@ -261,11 +265,11 @@ class Dialect:
     """What a device's compiler wants.
 
     With `contract` it fuses products with sums, as OpenCL C allows unless told otherwise; without it they are
-    `mad`. With `addresses_first` what a loop leaves behind is stored by pointers that are declared before it.
+    `mad`. With `dear_addresses` kernels do with few instructions for addresses, and take more registers.
     """
 
     contract: bool
-    addresses_first: bool = False
+    dear_addresses: bool = False
 
 
 def print_kernels(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
@@ -350,7 +354,7 @@ def source_of(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
 def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     names = Names()
     names.fresh(entry)
-    blocks = Blocks(names, addresses_first=dialect.addresses_first)
+    blocks = Blocks(names, dear_addresses=dialect.dear_addresses)
     expressions = Expressions(blocks, contract=dialect.contract)
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load

@@ -204,6 +204,7 @@ _TILES = 5  # of a product at least
 _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
+_SINGLE = 4  # bytes of what is multiplied by itself
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
 
@@ -254,6 +255,11 @@ class _Product:
         """Products that are computed at once."""
         return math.prod(tile.extent for _, tile in self.others)
 
+    @property
+    def element_bytes(self) -> int:
+        """Of the widest operand."""
+        return _VECTOR_BYTES // self.steps[1].most
+
     def warps(self, cut: _Cut) -> int:
         """Return those that the busiest core runs."""
         items = (self.rows[1].extent // cut.rows) * (self.vectors[1].extent // cut.vectors)
@@ -261,8 +267,7 @@ class _Product:
 
     def rooms(self, among: Sequence[_Room]) -> list[_Room]:
         """Return those of its type and vectors."""
-        element_bytes, terms = _VECTOR_BYTES // self.steps[1].most, self.steps[1].extent
-        kind = element_bytes, self.lanes
+        kind, terms = (self.element_bytes, self.lanes), self.steps[1].extent
         return [one for one in among if (one.element_bytes, one.lanes) == kind and terms <= one.terms]
 
 
@@ -336,24 +341,26 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
 def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
     """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors.
 
-    Where turns are added up, halves are multiplied as fast as lines are loaded: the slower of both counts.
-    Since Mesa 26.1 lines tell tiles of equal loads apart.
+    Where halves are multiplied in pairs, that is as fast as lines are loaded: the slower of both counts.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
+    slower = max(lines, _multiplied(product, cut))
     if product.turn:
-        return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
-    tied = (lines,) if driver is DriverClass.MESA_26 else ()
-    return _loads(product, cut), -cut.steps, *tied, *beside, cut.rows
+        return slower, lines, -cut.steps, *beside, cut.rows
+    if driver is DriverClass.MESA_26:
+        return slower, _loads(product, cut), -cut.steps, lines, *beside, cut.rows
+    return _loads(product, cut), -cut.steps, *beside, cut.rows
 
 
 def _multiplied(product: _Product, cut: _Cut) -> float:
-    """Return the clocks in which the busiest core multiplies halves for a step of the sum.
+    """Return the clocks in which the busiest core multiplies for a step of the sum.
 
-    They go in pairs where turns are added up, one addition after the terms of a turn.
+    Halves go in pairs; where turns are added up, there is one addition after the terms of a turn.
     """
-    alone = cut.rows * product.lanes > MOST_OF_TURN
-    each = 1.0 if alone else 1 / 2 + 1 / (_TURN * cut.steps)
+    each = product.element_bytes / _SINGLE
+    if product.turn:
+        each = 1.0 if cut.rows * product.lanes > MOST_OF_TURN else 1 / 2 + 1 / (_TURN * cut.steps)
     return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
 
 
@@ -368,7 +375,7 @@ def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
     An instruction loads so many elements. Rows are loaded for several steps at once, and a group's first warp
     stands for all.
     """
-    size = _VECTOR_BYTES // product.steps[1].most
+    size = product.element_bytes
     span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
     down, across = math.ceil(min(WARP, cut.high * cut.wide) / cut.wide), range(min(WARP, cut.wide))
     loads = range(0, span, loaded * size)
