@@ -125,7 +125,7 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_MOST_REGISTERS = 50  # of 64, with `step`s; the others are for pointers and what is loaded
+_MOST_REGISTERS = 48  # of 64, with `step`s; the others are for pointers and what is loaded
 _MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
 
 
