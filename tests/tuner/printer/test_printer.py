@@ -25,7 +25,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches.grouped import sliced
-from honed.tuner.search.sketches.held import lines_of
+from honed.tuner.search.sketches.held import held_clocks
 from honed.valhall.bench import predicted
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import run_lowered
@@ -157,7 +157,7 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
     profile = imagined("mali")
     drawing = Drawing(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    func = drawing.played(min(rows, key=lambda row: lines_of(row.drawn)))
+    func = drawing.played(min(rows, key=lambda row: held_clocks(row.drawn)))
     assert func is not None
     source = lower_function(func, "f", target_for(profile), profile).source
     assert len(re.findall(r"\buint4 (.*);", source)) == (words > 0)

@@ -205,6 +205,7 @@ _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 _SINGLE = 4  # bytes of what is multiplied by itself
+_ADDRESS = 4  # instructions for the address of a load, with Mesa 26
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
 
@@ -298,13 +299,18 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
     return [sketch.with_most(_decisions(found, cut)) for cut in best if cut is not None]
 
 
-def lines_of(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
-    """Return the lines that the busiest core touches in a step with a tile of `held_tiles`, else 0."""
+def held_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
+    """Return the clocks of the busiest core for a step of the sum with a tile of `held_tiles`, else 0.
+
+    Those in which it loads, a line in each; since Mesa 26.1 what it issues counts, too.
+    """
     found = _product(start)
     if found is None:
         return 0.0
     tiles = (found.rows, found.high, found.vectors, found.wide, found.steps)
     cut = _Cut(*(tile.factors[-1] for _, tile in tiles))
+    if driver is DriverClass.MESA_26:
+        return _rank(found, cut, driver)[0]
     return _lines(found, cut, _LOADED.get(driver, _LEAST_LOADED))
 
 
@@ -341,27 +347,37 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
 def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
     """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors.
 
-    Where halves are multiplied in pairs, that is as fast as lines are loaded: the slower of both counts.
+    Where halves are multiplied in pairs, that is as fast as lines are loaded. Where turns are added up the
+    slower of both counts; since Mesa 26.1 the root of the squares, between the bounds of the bench.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
-    slower = max(lines, _multiplied(product, cut))
     if product.turn:
-        return slower, lines, -cut.steps, *beside, cut.rows
+        return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
     if driver is DriverClass.MESA_26:
-        return slower, _loads(product, cut), -cut.steps, lines, *beside, cut.rows
+        return math.hypot(lines, _issued(product, cut)), lines, -cut.steps, *beside, cut.rows
     return _loads(product, cut), -cut.steps, *beside, cut.rows
 
 
 def _multiplied(product: _Product, cut: _Cut) -> float:
-    """Return the clocks in which the busiest core multiplies for a step of the sum.
+    """Return the clocks in which the busiest core multiplies halves for a step of the sum.
 
-    Halves go in pairs; where turns are added up, there is one addition after the terms of a turn.
+    They go in pairs where turns are added up, one addition after the terms of a turn.
     """
-    each = product.element_bytes / _SINGLE
-    if product.turn:
-        each = 1.0 if cut.rows * product.lanes > MOST_OF_TURN else 1 / 2 + 1 / (_TURN * cut.steps)
+    alone = cut.rows * product.lanes > MOST_OF_TURN
+    each = 1.0 if alone else 1 / 2 + 1 / (_TURN * cut.steps)
     return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
+
+
+def _issued(product: _Product, cut: _Cut) -> float:
+    """Return the clocks in which the busiest core issues what a step of the sum takes, halves in pairs.
+
+    Those are multiplications, and the additions to the address of each load.
+    """
+    columns = cut.vectors * product.lanes * product.element_bytes
+    multiplied = cut.rows * columns / _SINGLE
+    loads = cut.rows / cut.steps + math.ceil(columns / _VECTOR_BYTES)
+    return product.warps(cut) * (multiplied + _ADDRESS * loads) / _FMA
 
 
 def _loads(product: _Product, cut: _Cut) -> int:
