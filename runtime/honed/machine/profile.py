@@ -63,7 +63,7 @@ class DeviceProfile:
         return driver_class(self.identity.platform, self.identity.driver_version)
 
     @property
-    def dear_addresses(self) -> bool:
+    def costly_addresses(self) -> bool:
         """Whether its compiler takes four instructions to add a constant to an address."""
         return self.family.by_driver_class and self.driver is DriverClass.MESA_26
 

@@ -70,7 +70,7 @@ def lower_function(
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
-        dialect = Dialect(contract=profile.family.contracts, dear_addresses=profile.dear_addresses)
+        dialect = Dialect(contract=profile.family.contracts, costly_addresses=profile.costly_addresses)
         source = (printer or partial(print_kernels, dialect=dialect))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error

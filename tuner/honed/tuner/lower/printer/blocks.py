@@ -125,7 +125,7 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_MOST_REGISTERS = 48  # of 64, with `step`s; the others are for pointers and what is loaded
+_FILLED = 48  # of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
 _MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
 
 
@@ -166,9 +166,9 @@ class Block:
 class Blocks:
     """A kernel's open blocks, the outermost first."""
 
-    def __init__(self, names: Names, *, dear_addresses: bool = False) -> None:
+    def __init__(self, names: Names, *, costly_addresses: bool = False) -> None:
         self.names = names
-        self.dear_addresses = dear_addresses
+        self.costly_addresses = costly_addresses
         self.hidden_zero: str | None = "get_group_id(2)"  # in grids without blockIdx.z
         self.registers = 0  # of 32 bits that arrays and `step`s take
         self.loads = Loads(names)
@@ -245,7 +245,7 @@ class Blocks:
         name = self.names.fresh(wanted)
         named = Term(name, term.type, home=term.home, low=term.low, high=term.high)
         block = self.open[at]
-        place = block.before_loop(term.text) if address and self.dear_addresses else len(block.lines)
+        place = block.before_loop(term.text) if address and self.costly_addresses else len(block.lines)
         block.lines.insert(place, Declaration(name, f"{kind} {name} = {term.text};"))
         block.known[key] = named
         return named
@@ -257,11 +257,17 @@ class Blocks:
         two into registers before it adds them, twice as many instructions as for what it cannot know.
         """
         loop = next((block for block in reversed(self.open) if block.repeats), None)
-        if not self.dear_addresses or self.hidden_zero is None or loop is None or loop.unrolls or nbytes <= 0:
+        if (
+            not self.costly_addresses
+            or self.hidden_zero is None
+            or loop is None
+            or loop.unrolls
+            or nbytes <= 0
+        ):
             return None
         text = f"{nbytes}u + {self.hidden_zero}"
         if (found := self.find(text)) is None:
-            if self.registers + 2 > _MOST_REGISTERS:
+            if self.registers + 2 > _FILLED:
                 return None
             self.registers += 2
             term = Term(text, terms.ULONG)

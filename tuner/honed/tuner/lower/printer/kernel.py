@@ -265,11 +265,11 @@ class Dialect:
     """What a device's compiler wants.
 
     With `contract` it fuses products with sums, as OpenCL C allows unless told otherwise; without it they are
-    `mad`. With `dear_addresses` kernels do with few instructions for addresses, and take more registers.
+    `mad`. With `costly_addresses` kernels do with few instructions for addresses, and take more registers.
     """
 
     contract: bool
-    dear_addresses: bool = False
+    costly_addresses: bool = False
 
 
 def print_kernels(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
@@ -354,7 +354,7 @@ def source_of(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
 def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     names = Names()
     names.fresh(entry)
-    blocks = Blocks(names, dear_addresses=dialect.dear_addresses)
+    blocks = Blocks(names, costly_addresses=dialect.costly_addresses)
     expressions = Expressions(blocks, contract=dialect.contract)
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
