@@ -147,7 +147,7 @@ class Block:
     step: int = 1
     start: Term | None = None
     turns: int | None = None  # of a loop from 0 whose number of turns is always that
-    unrolls: bool = False  # Mesa 26.2 does
+    spare: bool = False  # it has registers to spare: it is not unrolled, nor marked as one that would spill
     lines: list[str | Declaration | Block] = field(default_factory=list)
     last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
     known: dict[str, Term] = field(default_factory=dict)
@@ -257,12 +257,8 @@ class Blocks:
         two into registers before it adds them, twice as many instructions as for what it cannot know.
         """
         loop = next((block for block in reversed(self.open) if block.repeats), None)
-        if (
-            not self.costly_addresses
-            or self.hidden_zero is None
-            or loop is None
-            or loop.unrolls
-            or nbytes <= 0
+        if not (
+            self.costly_addresses and self.hidden_zero and loop is not None and loop.spare and nbytes > 0
         ):
             return None
         text = f"{nbytes}u + {self.hidden_zero}"

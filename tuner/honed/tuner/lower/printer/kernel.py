@@ -190,8 +190,8 @@ class Statements:
         begin = Term("0", terms.INT) if zero else start
         self.expressions.variables[statement.loop_var] = counter
         turns = extent.high if zero and step == 1 and extent.low == extent.high else None
-        unrolls = first != self.blocks.hidden_zero and extent.bounds[1] <= _UNROLLED
-        self.blocks.enter(Block(header, counter, True, step, begin, turns, unrolls))
+        spare = first != self.blocks.hidden_zero and extent.bounds[1] > _UNROLLED
+        self.blocks.enter(Block(header, counter, True, step, begin, turns, spare))
         self.write(statement.body)
         self.blocks.leave()
 

@@ -231,7 +231,7 @@ _ROOMS = (
 )
 # Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
 # products, those of 6 x 8 where a sum is added up twice.
-_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4))}
+_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4), _Room(2, 8, 128, 64, 2))}
 # Sums of halves of which each turn of a loop adds sixteen terms up before those that the loop carries.
 _ROOMS_OF_TURNS = (_Room(2, 4, math.inf, 24, 4), _Room(2, 4, 256, 32, 4))
 _TRIALS = {DriverClass.MESA_26: (_Room(2, 8, math.inf, 48, 4), _Room(2, 8, math.inf, 64, 2))}
@@ -351,10 +351,11 @@ def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...
     slower of both counts; since Mesa 26.1 the root of the squares, between the bounds of the bench.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
-    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
+    every = driver is DriverClass.MESA_26
+    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED), every=every)
     if product.turn:
         return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
-    if driver is DriverClass.MESA_26:
+    if every:
         return math.hypot(lines, _issued(product, cut)), lines, -cut.steps, *beside, cut.rows
     return _loads(product, cut), -cut.steps, *beside, cut.rows
 
@@ -385,18 +386,22 @@ def _loads(product: _Product, cut: _Cut) -> int:
     return product.warps(cut) * (cut.rows + cut.vectors * product.lanes)
 
 
-def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
+def _lines(product: _Product, cut: _Cut, loaded: int, *, every: bool = False) -> float:
     """Return the lines of memory that the busiest core touches for a step of the sum.
 
-    An instruction loads so many elements. Rows are loaded for several steps at once, and a group's first warp
-    stands for all.
+    An instruction loads so many elements. Rows are loaded for several steps at once. Of a group count `every`
+    warp, or the first.
     """
-    size = product.element_bytes
+    size, group = product.element_bytes, cut.high * cut.wide
     span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
-    down, across = math.ceil(min(WARP, cut.high * cut.wide) / cut.wide), range(min(WARP, cut.wide))
-    loads = range(0, span, loaded * size)
-    columns = sum(len({(place * span + at) // LINE for place in across}) for at in loads)
-    return product.warps(cut) * (cut.rows * down / cut.steps + columns)
+    warps = [range(n, min(n + WARP, group)) for n in range(0, group if every else 1, WARP)]
+    touched = 0.0
+    for warp in warps:
+        down, across = {n // cut.wide for n in warp}, {n % cut.wide for n in warp}
+        loads = range(0, span, loaded * size)
+        columns = sum(len({(place * span + at) // LINE for place in across}) for at in loads)
+        touched += cut.rows * len(down) / cut.steps + columns
+    return product.warps(cut) * touched / len(warps)
 
 
 def _decisions(product: _Product, cut: _Cut) -> dict[int, Decision]:
