@@ -219,6 +219,7 @@ class _Room:
     terms: float  # of the sum at most: halves are added up twice from 257 on (lower.sums.LONGEST)
     accumulators: int
     steps: int
+    over: int = 0  # terms of the sum: loops of 32 turns are unrolled by Mesa 26.2, and load ahead
 
 
 _ROOMS = (
@@ -231,7 +232,7 @@ _ROOMS = (
 )
 # Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
 # products, those of 6 x 8 where a sum is added up twice.
-_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4), _Room(2, 8, 128, 64, 2))}
+_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4), _Room(2, 8, 128, 64, 2, over=64))}
 # Sums of halves of which each turn of a loop adds sixteen terms up before those that the loop carries.
 _ROOMS_OF_TURNS = (_Room(2, 4, math.inf, 24, 4), _Room(2, 4, 256, 32, 4))
 _TRIALS = {DriverClass.MESA_26: (_Room(2, 8, math.inf, 48, 4), _Room(2, 8, math.inf, 64, 2))}
@@ -269,7 +270,9 @@ class _Product:
     def rooms(self, among: Sequence[_Room]) -> list[_Room]:
         """Return those of its type and vectors."""
         kind, terms = (self.element_bytes, self.lanes), self.steps[1].extent
-        return [one for one in among if (one.element_bytes, one.lanes) == kind and terms <= one.terms]
+        return [
+            one for one in among if (one.element_bytes, one.lanes) == kind and one.over < terms <= one.terms
+        ]
 
 
 @dataclass(frozen=True, slots=True)
