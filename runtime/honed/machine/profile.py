@@ -63,6 +63,11 @@ class DeviceProfile:
         return driver_class(self.identity.platform, self.identity.driver_version)
 
     @property
+    def costly_addresses(self) -> bool:
+        """Whether its compiler takes four instructions to add a constant to an address."""
+        return self.family.by_driver_class and self.driver is DriverClass.MESA_26
+
+    @property
     def pairs_in_turns(self) -> bool:
         """Whether its compiler pairs halves within a turn of a loop, but not those that the loop carries."""
         return self.family.by_driver_class and self.driver is DriverClass.MESA

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from honed.tuner.compiler.proof import run_model
 from honed.tuner.lower import schedule
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import Lowered, LoweringFailed
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
 from tests import models
 from tests.tuner.backend import cases
 from tests.tuner.backend.run import RIGHT_LIST
 from tests.tuner.backend.worker import run_case
-from tests.tuner.search.search_functions import GRAPHS, draws, profile_of, tasks
+from tests.tuner.search.search_functions import GRAPHS, dense, draws, profile_of, tasks
 
 from .printers import Printed, assert_same_answers, builds, print_both
 
@@ -37,6 +39,12 @@ pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 MODELS = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 QUICK_GRAPHS = ("place of the largest",)
 NODES = RIGHT_LIST.read_text().split()
+
+
+def driven_by(driver: str, profile: DeviceProfile) -> DeviceProfile:
+    """The profile with such a version of its driver, unless that is empty."""
+    identity = replace(profile.identity, driver_version=driver or profile.identity.driver_version)
+    return replace(profile, identity=identity)
 
 
 @pytest.fixture
@@ -79,10 +87,14 @@ def test_node_tests(name: str, printed: list[Printed], device: Device) -> None:
     "name", [pytest.param(n, marks=() if n in QUICK_GRAPHS else pytest.mark.slow) for n in GRAPHS]
 )
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f == "mali" else pytest.mark.slow) for f in FAMILIES]
+    ("family", "driver"),
+    [
+        *(pytest.param(f, "", marks=() if f == "mali" else pytest.mark.slow) for f in FAMILIES),
+        ("mali", "Mesa 26.2"),
+    ],
 )
-def test_drawn_schedules(name: str, family: str, device: Device, tmp_path: Path) -> None:
-    profile = profile_of(family, device.profile)
+def test_drawn_schedules(name: str, family: str, driver: str, device: Device, tmp_path: Path) -> None:
+    profile = driven_by(driver, profile_of(family, device.profile))
     target = target_for(profile)
     compared = 0
     for one in tasks(name, tmp_path, profile):
@@ -101,6 +113,17 @@ def test_drawn_schedules(name: str, family: str, device: Device, tmp_path: Path)
                 assert_same_answers(both, device)
                 compared += 1
     assert compared
+
+
+def test_numbers_that_mesa_cannot_know_are_right(device: Device) -> None:
+    profile = driven_by("Mesa 26.2", profile_of("mali", device.profile))
+    func, target = narrow_indices(dense(16, 32, 640)), target_for(profile)
+    hidden = 0
+    for drawn in draws(func, profile, rules.space(func, target, profile)[:1], 2):
+        both = print_both(drawn.mod["main"], "main", target, profile)
+        assert_same_answers(both, device)
+        hidden += "+ get_group_id(2);" in both.ours.source
+    assert hidden
 
 
 def test_a_vector_of_conditions_meets_one_that_is_the_same_for_all(device: Device) -> None:

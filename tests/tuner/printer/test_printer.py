@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tvm import s_tir, te, tirx
 
 from honed.machine.devices import Device
+from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.printer import terms
@@ -24,7 +25,8 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches.grouped import sliced
-from honed.tuner.search.sketches.held import lines_of
+from honed.tuner.search.sketches.held import held_clocks
+from honed.valhall.bench import predicted
 from tests.runtime.builder import PROFILE
 from tests.tuner.lower.lowering import run_lowered
 from tests.tuner.search.search_functions import dense, draws, imagined
@@ -129,6 +131,24 @@ def test_a_product_moves_its_pointers_and_keeps_its_sums_in_registers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("driver", "terms", "first", "steps"),  # loops of 64 turns, of 32 within others, and of 64
+    [("26.2", 256, True, 4), ("26.2", 512, True, 0), ("25.0", 256, False, 0)],
+)
+def test_mesa_26_adds_to_addresses_what_it_cannot_know(
+    driver: str, terms: int, first: bool, steps: int
+) -> None:
+    profile = predicted("mali-g610", driver)
+    func = narrow_indices(dense(192, 256, terms, "float16"))
+    _, lowered, _ = first_kernels(func, "main", target_for(profile), profile)
+    before, *loops = lowered.source.split("  for (")
+    assert ("T_matmul_at = " in before) == first, "pointers that are needed behind a loop come before it"
+    assert ("T_matmul_at = " in loops[-1]) != first
+    declared = re.findall(r"const ulong (by_(\d+)) = \2u \+ get_group_id\(2\);", before)
+    assert len(declared) == steps, "as many as leave registers for pointers"
+    assert all(f", {name})" in loops[-1] for name, _ in declared)
+
+
+@pytest.mark.parametrize(
     ("dtype", "terms", "words"), [("float16", 512, 4), ("float16", 256, 0), ("float32", 512, 0)]
 )
 def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
@@ -137,7 +157,7 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
     profile = imagined("mali")
     drawing = Drawing(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
-    func = drawing.played(min(rows, key=lambda row: lines_of(row.drawn)))
+    func = drawing.played(min(rows, key=lambda row: held_clocks(row.drawn)))
     assert func is not None
     source = lower_function(func, "f", target_for(profile), profile).source
     assert len(re.findall(r"\buint4 (.*);", source)) == (words > 0)

@@ -25,7 +25,7 @@ from honed.tuner.search.draw import Drawing
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.convolutions import packed_clocks, window_tile
 from honed.tuner.search.sketches.grouped import groups_of
-from honed.tuner.search.sketches.held import lines_of
+from honed.tuner.search.sketches.held import held_clocks
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import predicted
 from tests.tuner.graph.graphs import parsed
@@ -120,7 +120,7 @@ def test_products_on_malis_begin_with_the_squarest_tile_that_does_not_spill(
     m: int, n: int, k: int, dtype: str, expected: list[int]
 ) -> None:
     func, one = dense(m, n, k, dtype), imagined("mali")
-    first = min(starts(sketched(func, "mali")), key=lines_of)
+    first = min(starts(sketched(func, "mali")), key=held_clocks)
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner == expected
     scheduled = traces.apply(first.text(), func).mod["main"]
@@ -144,6 +144,14 @@ def test_drivers_that_pair_halves_have_room_for_taller_tiles(
     sketches = [one for one in sketched(dense(192, 256, terms, "float16"), "mali") if one.lanes == 8]
     found = starts(sketches, driver, trial=trial)
     assert {one.tiles[0][1].factors[-1] for one in found} == rows
+
+
+def test_halves_that_are_multiplied_in_pairs_wait_for_lines_that_few_columns_share() -> None:
+    """Groups of two columns would touch twice as many lines, those of 4 x 8 load twice as often."""
+    driver = DriverClass.MESA_26
+    found = starts(sketched(dense(32, 2704, 128, "float16"), "mali"), driver)
+    first = min(found, key=lambda one: held_clocks(one, driver))
+    assert [tile.factors[-1] for _, tile in first.tiles] == [8, 1, 1, 169, 2]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +198,7 @@ def test_tiles_on_malis_compare_by_the_lines_that_a_step_touches(
     m: int, n: int, k: int, lines: dict[int, float]
 ) -> None:
     found = starts(sketched(dense(m, n, k, "float16"), "mali"))
-    assert {one.lanes: lines_of(one) for one in found} == lines
+    assert {one.lanes: held_clocks(one) for one in found} == lines
 
 
 @pytest.mark.parametrize(
@@ -345,6 +353,15 @@ def test_malis_share_lines_of_images_or_of_weights(
     scheduled = traces.apply(first.text(), func).mod["main"]
     assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
     lower_function(scheduled, "main", target_for(one), one)
+
+
+@pytest.mark.parametrize(("driver", "lanes"), [(DriverClass.ARM, 4), (DriverClass.MESA_26, 8)])
+def test_windows_have_more_channels_where_halves_share_registers(
+    driver: DriverClass, lanes: int, tmp_path: Path
+) -> None:
+    found = starts(sketched(windows(16, 64, 55, tmp_path), "mali"), driver)
+    clocks = {one.lanes: packed_clocks(one, driver) for one in found if packed_clocks(one, driver)}
+    assert min(clocks, key=lambda one: clocks[one]) == lanes
 
 
 @pytest.mark.parametrize(

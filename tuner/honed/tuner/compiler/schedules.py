@@ -38,7 +38,7 @@ from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import packed_clocks, window_loads
 from honed.tuner.search.sketches.grouped import groups_of
-from honed.tuner.search.sketches.held import lines_of
+from honed.tuner.search.sketches.held import held_clocks
 from honed.tuner.search.sketches.one_row import one_row_of, shares_row
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 
@@ -183,7 +183,7 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iter
 
 
 def _rank(row: Drawn, driver: DriverClass) -> tuple[float, ...]:
-    return lines_of(row, driver), window_loads(row), packed_clocks(row)
+    return held_clocks(row, driver), window_loads(row), packed_clocks(row, driver)
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[Schedule]:

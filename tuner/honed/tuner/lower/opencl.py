@@ -24,7 +24,7 @@ from honed.runtime.compiled.model import KernelArg
 from . import target
 from .barriers import divergent_barriers
 from .functions import extremes
-from .printer.kernel import print_kernels
+from .printer.kernel import Dialect, print_kernels
 from .program import KernelLaunch, MemoryValue
 from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, rebuilt
 from .sums import stage_sums
@@ -70,7 +70,8 @@ def lower_function(
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
-        source = (printer or partial(print_kernels, contract=profile.family.contracts))(kernels)
+        dialect = Dialect(contract=profile.family.contracts, costly_addresses=profile.costly_addresses)
+        source = (printer or partial(print_kernels, dialect=dialect))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))

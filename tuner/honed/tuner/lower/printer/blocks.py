@@ -125,6 +125,7 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_FILLED = 48  # of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
 _MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
 
 
@@ -146,18 +147,30 @@ class Block:
     step: int = 1
     start: Term | None = None
     turns: int | None = None  # of a loop from 0 whose number of turns is always that
+    spare: bool = False  # it has registers to spare: it is not unrolled, nor marked as one that would spill
     lines: list[str | Declaration | Block] = field(default_factory=list)
     last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
     known: dict[str, Term] = field(default_factory=dict)
     marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # of loads: the mark and the memory
     kept: int = 0
 
+    def before_loop(self, text: str) -> int:
+        """Return where the last loop stands, or the end where the text needs what is declared since."""
+        end = len(self.lines)
+        loops = [n for n, line in enumerate(self.lines) if isinstance(line, Block) and line.repeats]
+        place = loops[-1] if loops else end
+        behind = {line.name for line in self.lines[place:] if isinstance(line, Declaration)}
+        return end if behind.intersection(_WORD.findall(text)) else place
+
 
 class Blocks:
     """A kernel's open blocks, the outermost first."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, *, costly_addresses: bool = False) -> None:
         self.names = names
+        self.costly_addresses = costly_addresses
+        self.hidden_zero: str | None = "get_group_id(2)"  # in grids without blockIdx.z
+        self.registers = 0  # of 32 bits that arrays and `step`s take
         self.loads = Loads(names)
         self.open: list[Block] = [Block("")]
         self.lazy = 0  # inside of how many expressions that are computed only under a condition
@@ -222,13 +235,40 @@ class Blocks:
                 return block.known[key]
         return None
 
-    def declare(self, key: str, term: Term, kind: str, wanted: str, at: int) -> Term:
-        """Declare a value in an open block and remember it; the term that names it."""
+    def declare(self, key: str, term: Term, kind: str, wanted: str, at: int, *, address: bool) -> Term:
+        """Declare a value, perhaps of an `address`, in an open block and remember it; the term that names it.
+
+        Mesa 26 gives the two halves of a pointer whatever registers are next where a loop begins, and moves
+        them into an even one and the next for each load. Where only pointers live on beyond the loop, all of
+        them begin with even registers.
+        """
         name = self.names.fresh(wanted)
         named = Term(name, term.type, home=term.home, low=term.low, high=term.high)
-        self.open[at].lines.append(Declaration(name, f"{kind} {name} = {term.text};"))
-        self.open[at].known[key] = named
+        block = self.open[at]
+        place = block.before_loop(term.text) if address and self.costly_addresses else len(block.lines)
+        block.lines.insert(place, Declaration(name, f"{kind} {name} = {term.text};"))
+        block.known[key] = named
         return named
+
+    def step(self, nbytes: int) -> str | None:
+        """Return the name of a number of bytes to add to an address in the innermost loop.
+
+        None where the compiler may know the number. Mesa 26 keeps no constants of 64 bits: for each it moves
+        two into registers before it adds them, twice as many instructions as for what it cannot know.
+        """
+        loop = next((block for block in reversed(self.open) if block.repeats), None)
+        if not (
+            self.costly_addresses and self.hidden_zero and loop is not None and loop.spare and nbytes > 0
+        ):
+            return None
+        text = f"{nbytes}u + {self.hidden_zero}"
+        if (found := self.find(text)) is None:
+            if self.registers + 2 > _FILLED:
+                return None
+            self.registers += 2
+            term = Term(text, terms.ULONG)
+            found = self.declare(text, term, "const ulong", f"by_{nbytes}", 0, address=False)
+        return found.text
 
     def kept(self, term: Term, wanted: str, always: bool = False) -> Term:
         """Return the name of a pure value, declared outside of the loops that do not change it.
@@ -246,7 +286,7 @@ class Blocks:
             return term
         if leaves and not self.room(at + 1):
             return term
-        return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at)
+        return self.declare(key, term, f"const {terms.name(term.type)}", wanted, at, address=always)
 
     def room(self, loop: int) -> bool:
         """Count one more value in registers while a loop runs, and return whether there is room."""

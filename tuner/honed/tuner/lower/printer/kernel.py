@@ -12,6 +12,7 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
+from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
 
@@ -34,7 +35,7 @@ from .terms import ADD, Term, Unprintable
 _MOST_TURNS = 16  # of a loop that is written out
 _MOST_STATEMENTS = 128  # that one outermost loop may become
 _INDICES = {"blockIdx": "get_group_id", "threadIdx": "get_local_id"}
-_HIDDEN_ZERO = "get_group_id(2)"  # in grids without blockIdx.z
+_UNROLLED = 32  # turns of a loop that Mesa 26.2 unrolls
 
 
 class Statements:
@@ -90,6 +91,8 @@ class Statements:
             if kind == "threadIdx" and high is not None:
                 self.work_group["xyz".index(letter)] = high + 1
             self._threads[tag] = Term(name, terms.INT, low=0, high=high)
+            if tag == "blockIdx.z":
+                self.blocks.hidden_zero = None
         self.expressions.variables[axis.var] = self._threads[tag]
 
     # Memory
@@ -123,6 +126,7 @@ class Statements:
             self._array(made, elements * element.lanes, uses)
 
     def _registers(self, buffer: KernelBuffer, scalars: int) -> None:
+        self.blocks.registers += scalars * buffer.vector.bits // 32
         count = -(-scalars // buffer.width)
         fresh = self.blocks.names.fresh
         buffer.registers = (
@@ -178,15 +182,16 @@ class Statements:
         step = int(statement.step) if statement.step is not None else 1
         name = self.blocks.names.fresh(str(statement.loop_var.name))
         first, last = (_plain(t, of) for t in (start, stop))
-        if zero and ROLLED in statement.annotations and "blockIdx.z" not in self._threads:
-            first = _HIDDEN_ZERO
+        if zero and ROLLED in statement.annotations and self.blocks.hidden_zero is not None:
+            first = self.blocks.hidden_zero
         up = f"++{name}" if step == 1 else f"{name} += {step}"
         header = f"for ({terms.name(of)} {name} = {first}; {name} < {last}; {up})"
         counter = Term(name, of, home=self.blocks.here + 1, low=low, high=max(low, high))
         begin = Term("0", terms.INT) if zero else start
         self.expressions.variables[statement.loop_var] = counter
         turns = extent.high if zero and step == 1 and extent.low == extent.high else None
-        self.blocks.enter(Block(header, counter, True, step, begin, turns))
+        spare = first != self.blocks.hidden_zero and extent.bounds[1] > _UNROLLED
+        self.blocks.enter(Block(header, counter, True, step, begin, turns, spare))
         self.write(statement.body)
         self.blocks.leave()
 
@@ -255,13 +260,21 @@ _AT = "#define AT(type, base, bytes) ((__global type*)((__global const char*)(ba
 _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.compile(r"\bdouble\d*\b")}
 
 
-def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
-    """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What a device's compiler wants.
 
-    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; without
-    it they are `mad`.
+    With `contract` it fuses products with sums, as OpenCL C allows unless told otherwise; without it they are
+    `mad`. With `costly_addresses` kernels do with few instructions for addresses, and take more registers.
     """
-    return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, contract=contract)
+
+    contract: bool
+    costly_addresses: bool = False
+
+
+def print_kernels(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
+    """Print kernels as OpenCL C, by their entry names; raise Unprintable (a ValueError) where it has none."""
+    return source_of({entry: bounded(f) for entry, f in _prepared(kernels).items()}, dialect)
 
 
 def _prepared(kernels: dict[str, tirx.PrimFunc]) -> dict[str, tirx.PrimFunc]:
@@ -325,9 +338,9 @@ def _indexes(loop: tirx.For, private: set[Any]) -> bool:
     )
 
 
-def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
+def source_of(kernels: dict[str, tirx.PrimFunc], dialect: Dialect) -> str:
     """Return one source with all kernels, by their entry names."""
-    texts = [_kernel(entry, func, contract=contract) for entry, func in kernels.items()]
+    texts = [_kernel(entry, func, dialect) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [
         f"#pragma OPENCL EXTENSION {e} : enable" for e, word in _EXTENSIONS.items() if word.search(body)
@@ -338,11 +351,11 @@ def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     return "\n".join([*before, "", body] if before else [body])
 
 
-def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
+def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     names = Names()
     names.fresh(entry)
-    blocks = Blocks(names)
-    expressions = Expressions(blocks, contract=contract)
+    blocks = Blocks(names, costly_addresses=dialect.costly_addresses)
+    expressions = Expressions(blocks, contract=dialect.contract)
     memory = KernelMemory(blocks, expressions)
     expressions.load = memory.load
     statements = Statements(blocks, expressions, memory)

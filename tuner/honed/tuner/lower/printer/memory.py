@@ -217,7 +217,7 @@ class Addresses:
             pointer = Term(text, buffer.element, PRIMARY, home)
         loop = self.blocks.open[home].loop
         wanted = f"{buffer.name}_{loop.text if loop is not None else 'at'}"
-        return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at)
+        return self.blocks.declare(text, pointer, f"__global {kind}*", wanted, at, address=True)
 
     def _moved(
         self, buffer: KernelBuffer, outer: list[Part], counted: Part, home: int, of: Type
@@ -240,7 +240,11 @@ class Addresses:
         first = "" if block.start.text == "0" else f" + {factor // size} * {block.start.within(PRIMARY)}"
         kind = _pointed(buffer)
         self.blocks.open[outside].lines.append(f"__global {kind}* {name} = {start.text}{first};")
-        block.last.append(f"{name} {'+' if factor > 0 else '-'}= {abs(factor) // size * block.step};")
+        step = self.blocks.step(factor * block.step)
+        if step is not None:
+            block.last.append(f"{name} = AT({kind}, {name}, {step});")
+        else:
+            block.last.append(f"{name} {'+' if factor > 0 else '-'}= {abs(factor) // size * block.step};")
         block.known[key] = Term(name, buffer.element, PRIMARY, home)
         return block.known[key]
 
@@ -411,6 +415,9 @@ class KernelMemory:
         """Return a pointer to a scalar, as text that another operator may follow in parentheses."""
         if buffer.space == "global":
             pointer, offset = self.addresses.pointer(buffer, base)
+            step = self.blocks.step(offset * terms.stored(buffer.element).bits // 8)
+            if step is not None:
+                return f"AT({_pointed(buffer)}, {pointer.text}, {step})"
             return f"{pointer.text} {'+' if offset > 0 else '-'} {abs(offset)}" if offset else pointer.text
         return f"{buffer.name} + {self._index(base)}"
 

@@ -42,7 +42,6 @@ _SINGLES = (
     blocked_rectangle,
     moved_lines,
     window_tile,
-    packed_tile,
     point_groups,
     attention_tile,
     shared_tile,
@@ -65,7 +64,8 @@ def starts(
     tiled = False
     for sketch in sketches:
         rows = [one for single in _SINGLES if (one := single(sketch)) is not None]
-        rows += [one for one in (blockwise_tile(sketch, driver),) if one is not None]
+        by_driver = (blockwise_tile(sketch, driver), packed_tile(sketch, driver))
+        rows += [one for one in by_driver if one is not None]
         rows += held_tiles(sketch, driver, trial=trial)
         slices = slices_of(sketch)
         if slices is not None and (slices or not tiled):

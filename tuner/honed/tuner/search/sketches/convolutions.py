@@ -13,6 +13,7 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import ALIGNED_PIXELS
@@ -264,9 +265,10 @@ _HALF = 2  # bytes
 _REGISTERS, _SPILLED = 64, 4  # what a work-item has, and the lines of each beyond that for an input channel
 _SUMS, _ITEMS = 48, 256  # of a work-item and of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
+_PAIRED = {DriverClass.MESA_26: 2}  # halves that share a register, and are multiplied at once, in loops, too
 
 
-def packed_tile(sketch: Drawn) -> Drawn | None:
+def packed_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
     """Return the sketch `packed` with its best rectangle and groups on Malis; None for another kind."""
     if not _is_packed(sketch):
         return None
@@ -281,10 +283,10 @@ def packed_tile(sketch: Drawn) -> Drawn | None:
             cuts = {at_rows: rows.cut(tall), at_pieces: pieces.cut(long)}
             cuts |= {at_places: across.cut(wide, places), at_channels: down.cut(high)}
             made.append(sketch.with_most(cuts))
-    return min(made, key=packed_clocks, default=None)
+    return min(made, key=lambda one: packed_clocks(one, driver), default=None)
 
 
-def packed_clocks(start: Drawn) -> float:
+def packed_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
     """Return the clocks of the busiest core for an input channel with a tile of `packed_tile`, else 0.
 
     A warp loads the piece of the image and the vectors of weights, a clock for each line, and in the end it
@@ -309,9 +311,9 @@ def packed_clocks(start: Drawn) -> float:
         weights = {c * lanes * _HALF // LINE for c, *_ in places}
         results = {(c, (y * row + x) * _HALF // LINE) for c, y, x in places}
         lines += loads * len(image) + _WINDOW**2 * len(weights) + stores * len(results)
-    sums = tall * long * lanes
-    spilled = max(0, sums + loads * _IMAGE_VECTOR + lanes - _REGISTERS)
-    clocks = math.hypot(lines / len(warps) + _SPILLED * spilled, _WINDOW**2 * sums / _FMA)
+    sums, paired = tall * long * lanes, _PAIRED.get(driver, 1)
+    spilled = max(0.0, (sums + loads * _IMAGE_VECTOR + lanes) / paired - _REGISTERS)
+    clocks = math.hypot(lines / len(warps) + _SPILLED * spilled, _WINDOW**2 * sums / (_FMA * paired))
     return busiest(group, items) * clocks
 
 

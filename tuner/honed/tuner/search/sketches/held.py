@@ -204,6 +204,8 @@ _TILES = 5  # of a product at least
 _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
+_SINGLE = 4  # bytes of what is multiplied by itself
+_ADDRESS = 4  # instructions for the address of a load, with Mesa 26
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
 
@@ -217,6 +219,7 @@ class _Room:
     terms: float  # of the sum at most: halves are added up twice from 257 on (lower.sums.LONGEST)
     accumulators: int
     steps: int
+    over: int = 0  # terms of the sum: loops of 32 turns are unrolled by Mesa 26.2, and load ahead
 
 
 _ROOMS = (
@@ -229,7 +232,7 @@ _ROOMS = (
 )
 # Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
 # products, those of 6 x 8 where a sum is added up twice.
-_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4))}
+_ROOMS_OF = {DriverClass.MESA_26: (*_ROOMS, _Room(2, 8, 256, 48, 4), _Room(2, 8, 128, 64, 2, over=64))}
 # Sums of halves of which each turn of a loop adds sixteen terms up before those that the loop carries.
 _ROOMS_OF_TURNS = (_Room(2, 4, math.inf, 24, 4), _Room(2, 4, 256, 32, 4))
 _TRIALS = {DriverClass.MESA_26: (_Room(2, 8, math.inf, 48, 4), _Room(2, 8, math.inf, 64, 2))}
@@ -254,6 +257,11 @@ class _Product:
         """Products that are computed at once."""
         return math.prod(tile.extent for _, tile in self.others)
 
+    @property
+    def element_bytes(self) -> int:
+        """Of the widest operand."""
+        return _VECTOR_BYTES // self.steps[1].most
+
     def warps(self, cut: _Cut) -> int:
         """Return those that the busiest core runs."""
         items = (self.rows[1].extent // cut.rows) * (self.vectors[1].extent // cut.vectors)
@@ -261,9 +269,10 @@ class _Product:
 
     def rooms(self, among: Sequence[_Room]) -> list[_Room]:
         """Return those of its type and vectors."""
-        element_bytes, terms = _VECTOR_BYTES // self.steps[1].most, self.steps[1].extent
-        kind = element_bytes, self.lanes
-        return [one for one in among if (one.element_bytes, one.lanes) == kind and terms <= one.terms]
+        kind, terms = (self.element_bytes, self.lanes), self.steps[1].extent
+        return [
+            one for one in among if (one.element_bytes, one.lanes) == kind and one.over < terms <= one.terms
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +302,18 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
     return [sketch.with_most(_decisions(found, cut)) for cut in best if cut is not None]
 
 
-def lines_of(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
-    """Return the lines that the busiest core touches in a step with a tile of `held_tiles`, else 0."""
+def held_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
+    """Return the clocks of the busiest core for a step of the sum with a tile of `held_tiles`, else 0.
+
+    Those in which it loads, a line in each; since Mesa 26.1 what it issues counts, too.
+    """
     found = _product(start)
     if found is None:
         return 0.0
     tiles = (found.rows, found.high, found.vectors, found.wide, found.steps)
     cut = _Cut(*(tile.factors[-1] for _, tile in tiles))
+    if driver is DriverClass.MESA_26:
+        return _rank(found, cut, driver)[0]
     return _lines(found, cut, _LOADED.get(driver, _LEAST_LOADED))
 
 
@@ -336,15 +350,17 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
 def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
     """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors.
 
-    Where turns are added up, halves are multiplied as fast as lines are loaded: the slower of both counts.
-    Since Mesa 26.1 lines tell tiles of equal loads apart.
+    Where halves are multiplied in pairs, that is as fast as lines are loaded. Where turns are added up the
+    slower of both counts; since Mesa 26.1 the root of the squares, between the bounds of the bench.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
-    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
+    every = driver is DriverClass.MESA_26
+    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED), every=every)
     if product.turn:
         return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
-    tied = (lines,) if driver is DriverClass.MESA_26 else ()
-    return _loads(product, cut), -cut.steps, *tied, *beside, cut.rows
+    if every:
+        return math.hypot(lines, _issued(product, cut)), lines, -cut.steps, *beside, cut.rows
+    return _loads(product, cut), -cut.steps, *beside, cut.rows
 
 
 def _multiplied(product: _Product, cut: _Cut) -> float:
@@ -357,23 +373,38 @@ def _multiplied(product: _Product, cut: _Cut) -> float:
     return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
 
 
+def _issued(product: _Product, cut: _Cut) -> float:
+    """Return the clocks in which the busiest core issues what a step of the sum takes, halves in pairs.
+
+    Those are multiplications, and the additions to the address of each load.
+    """
+    columns = cut.vectors * product.lanes * product.element_bytes
+    multiplied = cut.rows * columns / _SINGLE
+    loads = cut.rows / cut.steps + math.ceil(columns / _VECTOR_BYTES)
+    return product.warps(cut) * (multiplied + _ADDRESS * loads) / _FMA
+
+
 def _loads(product: _Product, cut: _Cut) -> int:
     """Return how much the busiest core loads for a step of the sum."""
     return product.warps(cut) * (cut.rows + cut.vectors * product.lanes)
 
 
-def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
+def _lines(product: _Product, cut: _Cut, loaded: int, *, every: bool = False) -> float:
     """Return the lines of memory that the busiest core touches for a step of the sum.
 
-    An instruction loads so many elements. Rows are loaded for several steps at once, and a group's first warp
-    stands for all.
+    An instruction loads so many elements. Rows are loaded for several steps at once. Of a group count `every`
+    warp, or the first.
     """
-    size = _VECTOR_BYTES // product.steps[1].most
+    size, group = product.element_bytes, cut.high * cut.wide
     span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
-    down, across = math.ceil(min(WARP, cut.high * cut.wide) / cut.wide), range(min(WARP, cut.wide))
-    loads = range(0, span, loaded * size)
-    columns = sum(len({(place * span + at) // LINE for place in across}) for at in loads)
-    return product.warps(cut) * (cut.rows * down / cut.steps + columns)
+    warps = [range(n, min(n + WARP, group)) for n in range(0, group if every else 1, WARP)]
+    touched = 0.0
+    for warp in warps:
+        down, across = {n // cut.wide for n in warp}, {n % cut.wide for n in warp}
+        loads = range(0, span, loaded * size)
+        columns = sum(len({(place * span + at) // LINE for place in across}) for at in loads)
+        touched += cut.rows * len(down) / cut.steps + columns
+    return product.warps(cut) * touched / len(warps)
 
 
 def _decisions(product: _Product, cut: _Cut) -> dict[int, Decision]:
