@@ -43,11 +43,9 @@ def compile_here(machine: Machine, models: list[Path], run: Path) -> None:
     machine.put([(model, model.name) for model in models], "/root/models")
 
 
-def carry_in(machine: Machine, archives: Path, driver: Path, run: Path) -> None:
+def carry_in(machine: Machine, dist: Path, archives: Path, driver: Path, run: Path) -> None:
     """What the tests need."""
-    debs = [
-        path for path in sorted((SOURCE / "dist").glob("*.deb")) if path.stem.endswith(("_all", "_arm64"))
-    ]
+    debs = [path for path in sorted(dist.glob("*.deb")) if path.stem.endswith(("_all", "_arm64"))]
     source = [(SOURCE / name, name) for name in ("debian", "docs/examples") if (SOURCE / name).exists()]
     machine.put([(path, f"debs/{path.name}") for path in debs], "/root")
     machine.put([(HERE / "tests", "tests"), (driver, "mali.ko")], "/root")
@@ -139,7 +137,7 @@ def run_tests(
 def main() -> int:
     """As the module says."""
     parser = argparse.ArgumentParser()
-    for option in ("--run", "--boot", "--archives", "--driver"):
+    for option in ("--run", "--boot", "--dist", "--archives", "--driver"):
         parser.add_argument(option, type=Path, required=True)
     for option in ("--cores", "--memory", "--boots"):
         parser.add_argument(option, type=int, required=True)
@@ -164,7 +162,7 @@ def main() -> int:
         models = models_of(options.models, options.run)
         print(f"the machine runs after {machine.boot(600):.0f} s", flush=True)
         print(machine.run("uname -a; cat /etc/debian_version; free -m; grep -m 1 part /proc/cpuinfo", 60))
-        carry_in(machine, options.archives, options.driver, options.run)
+        carry_in(machine, options.dist, options.archives, options.driver, options.run)
         machine.put([(model, model.name) for model in models], "/root/models")
         failed = run_tests(machine, with_needs(options.tests), models, options)
         if failed:
