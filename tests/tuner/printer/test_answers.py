@@ -118,8 +118,8 @@ def test_drawn_schedules(name: str, family: str, driver: str, device: Device, tm
 def test_numbers_that_mesa_cannot_know_are_right(device: Device) -> None:
     profile = driven_by("Mesa 26.2", profile_of("mali", device.profile))
     func, target = narrow_indices(dense(16, 32, 640)), target_for(profile)
-    hidden = 0
-    for drawn in draws(func, profile, rules.space(func, target, profile)[:1], 2):
+    hidden = 0  # of the draws from a sketch whose loops no schedule marks
+    for drawn in draws(func, profile, rules.space(func, target, profile)[-1:], 2):
         both = print_both(drawn.mod["main"], "main", target, profile)
         assert_same_answers(both, device)
         hidden += "+ get_group_id(2);" in both.ours.source
