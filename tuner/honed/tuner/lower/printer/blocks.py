@@ -125,7 +125,7 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_FILLED = 48  # of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
+_FILLED = 44  # of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
 _MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
 
 
@@ -154,11 +154,20 @@ class Block:
     marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # of loads: the mark and the memory
     kept: int = 0
 
+    @property
+    def has_loops(self) -> bool:
+        """Whether there is a loop in it."""
+        inner = [line for line in self.lines if isinstance(line, Block)]
+        return any(block.repeats or block.has_loops for block in inner)
+
     def before_loop(self, text: str) -> int:
-        """Return where the last loop stands, or the end where the text needs what is declared since."""
+        """Return where the last loop stands, or the end where the text needs what is declared since.
+
+        The end, too, where that loop has another in it, for which more is held in registers.
+        """
         end = len(self.lines)
-        loops = [n for n, line in enumerate(self.lines) if isinstance(line, Block) and line.repeats]
-        place = loops[-1] if loops else end
+        loops = [(n, line) for n, line in enumerate(self.lines) if isinstance(line, Block) and line.repeats]
+        place = loops[-1][0] if loops and not loops[-1][1].has_loops else end
         behind = {line.name for line in self.lines[place:] if isinstance(line, Declaration)}
         return end if behind.intersection(_WORD.findall(text)) else place
 
