@@ -47,8 +47,8 @@ from honed.protocol.results import (
 
 MOST_LOANS, MOST_OF_USER = 512, 64  # at a time; each is a descriptor and a page
 COUNT_SECONDS = 1.0  # between two looks at what apps have run
-# A second thread saves no time of runs that take no longer: until settings were compared, they have one.
-# Where they grow beyond twice as long, the app asks again.
+# In microseconds. A second thread makes no shorter run faster: until settings were compared, those have one.
+# An app whose runs grow to more than twice as long asks again.
 _SMALL_US = 400
 _MOST_PER_SECOND = 1_000_000  # runs of a loan that are believed
 _log = logging.getLogger(__name__)
