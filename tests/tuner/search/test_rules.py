@@ -59,7 +59,7 @@ def test_the_budget_is_needed(family: str) -> None:
     """Without it tiles are drawn whose accumulators no device of the family holds in registers."""
     one = imagined(family)
     func = dense(256, 256, 128)
-    found = sketches(func, rules.rules_of(one).sketches)
+    found = list(sketches(func, rules.rules_of(one).sketches))
     free = draws(func, one, found, 96, postprocs=[Budget(NONE, Threads(least=1, most=1024), 1)])
     most = rules.rules_of(one).most.registers
     assert max(size_of(schedule.mod["main"]).registers for schedule in free) > most
@@ -127,7 +127,7 @@ def test_what_no_sketch_fits_is_bound_on_a_cpu() -> None:
     second = te.compute((6,), lambda i: te.max(first[i, j], axis=j), name="second")
     one = imagined("cpu")
     func = te.create_prim_func([x, second])
-    assert sketches(func, rules.rules_of(one).sketches) == []
+    assert list(sketches(func, rules.rules_of(one).sketches)) == []
     space = rules.space(func, target_for(one), one)
     drawn = draws(func, one, space, 1)
     assert drawn

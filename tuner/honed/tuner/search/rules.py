@@ -204,7 +204,7 @@ def each_of_space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -
             return
     rules = rules_of(profile)
     groups, none = rules.groups, True
-    for one in _sketches(func, rules.sketches):
+    for one in sketches(func, rules.sketches):
         yield one
         none = False
     if groups is None or groups.tile is None:
@@ -265,12 +265,8 @@ def point_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
     return list(_fitting(func, [partial(points, limits=rules_of(profile).sketches)]))
 
 
-def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
-    """Return every sketch that fits a function; none where the sketches do not understand its blocks."""
-    return list(_sketches(func, limits))
-
-
-def _sketches(func: tirx.PrimFunc, limits: SketchLimits) -> Iterator[Schedule]:
+def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> Iterator[Schedule]:
+    """Yield every sketch that fits a function; none where the sketches do not understand its blocks."""
     tries = [
         lambda schedule, make=make, lanes=lanes: make(schedule, limits, lanes)
         for _, make in sorted(SKETCHES.items())
