@@ -64,7 +64,7 @@ def pointed(served: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def app(served: Service) -> Iterator[Client]:
-    with served.client() as connected:
+    with served.client(in_app=True) as connected:
         yield connected
 
 
@@ -201,7 +201,7 @@ CHANGES: dict[str, Callable[[Client, str, Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_is_called_back(served: Service, app: Client, name: str, tmp_path: Path, change: str) -> None:
     assert asked(app, name)
-    with served.client() as admin:
+    with served.client(in_app=True) as admin:
         CHANGES[change](admin, name, tmp_path)
     assert answer(app, name) == (2.0 if change == "replaced" else 1.0, False)
     assert app.show(name)["in_apps"] == 0
@@ -211,7 +211,7 @@ def test_it_is_called_back(served: Service, app: Client, name: str, tmp_path: Pa
 
 def test_what_is_removed_is_not_found(served: Service, app: Client, name: str) -> None:
     assert asked(app, name)
-    with served.client() as admin:
+    with served.client(in_app=True) as admin:
         admin.remove(name)
     with pytest.raises(NotFound):
         app.infer(name, {"x": X})
@@ -241,7 +241,7 @@ def test_no_request_is_lost_and_none_is_answered_by_what_was_replaced(
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
-    with served.client() as admin:
+    with served.client(in_app=True) as admin:
         for number in (2.0, 3.0, 4.0):
             before = answered[0]
             added(admin, tmp_path, name, number, replace=True)
@@ -257,7 +257,7 @@ def test_no_request_is_lost_and_none_is_answered_by_what_was_replaced(
 @pytest.mark.tvm
 def test_a_compiled_form_calls_it_back(start_service: Callable[..., Service], tmp_path: Path) -> None:
     service = start_service(config='[serve]\nengine = "fastest"\n' + NO_TUNER + LENT)
-    with service.client(timeout=600.0) as app, service.client() as admin:
+    with service.client(in_app=True, timeout=600.0) as app, service.client(in_app=True) as admin:
         (tmp_path / "m.onnx").write_bytes(adding(1))
         app.add(tmp_path / "m.onnx", name="m")
         admin.pin("m", engine="onnxruntime")
@@ -271,7 +271,7 @@ def test_a_compiled_form_calls_it_back(start_service: Callable[..., Service], tm
 
 def test_one_setting_turns_it_off(start_service: Callable[..., Service], tmp_path: Path) -> None:
     service = start_service(config=CPU + LENT)
-    with service.client() as app:
+    with service.client(in_app=True) as app:
         added(app, tmp_path, "m", 1)
         assert asked(app, "m")
         service.configure(CPU + "\n[cpu]\nin_app_ms = 0\n")
@@ -284,7 +284,7 @@ def test_one_setting_turns_it_off(start_service: Callable[..., Service], tmp_pat
 
 def test_a_service_that_dies_is_noticed(start_service: Callable[..., Service], tmp_path: Path) -> None:
     service = start_service(config=CPU + LENT)
-    with service.client() as app:
+    with service.client(in_app=True) as app:
         added(app, tmp_path, "m", 1)
         assert asked(app, "m")
         loan = app.loan("m")
@@ -319,7 +319,7 @@ def test_users_get_what_they_have_brought_and_nothing_of_others(
 ) -> None:
     with (
         for_users(tmp_path_factory, cache_dir, LENT) as service,
-        service.client() as root,
+        service.client(in_app=True) as root,
         client(service, ANNA) as anna,
         client(service, BERT) as bert,
     ):
@@ -350,7 +350,7 @@ def test_apps_without_onnxruntime_or_with_another_use_the_service(
         other.setattr(standin, "_kept", [SimpleNamespace(__version__="1.0")])
         assert not asked(app, name, 2 * ASKED_AFTER)
     wait_for(lambda: app.show(name)["in_apps"] == 0, "the loan to be given back")
-    with served.client() as another:
+    with served.client(in_app=True) as another:
         assert asked(another, name)
 
 
@@ -447,7 +447,7 @@ def test_a_hostile_app_harms_neither_the_service_nor_its_figures(
 
 def test_loans_are_bounded(app: Client, name: str, monkeypatch: pytest.MonkeyPatch, served: Service) -> None:
     app.infer(name, {"x": X})
-    others = [served.client() for _ in range(feature.MOST_OF_USER + 1)]
+    others = [served.client(in_app=True) for _ in range(feature.MOST_OF_USER + 1)]
     try:
         for each in others[1:]:
             borrow(each, name)
