@@ -24,7 +24,11 @@ Known = dict[relax.Var, Hashable]
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
     """Return, by each variable of a fused module's `main`, the variables of the unfused one it computes."""
-    operators = {_operator(b.value, {}): b.var for b in bindings(plain) if isinstance(b.value, relax.Call)}
+    operators: dict[Hashable, relax.Var] = {}
+    alike: Known = {}  # views of one value are equal operators
+    for binding in bindings(plain):
+        if isinstance(binding.value, relax.Call):
+            alike[binding.var] = operators.setdefault(_operator(binding.value, alike), binding.var)
     known: Known = {}
     found: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for binding in bindings(fused["main"]):
