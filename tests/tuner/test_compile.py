@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -91,6 +92,46 @@ def test_what_was_written_runs(device: Device, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, run_model(parser.parse_model(MODEL), given, device)["y"], rtol=1e-6)
     assert (found >= -0.2).all()
     np.testing.assert_allclose(found[product > 4], product[product > 4], rtol=1e-3)
+
+
+# Prints digests of a model as it was normalised and of its compiled file.
+_DIGESTS = """
+import hashlib, sys
+from pathlib import Path
+from honed.machine import profilefile
+from honed.tuner import frontend
+from honed.tuner.compiler import compile as compiling
+path, output, profile = (Path(one) for one in sys.argv[1:4])
+request = compiling.CompileRequest(
+    path=path, output=output, profile=profilefile.load(profile), device=None, shapes={}, precision="auto",
+    filename="m.onnx", processes=int(sys.argv[4]),
+)
+compiling.compile_file(request, lambda stage, done, text: None)
+normalised = compiling.prepare(frontend.load(path), {}, "auto", request.profile).normalised
+for made in (normalised.model.SerializeToString(), output.read_bytes()):
+    print(hashlib.sha256(made).hexdigest())
+"""
+
+
+def test_a_model_compiles_to_the_same_file_in_every_process(device: Device, tmp_path: Path) -> None:
+    """Neither the order of sets nor that in which forked processes are done is in what is written."""
+    layers = " ".join(f"a{n} = MatMul(y{n}, w) b{n} = Softmax(a{n}) y{n + 1} = Tanh(b{n})" for n in range(3))
+    head = '<ir_version: 9, opset_import: ["": 20]> f (float[4,8] x, float[8,8] w) => (float[4,8] y)'
+    file = _saved(tmp_path, f"{head} {{ y0 = Gelu(x) {layers} y = Neg(y3) }}")
+    profile = tmp_path / "board.toml"
+    profile.write_text(profilefile.dumps(device.profile))
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", _DIGESTS, file, tmp_path / f"{processes}.honed", profile, str(processes)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": str(processes)},
+        )
+        for processes in (0, 2)
+    ]
+    one, other = (child.communicate(timeout=SECONDS)[0].split() for child in children)
+    assert one == other
+    assert len(one) == 2
 
 
 @pytest.mark.slow

@@ -63,3 +63,20 @@ def test_a_product_that_writes_its_transpose_is_named_with_it() -> None:
         )
     )
     assert [[one.op for one in part.operators] for part in compiled.parts] == [["MatMul", "Transpose"]]
+
+
+def test_products_that_read_one_value_by_strides_keep_their_names() -> None:
+    """Each reads a view of its own, and all call one function."""
+    compiled = _compiled(
+        parsed(
+            "(float[8,4] x, float[8,8] u) => (float[4,8] y0, float[4,8] y1, float[4,8] y2)"
+            " { t = Transpose<perm=[1,0]>(x) v = Softmax(u) w = Tanh(u)"
+            " a = MatMul(t, u) y0 = Relu(a) b = MatMul(t, v) y1 = Relu(b) c = MatMul(t, w) y2 = Relu(c) }"
+        )
+    )
+    found = {part.operators[-1].name: part.operators[0].name for part in compiled.parts}
+    assert {name: found.get(name) for name in ("y0", "y1", "y2")} == {
+        "y0": "a/MatMul",
+        "y1": "b/MatMul",
+        "y2": "c/MatMul",
+    }

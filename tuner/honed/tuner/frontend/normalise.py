@@ -136,7 +136,7 @@ def _assemble(
             kept.append(node)
             needed.update(node.input)
     kept.reverse()
-    produced = {o for node in kept for o in node.output}
+    produced = dict.fromkeys(o for node in kept for o in node.output)  # in order, so that files are equal
     given = {spec.name for spec in inputs}
     names = [builder.unique(o.name) if o.name in given else o.name for o in outputs]
     renamed = _name_outputs(kept, produced, names, values)

@@ -24,7 +24,11 @@ Known = dict[relax.Var, Hashable]
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
     """Return, by each variable of a fused module's `main`, the variables of the unfused one it computes."""
-    operators = {_operator(b.value, {}): b.var for b in bindings(plain) if isinstance(b.value, relax.Call)}
+    operators: dict[Hashable, relax.Var] = {}
+    alike: Known = {}  # views of one value are equal operators
+    for binding in bindings(plain):
+        if isinstance(binding.value, relax.Call):
+            alike[binding.var] = operators.setdefault(_operator(binding.value, alike), binding.var)
     known: Known = {}
     found: dict[relax.Var, tuple[relax.Var, ...]] = {}
     for binding in bindings(fused["main"]):
@@ -389,12 +393,13 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
 
     for last in calls.values():
         if reductions[_function(last)] == 1:
-            yield from _kernels(last, made_for, rows=rows)
+            yield from _kernels(module, last, made_for, rows=rows)
         if rows:
             yield from _products_of_a_row(last, calls, read, sums)
 
 
 def _kernels(
+    module: IRModule,
     last: relax.VarBinding,
     made_for: Callable[[relax.VarBinding], Iterator[tuple[int, relax.VarBinding]]],
     *,
@@ -410,8 +415,18 @@ def _kernels(
                     if rows and not none and _has_few_rows(turn.var, first.var):
                         yield Chain((turn, first, middle, last))
                 yield Chain((first, middle, last))
-        elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
+        elif (
+            several == 1
+            and _axes(last) == _axes(middle) == _BLOCKED_AXES
+            and _is_pointwise(module[_function(last)])
+        ):
             yield Chain((middle, last))
+
+
+def _is_pointwise(func: tirx.PrimFunc) -> bool:
+    """Return whether a convolution of blocked channels sums these alone: its window has one element."""
+    summed = (reduced_axes(block) for block in nodes(func.body, s_tir.SBlock))
+    return any([getattr(axis.dom.extent, "value", 0) for axis in axes[1:-1]] == [1, 1] for axes in summed)
 
 
 def _has_few_rows(value: relax.Var, scores: relax.Var) -> bool:
