@@ -216,7 +216,7 @@ _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 _SINGLE = 4  # bytes of what is multiplied by itself
-_ADDRESS = 4  # instructions for the address of a load, with Mesa 26
+_ADDRESS = {DriverClass.MESA_26: 4}  # instructions for the address of a load, by class of drivers that need some
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
 
@@ -355,16 +355,15 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
 def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
     """Rank by clocks, then by how far the group is from the usual one; rows are loaded in long vectors.
 
-    A clock loads a line. Where turns are added up and multiplications take longer, these count. Since Mesa
-    26.1 the root of the squares of what is loaded and what is issued is between the bounds of the bench.
+    A clock loads a line. Where turns are added up the slower of loads and multiplications counts, else the
+    root of the squares of what is loaded and what is issued, which is between the bounds of the bench.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
-    clocks = lines
     if product.turn:
         clocks = max(lines, _multiplied(product, cut))
-    elif driver is DriverClass.MESA_26:
-        clocks = math.hypot(lines, _issued(product, cut))
+    else:
+        clocks = math.hypot(lines, _issued(product, cut, _ADDRESS.get(driver, 0)))
     return clocks, lines, -cut.steps, *beside, cut.rows
 
 
@@ -378,15 +377,15 @@ def _multiplied(product: _Product, cut: _Cut) -> float:
     return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
 
 
-def _issued(product: _Product, cut: _Cut) -> float:
+def _issued(product: _Product, cut: _Cut, address: int) -> float:
     """Return the clocks in which the busiest core issues what a step of the sum takes, halves in pairs.
 
-    Those are multiplications, and the additions to the address of each load.
+    Those are multiplications, and so many additions to the address of each load.
     """
     columns = cut.vectors * product.lanes * product.element_bytes
     multiplied = cut.rows * columns / _SINGLE
     loads = cut.rows / cut.steps + math.ceil(columns / _VECTOR_BYTES)
-    return product.warps(cut) * (multiplied + _ADDRESS * loads) / _FMA
+    return product.warps(cut) * (multiplied + address * loads) / _FMA
 
 
 def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
