@@ -223,7 +223,7 @@ def test_rows_that_lie_side_by_side_are_as_many_as_a_vector_has() -> None:
 
 
 @pytest.mark.parametrize(
-    # By lanes: warps of a core, times the lines of its rows' and columns' loads, and clocks of multiplications.
+    # By lanes: warps of a core, times the lines of its rows' and columns' loads; clocks of multiplications.
     ("m", "n", "k", "lines", "multiplied"),
     [
         (192, 256, 256, {4: 24 * (8 / 4 + 2), 8: 24 * (2 * 4 / 4 + 4)}, 96),

@@ -216,7 +216,7 @@ _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 _SINGLE = 4  # bytes of what is multiplied by itself
-_ADDRESS = {DriverClass.MESA_26: 4}  # instructions for the address of a load, by class of drivers that need some
+_ADDRESS = {DriverClass.MESA_26: 4}  # instructions for the address of a load, by class of drivers
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
 
