@@ -42,7 +42,7 @@ def numbers(drawn: decisions.Drawn) -> tuple[tuple[int, decisions.Decision], ...
 @pytest.mark.parametrize("family", ["cpu", "mali", "gpu"])
 def test_schedules_of_kin_come_first_and_fit_the_new_extents(family: str) -> None:
     theirs = batches(32, 64, 32, family=family).next().proposals
-    batch = batches(64, 96, 48, related=["nonsense", *(p.trace for p in theirs)], family=family).next()
+    batch = batches(64, 128, 48, related=["nonsense", *(p.trace for p in theirs)], family=family).next()
     assert batch.way is Way.KIN
     assert 0 < len(batch.proposals) <= SIZE
     extents = {tuple(t.extent for t in tiles(p)) for p in theirs}

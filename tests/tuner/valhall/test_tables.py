@@ -33,10 +33,16 @@ POINTS = [
     (112, 4, 1280),
     (56, 4, 336),
     (336, 4, 112),
+    (16, 56, 64),
+    (24, 28, 40),
+    (32, 28, 80),
 ]  # channels, side, channels
 GATED = [
     (32, 26, 32),
     (64, 26, 64),
+    (32, 52, 64),
+    (48, 52, 80),
+    (64, 28, 40),
 ]  # the same, times their sigmoids, which take registers for each of the sums
 WINDOWS = [(32, 56, 1), (16, 104, 2)]  # channels, side, stride
 FEW_BITS = [(64, 576, 576), (64, 576, 1536), (64, 1536, 576), (1, 1536, 576)]  # rows, terms, columns

@@ -318,7 +318,9 @@ def packed_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
 
 
 def _is_packed(sketch: Drawn) -> bool:
-    packs = sketch.by_groups and sketch.names.count("TransformLayout") >= _LAYOUTS
+    names = sketch.names
+    flat = "TransformBlockLayout" in names  # a product of one row may have as many tiles
+    packs = sketch.by_groups and names.count("TransformLayout") >= _LAYOUTS and not flat
     return packs and len(sketch.tiles) == _PACKED_TILES and sketch.tiles[0][1].most <= _MOST_ROWS
 
 

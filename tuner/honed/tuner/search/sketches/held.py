@@ -32,6 +32,7 @@ from honed.tuner.search.parts import (
     SketchLimits,
     accumulate,
     by_single_items,
+    calls,
     contraction,
     fuse,
     hold,
@@ -53,6 +54,9 @@ from honed.tuner.search.parts import (
 
 _MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
 _TURN = 4  # vectors along the reduction in a turn of its loop
+# Terms of the longest sums whose loops Mesa 25 unrolls: their halves go in pairs, and need no turns. Twice as
+# many where the results pass through a sigmoid, as it then unrolls before it takes vectors apart.
+_UNROLLED, _SIGMOID = 32, frozenset({"sigmoid"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         return False
     lanes = lanes_of(main.extents[main.spatial[-1]], most)
     laned = main.spatial[-1]
-    turns = limits.pairs_in_turns and laned in along
+    turns = limits.pairs_in_turns and laned in along and not _is_unrolled(schedule, rest)
     rolled = _loads_too_much(schedule, rest, lanes)
     loops = _split(schedule, main, limits, lanes, turns=turns)
     if any(axis not in loops.tiles for axis in along):
@@ -116,6 +120,13 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         schedule.annotate(loops.outside[-1], ROLLED, 1)
     launch_others(schedule, before, rest, limits, most)
     return True
+
+
+def _is_unrolled(schedule: Schedule, rest: Sequence[BlockPart]) -> bool:
+    """Return whether a compiler that pairs halves outside loops alone unrolls the loop over a sum."""
+    main, *tail = rest
+    sigmoid = any(calls(schedule, part.block, _SIGMOID) for part in tail)
+    return main.reduced <= _UNROLLED * (1 + sigmoid)
 
 
 def _loads_too_much(schedule: Schedule, rest: Sequence[BlockPart], lanes: int) -> bool:
@@ -205,7 +216,7 @@ _ITEMS = 256  # of a group at most, as the family's rules say
 _FMA = 4  # multiply-adds of a work-item in a clock
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 _SINGLE = 4  # bytes of what is multiplied by itself
-_ADDRESS = 4  # instructions for the address of a load, with Mesa 26
+_ADDRESS = {DriverClass.MESA_26: 4}  # instructions for the address of a load, by class of drivers
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
 
@@ -303,18 +314,12 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
 
 
 def held_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
-    """Return the clocks of the busiest core for a step of the sum with a tile of `held_tiles`, else 0.
-
-    Those in which it loads, a line in each; since Mesa 26.1 what it issues counts, too.
-    """
+    """Return the clocks of the busiest core for a step of the sum with a tile of `held_tiles`, else 0."""
     found = _product(start)
     if found is None:
         return 0.0
     tiles = (found.rows, found.high, found.vectors, found.wide, found.steps)
-    cut = _Cut(*(tile.factors[-1] for _, tile in tiles))
-    if driver is DriverClass.MESA_26:
-        return _rank(found, cut, driver)[0]
-    return _lines(found, cut, _LOADED.get(driver, _LEAST_LOADED))
+    return _rank(found, _Cut(*(tile.factors[-1] for _, tile in tiles)), driver)[0]
 
 
 def _product(sketch: Drawn) -> _Product | None:
@@ -348,19 +353,18 @@ def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
 
 
 def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...]:
-    """Rank by loads, then by how far the group is from the usual one; rows are loaded in long vectors.
+    """Rank by clocks, then by how far the group is from the usual one; rows are loaded in long vectors.
 
-    Where halves are multiplied in pairs, that is as fast as lines are loaded. Where turns are added up the
-    slower of both counts; since Mesa 26.1 the root of the squares, between the bounds of the bench.
+    A clock loads a line. Where turns are added up the slower of loads and multiplications counts, else the
+    root of the squares of what is loaded and what is issued, which is between the bounds of the bench.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
-    every = driver is DriverClass.MESA_26
-    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED), every=every)
+    lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
     if product.turn:
-        return max(lines, _multiplied(product, cut)), lines, -cut.steps, *beside, cut.rows
-    if every:
-        return math.hypot(lines, _issued(product, cut)), lines, -cut.steps, *beside, cut.rows
-    return _loads(product, cut), -cut.steps, *beside, cut.rows
+        clocks = max(lines, _multiplied(product, cut))
+    else:
+        clocks = math.hypot(lines, _issued(product, cut, _ADDRESS.get(driver, 0)))
+    return clocks, lines, -cut.steps, *beside, cut.rows
 
 
 def _multiplied(product: _Product, cut: _Cut) -> float:
@@ -373,31 +377,25 @@ def _multiplied(product: _Product, cut: _Cut) -> float:
     return product.warps(cut) * cut.rows * cut.vectors * product.lanes * each / _FMA
 
 
-def _issued(product: _Product, cut: _Cut) -> float:
+def _issued(product: _Product, cut: _Cut, address: int) -> float:
     """Return the clocks in which the busiest core issues what a step of the sum takes, halves in pairs.
 
-    Those are multiplications, and the additions to the address of each load.
+    Those are multiplications, and so many additions to the address of each load.
     """
     columns = cut.vectors * product.lanes * product.element_bytes
     multiplied = cut.rows * columns / _SINGLE
     loads = cut.rows / cut.steps + math.ceil(columns / _VECTOR_BYTES)
-    return product.warps(cut) * (multiplied + _ADDRESS * loads) / _FMA
+    return product.warps(cut) * (multiplied + address * loads) / _FMA
 
 
-def _loads(product: _Product, cut: _Cut) -> int:
-    """Return how much the busiest core loads for a step of the sum."""
-    return product.warps(cut) * (cut.rows + cut.vectors * product.lanes)
-
-
-def _lines(product: _Product, cut: _Cut, loaded: int, *, every: bool = False) -> float:
+def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
     """Return the lines of memory that the busiest core touches for a step of the sum.
 
-    An instruction loads so many elements. Rows are loaded for several steps at once. Of a group count `every`
-    warp, or the first.
+    An instruction loads so many elements. Rows are loaded for several steps at once.
     """
     size, group = product.element_bytes, cut.high * cut.wide
     span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
-    warps = [range(n, min(n + WARP, group)) for n in range(0, group if every else 1, WARP)]
+    warps = [range(n, min(n + WARP, group)) for n in range(0, group, WARP)]
     touched = 0.0
     for warp in warps:
         down, across = {n // cut.wide for n in warp}, {n % cut.wide for n in warp}
