@@ -113,6 +113,7 @@ for made in (normalised.model.SerializeToString(), output.read_bytes()):
 """
 
 
+@pytest.mark.slow
 def test_a_model_compiles_to_the_same_file_in_every_process(device: Device, tmp_path: Path) -> None:
     """Neither the order of sets nor that in which forked processes are done is in what is written."""
     layers = " ".join(f"a{n} = MatMul(y{n}, w) b{n} = Softmax(a{n}) y{n + 1} = Tanh(b{n})" for n in range(3))

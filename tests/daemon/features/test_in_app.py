@@ -201,7 +201,7 @@ CHANGES: dict[str, Callable[[Client, str, Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_is_called_back(served: Service, app: Client, name: str, tmp_path: Path, change: str) -> None:
     assert asked(app, name)
-    with served.client(in_app=True) as admin:
+    with served.client() as admin:
         CHANGES[change](admin, name, tmp_path)
     assert answer(app, name) == (2.0 if change == "replaced" else 1.0, False)
     assert app.show(name)["in_apps"] == 0
@@ -211,7 +211,7 @@ def test_it_is_called_back(served: Service, app: Client, name: str, tmp_path: Pa
 
 def test_what_is_removed_is_not_found(served: Service, app: Client, name: str) -> None:
     assert asked(app, name)
-    with served.client(in_app=True) as admin:
+    with served.client() as admin:
         admin.remove(name)
     with pytest.raises(NotFound):
         app.infer(name, {"x": X})
@@ -241,7 +241,7 @@ def test_no_request_is_lost_and_none_is_answered_by_what_was_replaced(
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
-    with served.client(in_app=True) as admin:
+    with served.client() as admin:
         for number in (2.0, 3.0, 4.0):
             before = answered[0]
             added(admin, tmp_path, name, number, replace=True)
@@ -257,7 +257,7 @@ def test_no_request_is_lost_and_none_is_answered_by_what_was_replaced(
 @pytest.mark.tvm
 def test_a_compiled_form_calls_it_back(start_service: Callable[..., Service], tmp_path: Path) -> None:
     service = start_service(config='[serve]\nengine = "fastest"\n' + NO_TUNER + LENT)
-    with service.client(in_app=True, timeout=600.0) as app, service.client(in_app=True) as admin:
+    with service.client(in_app=True, timeout=600.0) as app, service.client() as admin:
         (tmp_path / "m.onnx").write_bytes(adding(1))
         app.add(tmp_path / "m.onnx", name="m")
         admin.pin("m", engine="onnxruntime")
@@ -447,7 +447,7 @@ def test_a_hostile_app_harms_neither_the_service_nor_its_figures(
 
 def test_loans_are_bounded(app: Client, name: str, monkeypatch: pytest.MonkeyPatch, served: Service) -> None:
     app.infer(name, {"x": X})
-    others = [served.client(in_app=True) for _ in range(feature.MOST_OF_USER + 1)]
+    others = [served.client() for _ in range(feature.MOST_OF_USER + 1)]
     try:
         for each in others[1:]:
             borrow(each, name)

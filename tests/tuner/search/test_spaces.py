@@ -48,7 +48,6 @@ QUICK = (  # the others are slow
     "layer norm with gelu",
     "transpose",
     "product of two",
-    "product with packed weights",
 )
 SPACES = 3  # of a function that are drawn from: the first, one in the middle and the last
 DrawsOf = Callable[[Extracted, Sketch], list[bool]]
@@ -213,7 +212,7 @@ def test_products_of_panels_are_right(
     [
         ("product with packed weights", 1),
         pytest.param("product with packed weights and a residual", 1, marks=pytest.mark.slow),
-        ("product with packed weights, padded", 2),
+        pytest.param("product with packed weights, padded", 2, marks=pytest.mark.slow),
     ],
 )
 def test_groups_that_share_the_blocks_of_a_row_are_right(

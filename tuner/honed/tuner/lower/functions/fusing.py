@@ -424,7 +424,7 @@ def _kernels(
 
 
 def _is_pointwise(func: tirx.PrimFunc) -> bool:
-    """Return whether a convolution of blocked channels sums these alone: its window has one element."""
+    """Return whether the window of a convolution, whose channels lie in blocks, has one element."""
     summed = (reduced_axes(block) for block in nodes(func.body, s_tir.SBlock))
     return any([getattr(axis.dom.extent, "value", 0) for axis in axes[1:-1]] == [1, 1] for axes in summed)
 

@@ -123,7 +123,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _is_unrolled(schedule: Schedule, rest: Sequence[BlockPart]) -> bool:
-    """Return whether a compiler that pairs halves outside loops alone unrolls the loop over a sum."""
+    """Return whether Mesa 25 unrolls the loop over a sum, whose results the other parts use."""
     main, *tail = rest
     sigmoid = any(calls(schedule, part.block, _SIGMOID) for part in tail)
     return main.reduced <= _UNROLLED * (1 + sigmoid)
