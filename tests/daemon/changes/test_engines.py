@@ -676,9 +676,7 @@ def test_a_compiler_that_is_installed_later_compiles_when_a_tuner_reports(
 ) -> None:
     mark = tmp_path / "without"
     mark.touch()
-    (tmp_path / "sitecustomize.py").write_text(_NO_COMPILER.replace("MARK", repr(str(mark))))
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    service = start_service(config=FASTEST, environment={"PYTHONPATH": path})
+    service = start_service(config=FASTEST, patch=_NO_COMPILER.replace("MARK", repr(str(mark))))
     with service.client() as client:
         added = client.add(dense(tmp_path))
         assert added["engine"] == "cpu"

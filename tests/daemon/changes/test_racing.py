@@ -316,16 +316,10 @@ CONFIG = f'[serve]\nengine = "fastest"\n[service]\ndevice = "{ONE}"\nfallback = 
 X = np.arange(128, dtype=np.float32).reshape(2, 64)
 # Times are real, and what is concluded from them is given: whether the form for the cores is the fastest.
 DECIDED = """
-import sys
+from honed.runtime import comparison, engines
 
-if "honed.daemon.service" in sys.orig_argv:
-    from honed.daemon.serving import selection
-
-    class Deciding(selection.Comparison):
-        holds = not {faster}
-
-    selection.Comparison = Deciding
-    selection.compiled_serves = lambda *_, **__: True
+comparison.Comparison.holds = property(lambda self: not {faster})
+engines.compiled_serves = lambda *_, **__: True
 """
 
 
@@ -348,9 +342,8 @@ def test_a_model_on_the_cores_of_a_machine_with_two_drivers(
 ) -> None:
     """These drivers end a process that loads both."""
     (tmp_path / "vendors").mkdir()
-    (tmp_path / "sitecustomize.py").write_text(DECIDED.format(faster=faster))
-    environment = {**two_drivers(tmp_path / "vendors"), "PYTHONPATH": str(tmp_path)}
-    service = start_service(config=CONFIG, environment=environment)
+    environment = two_drivers(tmp_path / "vendors")
+    service = start_service(config=CONFIG, environment=environment, patch=DECIDED.format(faster=faster))
     with service.client() as client:
         assert lane(client, ALL)["worker"]["state"] == "resting"
         client.add(product(tmp_path / "m.onnx", 2, 2.0))

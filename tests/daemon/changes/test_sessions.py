@@ -24,7 +24,7 @@ from honed.machine.processors import ThreadPlacement, first_placement, processor
 from honed.protocol import strict
 from honed.protocol.results import OptimisationCheck, SessionAsked, SessionSettings
 from honed.tool.main import main
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import ALL_HOLDS, Service, wait_for
 
 BOARD = ThreadPlacement(threads=4, processors=(4, 5, 6, 7))
 CHECK = OptimisationCheck(level="extended", checked=True, error=0.0, why="", seconds=1.0, runtime="1")
@@ -337,19 +337,10 @@ settle_seconds = 0
 max_pressure_percent = 100
 max_load_per_core = 1000
 """
-ALL_HOLDS = """
-import sys
+FP16 = ALL_HOLDS + """
+from honed.machine import processors
 
-if "honed.daemon.service" in sys.orig_argv:
-    from honed.machine import processors
-
-    processors.half_arithmetic = lambda root: True
-    from honed.daemon.changes import sessions
-
-    class Holding(sessions.Comparison):
-        holds = True
-
-    sessions.Comparison = Holding
+processors.half_arithmetic = lambda root: True
 """
 
 
@@ -401,10 +392,9 @@ def test_a_service_runs_a_model_in_fp16_and_goes_on_so(
     start_service: Callable[..., Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a processor that says it has fp16, where whatever is tried counts as faster."""
-    (tmp_path / "sitecustomize.py").write_text(ALL_HOLDS)
     path = product(tmp_path / "third.onnx", 2, 1 / 3)
     x = np.arange(1, 129, dtype=np.float32).reshape(2, 64)
-    service = start_service(config=IDLE, environment={"PYTHONPATH": str(tmp_path)})
+    service = start_service(config=IDLE, patch=FP16)
 
     def in_fp16() -> bool:
         with service.client() as client:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.kernellog import Record
 from honed.machine.kernellog.reader import KmsgReader
@@ -25,7 +24,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 from honed.tuner.records.verdict import Outcome, Verdict
 from tests.pocl import ONE
-from tests.tuner.liars import compiler_abort, honest, kinds
+from tests.tuner.liars import compiler_abort, honest, kinds, owned_clocks
 
 N = 4096
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.
@@ -224,48 +223,31 @@ def test_claims_far_more_than_the_peak(judge: Judge, profile: DeviceProfile, wor
     assert "peak" in found.reason
 
 
-def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload:
-    """What is as fast as `quick` at so many GFLOP/s; work that was never asked for stands for a low peak."""
-    assert quick.timing is not None
-    return replace(workload, flops=int(gflops * 1e9 * quick.timing.median_s))
-
-
-@pytest.mark.slow
-def test_beyond_the_peak_by_a_clock_that_runs_slow(
-    judge: Judge, device: Device, profile: DeviceProfile, workload: Workload
-) -> None:
-    """What a busy machine shows as its peak varies, and by how much a claim is beyond it: then again."""
-    command = (sys.executable, "-m", "tests.tuner.liars.fast_clock")
+def beyond_the_peak(workload: Workload, profile: DeviceProfile) -> Workload:
+    """What is believable on evidence only, where a launch takes what `owned_clocks` says it does."""
     assert profile.peaks is not None
-    peak = profile.peaks.fp32_gflops
-    for _ in range(8):
-        peak = max(peak, peaks.measure(device).fp32_gflops)
-        quick = judge(kinds.LONG, NONE, command=command)
-        claimed = busy_workload(workload, quick, 1.9 * peak)
-        passes_without(judge, kinds.LONG, task=claimed, command=command)
-        found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
-        if "the host counts" in found.reason:  # else it was within its peak, or beyond belief
-            break
+    return replace(workload, flops=int(1.9e9 * profile.peaks.fp32_gflops * owned_clocks.SECONDS))
+
+
+def test_beyond_the_peak_by_a_clock_that_runs_slow(
+    judge: Judge, profile: DeviceProfile, workload: Workload
+) -> None:
+    command, claimed = owned_clocks.command(2.0), beyond_the_peak(workload, profile)
+    passes_without(judge, honest.SCALE, task=claimed, command=command)
+    found = judge(honest.SCALE, only("possible"), task=claimed, command=command)
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "the host counts" in found.reason
 
 
-@pytest.mark.slow
 def test_a_right_kernel_beyond_the_peak_raises_it(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
     """No right candidate lies beyond the peaks, whatever they were believed to be before."""
     assert profile.peaks is not None
-    made = honest.candidate(workload, kinds.LONG, groups=N // 64)
-    with Measurer(device.spec, profile, LIMITS) as measurer:
-        measurer.load(workload)
-        quick = measurer.measure(replace(made, id="quick"))
-        claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
+    claimed = beyond_the_peak(workload, profile)
+    with Measurer(device.spec, profile, LIMITS, command=owned_clocks.command(1.0)) as measurer:
         measurer.load(claimed)
-        for attempt in range(8):  # the host's clock counts what else the machine does, too
-            found = measurer.measure(replace(made, id=f"beyond {attempt}"))
-            if found.outcome is Outcome.RIGHT:
-                break
+        found = measurer.measure(honest.candidate(workload, honest.SCALE, groups=N // 64))
         assert found.outcome is Outcome.RIGHT, found
         assert found.timing is not None
         assert claimed.flops / found.timing.median_s * 1e-9 <= measurer.peaks.fp32_gflops * (1 + 1e-9)
