@@ -1,5 +1,7 @@
-"""A measuring child to whose driver every launch takes a millisecond, and to the host its argument times that:
-clocks that no load moves, and that no driver at hand reports. Its device never shows more than its profile says.
+"""A measuring child with clocks that no load moves: made up, as no driver at hand has such.
+
+Its driver says that every launch takes a millisecond, and its host counts its first argument times that. Its
+device never shows more than its profile says.
 """
 
 from __future__ import annotations
