@@ -337,11 +337,14 @@ settle_seconds = 0
 max_pressure_percent = 100
 max_load_per_core = 1000
 """
-FP16 = ALL_HOLDS + """
+FP16 = (
+    ALL_HOLDS
+    + """
 from honed.machine import processors
 
 processors.half_arithmetic = lambda root: True
 """
+)
 
 
 def product(path: Path, rows: int | str, factor: float) -> Path:
