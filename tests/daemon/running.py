@@ -23,6 +23,17 @@ from honed.runtime.errors import DeadlineExceeded, HonedError
 
 T = TypeVar("T")
 NO_TUNER = "\n[tuner]\nspawn = false\n"
+# Idle as soon as nobody asks, whatever else the machine does.
+IDLE = """
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 1000
+max_load_per_core = 1000
+max_gpu_percent = 100
+max_temperature_c = 1000
+on_battery = true
+"""
 # A `patch` of `start`. Times are real, and what is concluded from them is given: what is new is as fast.
 ALL_HOLDS = """
 from honed.runtime import comparison, engines
@@ -227,6 +238,12 @@ def too_late(ask: Callable[[float], object], where: str, timeout: float) -> None
         if where in told[-1]:
             return
     raise AssertionError(f"no deadline passed {where!r}: {told}")
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process's own memory, wherever the machine keeps it."""
+    rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(rows[name].split()[0]) << 10 for name in ("RssAnon", "VmSwap"))
 
 
 def descriptors(pid: int) -> int:

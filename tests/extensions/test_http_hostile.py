@@ -25,7 +25,7 @@ max_connections = 8
 max_body_mib = 2
 max_json_mib = 1
 max_bodies_mib = 4
-arrival_seconds = 3
+arrival_seconds = 10
 write_seconds = 3
 idle_seconds = 4
 """
@@ -54,8 +54,26 @@ def bridge(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert running.stop() == 0
 
 
+@pytest.fixture(scope="module")
+def hasty(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bridge]:
+    """A bridge whose requests have to be there soon, which a busy machine may not keep."""
+    config = CONFIG.replace("arrival_seconds = 10", "arrival_seconds = 2")
+    running = Bridge("honed.http.main", config, service.socket, tmp_path_factory.mktemp("hasty"))
+    yield running
+    assert running.stop() == 0
+
+
 @pytest.fixture
 def address(bridge: Bridge, service: Service) -> Iterator[tuple[str, int]]:
+    yield from _address(bridge, service)
+
+
+@pytest.fixture
+def hasty_address(hasty: Bridge, service: Service) -> Iterator[tuple[str, int]]:
+    yield from _address(hasty, service)
+
+
+def _address(bridge: Bridge, service: Service) -> Iterator[tuple[str, int]]:
     """Where it listens; afterwards it has served an honest client and logged no traceback."""
     host, _, port = listening_at(bridge).rpartition(":")
     yield host, int(port)
@@ -261,11 +279,11 @@ HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n" % 
     ],
     ids=range(6),
 )
-def test_who_does_not_go_on_is_cut_off(address: tuple[str, int], begun: bytes) -> None:
+def test_who_does_not_go_on_is_cut_off(hasty_address: tuple[str, int], begun: bytes) -> None:
     """All connections there may be are taken; the honest client after this is served all the same."""
     waiting = []
     for _ in range(8):
-        raw = socket.create_connection(address, timeout=60)
+        raw = socket.create_connection(hasty_address, timeout=60)
         raw.sendall(begun)
         waiting.append(raw)
     for raw in waiting:
@@ -273,9 +291,9 @@ def test_who_does_not_go_on_is_cut_off(address: tuple[str, int], begun: bytes) -
             read_all(raw)
 
 
-def test_one_byte_at_a_time_does_not_help(address: tuple[str, int]) -> None:
+def test_one_byte_at_a_time_does_not_help(hasty_address: tuple[str, int]) -> None:
     """A slow loris has the time that everybody has, however often it sends."""
-    with socket.create_connection(address, timeout=0.2) as raw:
+    with socket.create_connection(hasty_address, timeout=0.2) as raw:
         raw.sendall(b"GET /v2 HTTP/1.1\r\n")
 
         def cut_off() -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from honed.machine.devices import Device
@@ -19,6 +19,7 @@ from honed.runtime.compiled.plan import allocations
 from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
 from honed.runtime.execution import programs
 from honed.runtime.execution.executor import Executor
+from tests.daemon.running import memory
 
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 
@@ -394,7 +395,6 @@ def test_a_cache_that_cannot_be_written(device: Device, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
-    process = psutil.Process()
     b = add_constant(64)
     x = np.ones(64, np.float32)
     with loaded(b, either, tmp_path) as executor:
@@ -402,10 +402,10 @@ def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
             executor.run({"x": x})
         grown = []
         for _ in range(3):  # what else is in the process may grow once
-            before = process.memory_info().rss
+            before = memory(os.getpid())
             for _ in range(3000):
                 executor.run({"x": x})
-            grown.append(process.memory_info().rss - before)
+            grown.append(memory(os.getpid()) - before)
     assert min(grown) < 300 << 10, grown  # an event or an array kept per inference would be more
 
 
@@ -413,13 +413,12 @@ def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
 def test_loading_again_and_again_frees_what_was_loaded(device: Device, tmp_path: Path) -> None:
     n = 1 << 18
     path = add_constant(n).write(tmp_path / "m.honed", device.profile)
-    process = psutil.Process()
     x = np.ones(n, np.float32)
     sizes = []
     for _ in range(20):
         with load(path, device) as executor:
             executor.run({"x": x})
-        sizes.append(process.memory_info().rss)
+        sizes.append(memory(os.getpid()))
     assert sizes[-1] - sizes[4] < 8 << 20  # 15 models of 4 MiB would be 60
 
 

@@ -18,7 +18,7 @@ from honed.daemon.store import inspect
 from honed.daemon.store.compiled import Compiled
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import NO_TUNER, Service, wait_for
 from tests.daemon.serving.test_crashes import crashing_model
 from tests.daemon.stubs import StubTuner
 from tests.runtime.builder import Builder, chain
@@ -136,13 +136,14 @@ def adopted(service: Service) -> list[psutil.Process]:
 def test_a_worker_that_hangs_is_noticed_before_anybody_asks(
     start_service: Starter, small_model: Path
 ) -> None:
-    service = start_service(config="[limits]\nrun_seconds = 0.5\n")
+    service = start_service()
     with service.client() as client:
         client.add(small_model, name="small")
         worker = service.worker
         assert worker is not None
         worker.suspend()
-        wait_for(lambda: client.status()["worker"]["restarts"] == 1, "the worker to be replaced", service)
+        service.configure("[limits]\nrun_seconds = 5\n" + NO_TUNER)  # which a replacement can keep
+        wait_for(lambda: client.status()["worker"]["restarts"], "the worker to be replaced", service)
         service.wait_ready()
         np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
 

@@ -50,7 +50,7 @@ from honed.runtime.errors import (
 )
 from honed.tool.main import main
 from tests.daemon import spin
-from tests.daemon.running import NO_TUNER, Service, serving, wait_for
+from tests.daemon.running import IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.vendors import Vendors
 
 FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
@@ -725,16 +725,7 @@ def test_a_choice_made_beside_busy_programs_is_made_again_when_the_machine_is_id
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
     """As idle counts what these settings say: other tests keep the processors busy, and it may stay so."""
-    service = start_service(
-        config=FASTEST
-        + """
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-"""
-    )
+    service = start_service(config=FASTEST + IDLE)
     with service.client() as client:
 
         def why() -> str:

@@ -44,10 +44,10 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime import Client
 from honed.runtime.compiled import modelfile
 from tests.daemon.core.serving_world import CHECKED, COMPILED, given, manifest, stored
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import IDLE, Service, wait_for
 from tests.pocl import ALL, ONE, two_drivers
 
-from .test_sessions import IDLE, product
+from .test_sessions import product
 
 
 class Device:

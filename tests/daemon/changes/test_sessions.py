@@ -24,7 +24,7 @@ from honed.machine.processors import ThreadPlacement, first_placement, processor
 from honed.protocol import strict
 from honed.protocol.results import OptimisationCheck, SessionAsked, SessionSettings
 from honed.tool.main import main
-from tests.daemon.running import ALL_HOLDS, Service, wait_for
+from tests.daemon.running import ALL_HOLDS, IDLE, Service, wait_for
 
 BOARD = ThreadPlacement(threads=4, processors=(4, 5, 6, 7))
 CHECK = OptimisationCheck(level="extended", checked=True, error=0.0, why="", seconds=1.0, runtime="1")
@@ -330,13 +330,6 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         assert made[-1] == (2, "all", True)
 
 
-IDLE = """
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-"""
 FP16 = (
     ALL_HOLDS
     + """

@@ -12,7 +12,7 @@ import pytest
 
 from honed.runtime import Client
 from honed.tool.main import main
-from tests.daemon.running import NO_TUNER, Service, serving, wait_for
+from tests.daemon.running import IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.split_models import images, reference, two_stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -29,12 +29,7 @@ requests = 4
 sizes = 2
 [usage]
 save_seconds = 0.2
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-{NO_TUNER}"""
+{IDLE}{NO_TUNER}"""
 
 
 def dense(client: Client) -> dict[str, Any]:

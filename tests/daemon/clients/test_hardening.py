@@ -13,7 +13,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from honed.runtime.errors import ResourceExhausted
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
-from tests.daemon.running import DEADLINE, Service, descriptors, serving, wait_for
+from tests.daemon.running import DEADLINE, Service, descriptors, memory, serving, wait_for
 from tests.runtime.builder import Builder
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -36,7 +35,7 @@ CONFIG = """
 max_message_bytes = 1_000_000
 max_user_bytes = 4_000_000
 max_user_connections = 40
-message_seconds = 1.0
+message_seconds = 5.0
 write_seconds = 1.0
 max_unanswered = 8
 max_regions = 4
@@ -193,7 +192,7 @@ def test_one_byte_a_second_is_dropped_after_the_time_for_a_message(service: Serv
             except TimeoutError:
                 raw.send(b"\x00" if time.monotonic() < begun + 0.3 else b"")
             assert other.call("ServerLive", {})[3] == {"live": True}
-        assert 0.9 < time.monotonic() - begun < DEADLINE
+        assert 4.9 < time.monotonic() - begun < DEADLINE
         kind, _, [params] = msgpack.unpackb(got)
         assert (kind, params["code"]) == (2, "DEADLINE_EXCEEDED")
 
@@ -205,8 +204,7 @@ def test_a_message_announced_larger_than_sent_is_dropped_in_time(service: Servic
 
 
 def test_never_reading_is_dropped_and_costs_no_memory(service: Service) -> None:
-    process = psutil.Process(service.process.pid)
-    before = process.memory_info().rss
+    before = memory(service.process.pid)
     request = {
         "model_name": "wide",
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [1]}],
@@ -223,7 +221,7 @@ def test_never_reading_is_dropped_and_costs_no_memory(service: Service) -> None:
             pass  # the service reads no further
         except (BrokenPipeError, ConnectionResetError):
             return
-        assert process.memory_info().rss - before < 40 << 20
+        assert memory(service.process.pid) - before < 40 << 20
         wait_for(lambda: connections(service) == 1, "the silent client to be dropped", service)
 
 

@@ -25,7 +25,7 @@ from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
-from tests.daemon.running import ALL_HOLDS, NO_TUNER, Service, serving, wait_for
+from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
 from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder, grouped
 
@@ -568,15 +568,7 @@ def test_a_sequence_that_goes_on_must_have_begun(service: Service, path: Path) -
 
 
 PAUSE = 30.0  # seconds without requests, in which forms are compiled and compared
-IDLE = """
-[variants]
-requests = 2
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-"""
+OFTEN = IDLE + "[variants]\nrequests = 2\n"
 
 
 # A form is as fast as ONNX Runtime, and steps of two sequences take less time as one.
@@ -645,7 +637,7 @@ def at_once(service: Service, client: Client, made: Path, count: int, line: str)
 @pytest.mark.slow
 @pytest.mark.service
 def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Service], tmp_path: Path) -> None:
-    service = start_service(config=CPU + IDLE, patch=FORMS_PAY)
+    service = start_service(config=CPU + OFTEN, patch=FORMS_PAY)
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=500)
     with service.client() as client:
         client.add(made, name="dec", engine="onnxruntime")
@@ -661,7 +653,7 @@ def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Servic
 def test_forms_that_are_asked_for_often_run_sequences(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
-    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{IDLE}', patch=FORMS_PAY)
+    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}', patch=FORMS_PAY)
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=2500)
 
     with service.client(timeout=None) as client:

@@ -29,7 +29,7 @@ from honed.protocol.params import BorrowParams, BringParams
 from honed.protocol.results import NANOSECONDS, PAGE_BYTES, RECALLED, RETURNED, RUNS, ModelBorrowed
 from honed.protocol.wire import close_all
 from honed.runtime import Client
-from honed.runtime.calling import in_app
+from honed.runtime.calling import calls, in_app
 from honed.runtime.calling.in_app import ASKED_AFTER, DEVICE, Loan
 from honed.runtime.calling.steps import Ask
 from tests.daemon.clients.test_ort import model
@@ -376,13 +376,16 @@ def test_other_answers_than_the_services_are_not_used(
     assert answer(app, name) == (1.0, False)
 
 
-def test_requests_that_ask_for_more_are_the_services(app: Client, name: str) -> None:
+def test_requests_that_ask_for_more_are_the_services(
+    app: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "_LEAST_SECONDS", 60.0)
     assert asked(app, name)
     into = np.empty(4, np.float32)
-    options: tuple[dict[str, Any], ...] = ({"finite": True}, {"timeout": 0.5}, {"outputs": {"y": into}})
+    options: tuple[dict[str, Any], ...] = ({"finite": True}, {"timeout": 59.0}, {"outputs": {"y": into}})
     for each in options:
         assert app.answer(name, {"x": X}, **each).device != DEVICE
-    assert app.answer(name, {"x": X}, timeout=5.0, priority=1).device == DEVICE
+    assert app.answer(name, {"x": X}, timeout=60.0, priority=1).device == DEVICE
     with pytest.raises(HonedError, match="priority"):
         app.infer(name, {"x": X}, priority=9)
     with pytest.raises(HonedError):

@@ -17,22 +17,12 @@ from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tool.main import main
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw
-from tests.daemon.running import Service, serving, wait_for
+from tests.daemon.running import IDLE, Service, serving, wait_for
 
 from .lease_holder import Tuner
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = {"x": np.ones(SIZE, np.float32)}
-# Whatever else this machine does: idle as soon as no request is under way.
-EASY = """[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 1000
-max_load_per_core = 1000
-max_gpu_percent = 100
-max_temperature_c = 1000
-on_battery = true
-"""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +30,7 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
     """For all tests here, whose tuners are gone when they end."""
-    with serving(tmp_path_factory, cache_dir, config=EASY) as running:
+    with serving(tmp_path_factory, cache_dir, config=IDLE) as running:
         with running.client() as client:
             client.add(small_model, name="small")
         yield running
@@ -122,7 +112,7 @@ def test_a_tuner_that_stays_is_named_and_requests_go_on(
 def test_a_busy_machine_grants_nothing_until_it_is_idle(
     start_service: Callable[..., Service], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service = start_service(config=EASY + "enabled = false\n")
+    service = start_service(config=IDLE + "enabled = false\n")
     with service.client() as client, Tuner(service.socket, 1.0) as tuner:
         refused = tuner.do("wait 0.1")
         assert (refused["granted"], refused["why"]) == (False, "tuning is switched off ([idle] enabled)")
@@ -134,14 +124,14 @@ def test_a_busy_machine_grants_nothing_until_it_is_idle(
         text = capsys.readouterr().out
         assert "switched off" in " ".join(text.split())
         assert any(line.split()[:1] == ["load"] for line in text.splitlines())
-        service.log_file.with_name("honed.toml").write_text(EASY)
+        service.log_file.with_name("honed.toml").write_text(IDLE)
         tuner.say("wait 60")
         with Raw(service.socket) as raw:
             assert raw.call("ConfigReload", {})[2] is None
         assert tuner.hear()["granted"]
         # And the other way round: the lease ends with the idleness.
         tuner.say("until revoked")
-        service.log_file.with_name("honed.toml").write_text(EASY + "enabled = false\n")
+        service.log_file.with_name("honed.toml").write_text(IDLE + "enabled = false\n")
         service.process.send_signal(signal.SIGHUP)
         assert "switched off" in tuner.hear()["why"]
 
@@ -179,7 +169,7 @@ def test_adding_a_model_comes_first_too(service: Service, small_model: Path) -> 
 def test_a_tuner_finds_a_service_that_was_killed_and_started_again(
     start_service: Callable[..., Service],
 ) -> None:
-    service = start_service(config=EASY)
+    service = start_service(config=IDLE)
     with LeaseHolder(1.0, socket=service.socket) as holder:
         assert holder.wait_until_granted(60.0)
         service.kill()
@@ -187,5 +177,5 @@ def test_a_tuner_finds_a_service_that_was_killed_and_started_again(
         assert not holder.wait_until_granted(0.05)
         assert "no service answers" in holder.why
         holder.release()
-        start_service(config=EASY, socket=service.socket)
+        start_service(config=IDLE, socket=service.socket)
         assert holder.wait_until_granted(60.0)

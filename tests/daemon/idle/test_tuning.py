@@ -15,7 +15,7 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.runtime import Client
-from tests.daemon.running import Service, wait_for
+from tests.daemon.running import IDLE, Service, wait_for
 from tests.daemon.tool.test_tuned import INNER, ROWS, X, write_model
 
 pytest.importorskip("honed.tuner")
@@ -23,15 +23,7 @@ pytest.importorskip("honed.tuner")
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 ROOT = Path(__file__).parents[3]
 SIZE = 256
-IDLE = """
-[idle]
-quiet_seconds = 0.2
-settle_seconds = 0
-max_pressure_percent = 100
-max_load_per_core = 1000
-[tuner]
-spawn = true
-"""
+TUNED = IDLE + "[tuner]\nspawn = true\n"
 
 
 def tuner_of(service: Service) -> psutil.Process | None:
@@ -80,7 +72,7 @@ def test_a_model_gets_faster_with_no_command_given(
     state.mkdir()
     record = runpy.run_path(str(ROOT / "debian/tests/slow_start.py"))["record"]
     (slow,) = record(state / "records.sqlite", model, device.profile)
-    service = start_service(state, config=IDLE)
+    service = start_service(state, config=TUNED)
     random = np.random.default_rng(0)
     given = {name: random.standard_normal((SIZE, SIZE)).astype(np.float32) for name in ("x", "w")}
     # Other tests keep the processors busy, and it would wait until they end.
@@ -112,13 +104,13 @@ def test_a_model_gets_faster_with_no_command_given(
 def test_where_the_time_of_a_used_model_goes_is_asked_before_it_is_tuned(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
-    service = start_service(config=IDLE.replace("[idle]", "[idle]\nenabled = false"))
+    service = start_service(config=TUNED.replace("[idle]", "[idle]\nenabled = false"))
     with service.client() as client:
         client.add(write_model(tmp_path / "mlp.onnx"), name="mlp", shapes={"x": (ROWS, INNER)})
         client.infer("mlp", {"x": X})
         spent = client.metrics()["models"][0]["spent"]
         assert (spent["tasks"], spent["profiled"]) == ({}, "")
-        service.configure(IDLE)
+        service.configure(TUNED)
         wait_for(lambda: client.metrics()["models"][0]["spent"]["profiled"], "a profile", service)
         model = client.metrics()["models"][0]
         assert model["spent"]["profiled"] == client.show("mlp")["sha256"]
@@ -131,7 +123,7 @@ def test_where_the_time_of_a_used_model_goes_is_asked_before_it_is_tuned(
 def test_a_tuner_that_dies_is_started_anew_and_ends_with_the_service(
     start_service: Callable[..., Service],
 ) -> None:
-    service = start_service(config=IDLE)
+    service = start_service(config=TUNED)
     wait_for(lambda: tuner_of(service), "the tuner", service)
     first = tuner_of(service)
     assert first is not None

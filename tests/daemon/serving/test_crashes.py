@@ -136,7 +136,7 @@ def test_a_request_that_kills_every_worker_is_given_up(client: Client, tmp_path:
 
 
 def test_a_worker_that_hangs_is_replaced(service: Service, client: Client) -> None:
-    service.configure("[limits]\nrun_seconds = 1.0\n" + NO_TUNER)
+    service.configure("[limits]\nrun_seconds = 10\n" + NO_TUNER)
     try:
         before, worker = restarts(client), hold(service)
         np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
@@ -242,7 +242,7 @@ def test_stopping_waits_for_nobody(start_service: Starter, small_model: Path) ->
         asking = Asking(client, "small", 4)
         begun = time.monotonic()
         assert service.stop() == 0
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < DEADLINE
         outcomes = asking.join()
     assert len(outcomes) == 4
     assert all(isinstance(o, Unavailable) and "stopping" in str(o) for o in outcomes), outcomes

@@ -8,7 +8,7 @@ import pytest
 
 from honed.runtime import Client
 from tests.daemon.conftest import SIZE
-from tests.daemon.running import Service, descriptors
+from tests.daemon.running import Service, descriptors, memory
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.arange(SIZE, dtype=np.float32)
@@ -21,15 +21,15 @@ def test_ten_thousand_inferences_leave_memory_where_it_was(service: Service) -> 
     processes = [psutil.Process(service.process.pid), worker]
 
     def held() -> list[tuple[int, int]]:
-        return [(process.memory_info().rss, descriptors(process.pid)) for process in processes]
+        return [(memory(process.pid), descriptors(process.pid)) for process in processes]
 
     with service.client() as client:
         infer(client, 1000)
         before = held()
         infer(client, 9000)
         after = held()
-    for (rss_before, open_before), (rss_after, open_after) in zip(before, after, strict=True):
-        assert rss_after - rss_before < 2 << 20
+    for (bytes_before, open_before), (bytes_after, open_after) in zip(before, after, strict=True):
+        assert bytes_after - bytes_before < 2 << 20
         assert open_after == open_before
 
 
@@ -51,7 +51,7 @@ def test_connections_that_come_and_go_leave_memory_where_it_was(service: Service
                 np.testing.assert_array_equal(client.infer("small", {"x": x})["y"], 2 * X + 1)
 
     come_and_go(100)
-    rss, open_files = process.memory_info().rss, descriptors(process.pid)
+    before, open_files = memory(process.pid), descriptors(process.pid)
     come_and_go(400)
-    assert process.memory_info().rss - rss < 2 << 20
+    assert memory(process.pid) - before < 2 << 20
     assert abs(descriptors(process.pid) - open_files) <= 2  # the last connection may still be closing

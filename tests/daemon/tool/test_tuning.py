@@ -64,7 +64,8 @@ def search(rounds):
         for outcome, us in (("right", 4000.0 - i), ("wrong", None), ("build", None)):
             best = 4000.0 - i
             say(event="trial", task="a" * 16, outcome=outcome, reason="", us=us, best_us=best)
-        say(event="round", round=i + 1, task="a" * 16, trials=trials, seconds=2.0 * i + 2, seconds_left=60.0,
+        say(event="round", round=i + 1, task="a" * 16, trials=trials, seconds=2.0 * i + 2,
+            seconds_left=6000.0,
             ranking=dict(correlation=0.71, best_rank=2, batch=16), way="evolution",
             spent=dict(search=0.5, build=1.0, check=0.3, measure=0.2),
             **table(4000.0 - i, trials, {{"wrong": i + 1, "build": i + 1}}))
@@ -393,7 +394,7 @@ def test_live_in_a_terminal(
         assert "dense_3" in screen
         if columns >= 80:
             assert "6 in" in screen
-            assert re.search(r"time left +(1 min 0|60|59|58) s", screen)
+            assert re.search(r"time left +1 h (40|39) min", screen)
             assert "…" in screen
             assert "4,000" in screen or "3,999" in screen
         if columns == 120:

@@ -18,8 +18,7 @@ from honed.tuner.measure.candidate import Workload
 from honed.tuner.records.verdict import Outcome
 from honed.valhall.compiler import Dump
 from tests.daemon.conftest import small_model
-from tests.daemon.idle.test_lease_service import EASY
-from tests.daemon.running import Service, serving, wait_for
+from tests.daemon.running import IDLE, Service, serving, wait_for
 from tests.tuner.liars import honest
 from tests.tuner.valhall.conftest import dump, source
 from tests.tuner.valhall.test_bench import OneProgram
@@ -35,7 +34,7 @@ N = 4096
 def service(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
-    with serving(tmp_path_factory, cache_dir, config=EASY) as running:
+    with serving(tmp_path_factory, cache_dir, config=IDLE) as running:
         with running.client() as client:
             client.add(small_model, name="small")
         yield running

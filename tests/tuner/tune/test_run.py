@@ -109,7 +109,7 @@ def test_an_interrupt_keeps_what_was_found(
     model: Path, records: Path, cache_dir: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "tuned.honed"
-    with Tuning(model, records, cache_dir, f"--output={output}") as run:
+    with Tuning(model, records, cache_dir, "--trials=1000", f"--output={output}") as run:
         for event in run.told():
             if event["event"] == "trial" and event["outcome"] == "right":
                 run.process.send_signal(signal.SIGINT)
@@ -117,7 +117,7 @@ def test_an_interrupt_keeps_what_was_found(
         done = run.finish()
     assert run.process.returncode == 0
     assert done["event"] == "done"
-    assert 1 <= done["trials"] <= 3
+    assert 1 <= done["trials"] < 1000
     assert rows(records, "SELECT COUNT(*) FROM candidates WHERE state = 'in-flight'") == [(0,)]
     assert rows(records, "SELECT COUNT(*) FROM candidates") == [(done["trials"],)]
     if done["output"]:

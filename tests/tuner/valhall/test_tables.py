@@ -49,17 +49,23 @@ FEW_BITS = [(64, 576, 576), (64, 576, 1536), (64, 1536, 576), (1, 1536, 576)]  #
 SUMMED = [(48, 13, 192), (64, 56, 64), (128, 14, 128), (512, 7, 512)]  # channels, side, channels
 
 
+def _gated() -> list[str]:
+    return [_point(*each, "s = Sigmoid(c) y = Mul(c, s)") for each in GATED]
+
+
+def _point(given: int, side: int, made: int, then: str) -> str:
+    return (
+        f"(float[1,{given},{side},{side}] x, float[{made},{given},1,1] w)"
+        f" => (float[1,{made},{side},{side}] y) {{ c = Conv(x, w) {then} }}"
+    )
+
+
 def _models() -> list[str]:
     found = [
         f"(float[{m},{k}] x, float[{k},{n}] w) => (float[{m},{n}] y) {{ y = MatMul(x, w) }}"
         for m, n, k in PRODUCTS
     ]
-    found += [
-        f"(float[1,{given},{side},{side}] x, float[{made},{given},1,1] w)"
-        f" => (float[1,{made},{side},{side}] y) {{ c = Conv(x, w) {then} }}"
-        for then, points in (("y = Relu(c)", POINTS), ("s = Sigmoid(c) y = Mul(c, s)", GATED))
-        for given, side, made in points
-    ]
+    found += [_point(*each, "y = Relu(c)") for each in POINTS] + _gated()
     found += [
         f"(float[1,{channels},{side},{side}] x, float[{channels},1,3,3] w)"
         f" => (float[1,{channels},{side // stride},{side // stride}] y)"
@@ -86,10 +92,12 @@ def _models() -> list[str]:
 )
 def test_no_table_serves_a_tile_that_spills(mesa: str, tmp_path: Path) -> None:
     profile, sources = predicted("mali-g610", mesa), []
-    models = [_with_weights(parsed(text)) for text in _models()] + _few_bits()
-    for n, model in enumerate(models):
+    halves = [_with_weights(parsed(text)) for text in _models()] + _few_bits()
+    models = [(model, "fp16") for model in halves]
+    models += [(_with_weights(parsed(text)), "fp32") for text in _gated()]
+    for n, (model, precision) in enumerate(models):
         onnx.save(model, tmp_path / f"{n}.onnx")
-        for one in extract(tmp_path / f"{n}.onnx", {}, "fp16", profile).tasks:
+        for one in extract(tmp_path / f"{n}.onnx", {}, precision, profile).tasks:
             origin, lowered, _ = first_kernels(one.func, "main", target_for(profile), profile)
             if origin == "tables:mali":
                 sources.append((f"model {n}: {one.task.name}", lowered.source))

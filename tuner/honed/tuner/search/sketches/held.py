@@ -230,7 +230,7 @@ class _Room:
     terms: float  # of the sum at most: halves are added up twice from 257 on (lower.sums.LONGEST)
     accumulators: int
     steps: int
-    over: int = 0  # terms of the sum: loops of 32 turns are unrolled by Mesa 26.2, and load ahead
+    over: int = 0  # terms of the sum: loops of 32 turns are unrolled by Mesa, and load ahead
 
 
 _ROOMS = (
@@ -238,8 +238,9 @@ _ROOMS = (
     _Room(2, 8, math.inf, 32, 4),
     _Room(2, 4, 256, 32, 4),
     _Room(2, 4, math.inf, 20, 2),
-    _Room(4, 4, math.inf, 40, 1),
-    _Room(4, 4, math.inf, 32, 2),
+    _Room(4, 4, 32, 24, 2),
+    _Room(4, 4, math.inf, 40, 1, over=32),
+    _Room(4, 4, math.inf, 32, 2, over=64),
 )
 # Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
 # products, those of 6 x 8 where a sum is added up twice.
