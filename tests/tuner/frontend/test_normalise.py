@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
-from honed.tuner.frontend import FrontendLimits, TensorSpec, normalise
+from honed.tuner.frontend import FrontendLimits, TensorSpec, builder, normalise
 from honed.tuner.frontend.importing import CORE
 
 pytestmark = pytest.mark.tvm
@@ -432,3 +433,17 @@ def test_normalised_models_are_valid_and_of_the_core() -> None:
     x = rng.normal(size=(4, 6)).astype(np.float32)
     for got, expected in zip(evaluate(done.model, {"x": x}), evaluate(proto, {"x": x}), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub", "Cast"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float16, np.float32])
+def test_folded_arithmetic_is_that_of_the_reference_evaluator(op: str, dtype: type[np.generic]) -> None:
+    a, b = np.arange(250, 256).astype(dtype), np.arange(6).astype(dtype)
+    kinds = [TensorProto.INT8, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16]
+    for to in kinds if op == "Cast" else [None]:
+        given = {"a": a} if to else {"a": a, "b": b}
+        node = helper.make_node(op, list(given), ["c"], **({"to": to} if to else {}))
+        (found,) = builder.evaluate(node, builder.TARGET_OPSET, given)
+        (expected,) = ReferenceEvaluator(node).run(None, given)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)

@@ -25,7 +25,8 @@ from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler import proof
 from honed.tuner.frontend import Normalised
-from honed.tuner.prove import discontinuities
+from honed.tuner.prove import discontinuities, probes
+from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.prove.inputs import generate
 from tests.tuner.test_compile import planted
 
@@ -400,3 +401,20 @@ def test_noise_at_steps_differs_from_run_to_run_and_stays_small() -> None:
     assert not np.array_equal(one["p, moved"], other["p, moved"])
     for each in (one, other):
         assert 0 < np.abs(each["p, moved"] - each["p"]).max() <= 1.01e-3
+
+
+def test_probes_of_an_opened_model_know_the_values_at_its_steps() -> None:
+    """They are what another evaluation gives, and the probes are what they are for the model alone."""
+    apart = discontinuities.quantising(QUANTISED)
+    assert apart is not None
+    plain, shown = (probes.choose(QUANTISED, 2, "fp32", apart=each) for each in (None, apart))
+    assert isinstance(plain, probes.Expected)
+    assert isinstance(shown, probes.Expected)
+    assert plain.known is None
+    assert shown.known is not None
+    np.testing.assert_equal((shown.inputs, shown.outputs), (plain.inputs, plain.outputs))
+    assert (shown.tolerance, shown.covered) == (plain.tolerance, plain.covered)
+    again = discontinuities.opened_with(QUANTISED, shown.inputs, DEFAULT_LIMITS)
+    assert again is not None
+    np.testing.assert_equal(list(shown.known[1]), list(again[1]))
+    assert {"y", *apart.before, *apart.after} == shown.known[1][0].keys()

@@ -36,8 +36,11 @@ Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 
 _RUNS = (1, -1)  # with noise: it is added, and subtracted
 _SIGNS = 1 << 16  # of noise that are drawn at most; of larger values, images have the same
-_FLOAT = onnx.TensorProto.FLOAT
 _FACTOR = 2  # that a call may be off by more than noise moves the reference
+# Types that ONNX Runtime compares, and one that has all values of the others.
+_EQUAL = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT32, onnx.TensorProto.INT64}
+_EXACT = onnx.TensorProto.DOUBLE
+_FLAT = "one row, of places"  # the shape of a value as one row
 _MOST_ROUNDINGS = 4  # one behind the other in a call: noise of more would hide what is wrong
 _ONLY = ("onnxruntime",)  # what else evaluates takes longer than compiling the parts
 
@@ -69,11 +72,12 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
     opened = _opened(normalised.model, taps)
     known = graphs.infer(opened)
     model, moving = _with_noise(opened, known)
+    judged = graphs.outputs(opened)
     if nbytes > discontinuities.MOST_BYTES or max(moving.values(), default=0) > _MOST_ROUNDINGS:
         return False
     found = _between(lowered, normalised, taps, run)
     feeds = [
-        _converted(normalised, given) | {_given(tap.typed.name): made[tap.typed.name] for tap in taps}
+        _converted(normalised, given) | {_given(name): made[name] for name in judged}
         for given, made in zip(inputs, found, strict=True)
     ]
     reference = evaluator.evaluate(model, feeds, evaluators=_ONLY)
@@ -82,13 +86,14 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
     effort = work(opened, known)
     return all(
         _agree(
-            value,
-            calm[name],
-            calm[_by_noise(name)] if name in moving else np.zeros(()),
-            effort.allowed(value.dtype.name, normalised.precision),
+            made[name],
+            calm[_places(name)],
+            calm[_there(name)],
+            [calm[_there(_moved(name, run))] for run in _RUNS if name in moving],
+            effort.allowed(made[name].dtype.name, normalised.precision),
         )
         for made, calm in zip(found, reference.outputs, strict=True)
-        for name, value in made.items()
+        for name in judged
     )
 
 
@@ -172,8 +177,16 @@ def _given(name: str) -> str:
     return f"{name}, of the device"
 
 
-def _by_noise(name: str) -> str:
-    return f"{name}, by noise"
+def _moved(name: str, run: int) -> str:
+    return f"{name}, moved {run}"
+
+
+def _places(name: str) -> str:
+    return f"{name}, differs at"
+
+
+def _there(name: str) -> str:
+    return f"{name}, where it differs"
 
 
 def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
@@ -193,20 +206,17 @@ def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
 def _with_noise(
     model: onnx.ModelProto, known: Mapping[str, TypedValue]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """Return a model that also says how far noise before its roundings moves each element of its outputs.
+    """Return a model that says where its outputs differ from the device's, and what they are there.
 
-    Also return the values that noise moves, with the most roundings that lie one behind the other before
-    each. What comes before all roundings is computed once.
+    It also says what they are there as noise before its roundings moves them: all else would be much to write
+    and to read. Also return the values that noise moves, with the most roundings that lie one behind the
+    other before each. What comes before all roundings is computed once.
     """
     nodes: list[onnx.NodeProto] = []
-    far: list[onnx.ValueInfoProto] = []
     moving: dict[str, int] = {}
 
-    def add(op: str, read: Sequence[str], made: str, **attributes: float) -> None:
-        nodes.append(helper.make_node(op, read, [made], **attributes))
-
     def moved(name: str, run: int) -> str:
-        return f"{name}, moved {run}" if name in moving else name
+        return _moved(name, run) if name in moving else name
 
     for node in model.graph.node:
         nodes.append(node)
@@ -219,21 +229,36 @@ def _with_noise(
             drawn = numpy_helper.from_array(_noise(known[node.input[0]], len(nodes)))
             nodes.append(helper.make_node("Constant", [], [f"{made}, drawn"], value=drawn))
             for run in _RUNS:
-                noisy = f"{made}, noisy {run}"
-                add("Add" if run > 0 else "Sub", [*read[run], f"{made}, drawn"], noisy)
+                noisy, op = f"{made}, noisy {run}", "Add" if run > 0 else "Sub"
+                nodes.append(helper.make_node(op, [*read[run], f"{made}, drawn"], [noisy]))
                 read[run] = [noisy]
         moving.update(dict.fromkeys(node.output, behind))
         nodes += [_renamed(node, read[run], [moved(name, run) for name in node.output]) for run in _RUNS]
-    for name in [value.name for value in model.graph.output if value.name in moving]:
-        add("Cast", [name], f"{name}, float", to=_FLOAT)
-        for run in _RUNS:
-            add("Cast", [moved(name, run)], f"{name}, float {run}", to=_FLOAT)
-            add("Sub", [f"{name}, float {run}", f"{name}, float"], f"{name}, change {run}")
-            add("Abs", [f"{name}, change {run}"], f"{name}, far {run}")
-        add("Max", [f"{name}, far {run}" for run in _RUNS], _by_noise(name))
-        far.append(helper.make_tensor_value_info(_by_noise(name), _FLOAT, None))
-    outputs = [*model.graph.output, *far]
-    return graphs.remade(model, nodes, list(model.graph.input), outputs), moving
+    flat = numpy_helper.from_array(np.array([-1]))
+    nodes.append(helper.make_node("Constant", [], [_FLAT], value=flat))
+    given, shown = list(model.graph.input), list[onnx.ValueInfoProto]()
+    for value in model.graph.output:
+        name, typed = value.name, value.type.tensor_type.elem_type
+        if _given(name) not in {each.name for each in given}:
+            given.append(graphs.info(known[name], _given(name)))
+        pair = [name, _given(name)]
+        if typed not in _EQUAL:
+            nodes += [helper.make_node("Cast", [each], [f"{each}, exact"], to=_EXACT) for each in pair]
+            pair = [f"{each}, exact" for each in pair]
+        nodes += [
+            helper.make_node("Equal", pair, [f"{name}, equal"]),
+            helper.make_node("Not", [f"{name}, equal"], [f"{name}, differs"]),
+            helper.make_node("Reshape", [f"{name}, differs", _FLAT], [f"{name}, differs, flat"]),
+            helper.make_node("NonZero", [f"{name}, differs, flat"], [_places(name)]),
+        ]
+        shown.append(helper.make_tensor_value_info(_places(name), onnx.TensorProto.INT64, None))
+        for each in [name, *(_moved(name, run) for run in _RUNS if name in moving)]:
+            nodes += [
+                helper.make_node("Reshape", [each, _FLAT], [f"{each}, flat"]),
+                helper.make_node("Gather", [f"{each}, flat", _places(name)], [_there(each)]),
+            ]
+            shown.append(helper.make_tensor_value_info(_there(each), typed, None))
+    return graphs.remade(model, nodes, given, shown), moving
 
 
 def _noise(value: TypedValue, seed: int) -> np.ndarray:
@@ -252,12 +277,23 @@ def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> 
     return copy
 
 
-def _agree(found: np.ndarray, calm: np.ndarray, by_noise: np.ndarray, allowed: float) -> bool:
+def _agree(
+    found: np.ndarray, places: np.ndarray, calm: np.ndarray, moved: Sequence[np.ndarray], allowed: float
+) -> bool:
     """Return whether no element is off by more than twice as much as noise moves the reference there.
 
-    What differs by no more than `allowed` of the range agrees as well.
+    `places` are the elements of `found`, counted in one row, that are not `calm`, and the others what the
+    reference gives there: `moved` with noise. What differs by no more than `allowed` of the range agrees as
+    well.
     """
+    if not np.isfinite(found).all() or not np.isfinite(calm).all():
+        return False
+    if not places.size:
+        return True
     exact = np.result_type(found, np.float32)  # a difference of nearly equal numbers is exact
-    far = np.abs(found.astype(exact, copy=False) - calm.astype(exact, copy=False))
-    least = allowed * float(np.max(np.abs(calm), initial=0.0))
-    return bool(np.all(far <= least) or np.all(far <= np.maximum(_FACTOR * by_noise, least)))
+    reference = found.astype(exact).reshape(-1)
+    there, expected = reference[places], calm.astype(exact)
+    reference[places] = expected
+    least = allowed * float(np.max(np.abs(reference)))
+    by_noise = np.max([np.abs(each.astype(exact) - expected) for each in (calm, *moved)], axis=0)
+    return bool(np.all(np.abs(there - expected) <= np.maximum(_FACTOR * by_noise, least)))

@@ -38,6 +38,7 @@ from honed.tuner.lower.program import FunctionCall
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.workload import task_key
 from honed.tuner.mixed import choose
+from honed.tuner.prove import discontinuities
 from honed.tuner.prove.graphs import bind_shapes
 from honed.tuner.search.costmodel import import_for
 
@@ -339,7 +340,9 @@ def _prover(
         if like is not None
         else ()
     )
-    expected = expect(bound, normalised, given, whole)
+    half, in_parts = choice is not None and choice.half, prepared.cut is not None and prepared.cut.between
+    judged = request.device is not None and not half and not in_parts
+    expected = expect(bound, normalised, given, whole, discontinuities.quantising(bound) if judged else None)
     if prepared.cut is not None and prepared.cut.behind and whole is not None:
         expected = with_behind(expected, prepared.cut, whole)
     with request.path.open("rb") as file:

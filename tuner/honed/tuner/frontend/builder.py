@@ -61,6 +61,8 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         return [_truncated(inputs[node.input[0]], inputs[node.input[1]])]
     if node.op_type == "ReduceMean" and not arrays[0].size:
         raise NodeRefused("it is the mean of no elements: ONNX does not define it, and runtimes differ")
+    if (made := _by_numpy(node, inputs)) is not None:
+        return [made]
     infos = [helper.make_tensor_value_info(n, elem_type(a.dtype), a.shape) for n, a in inputs.items()]
     present = [name for name in node.output if name]
     graph = helper.make_graph([node], "node", infos, [onnx.ValueInfoProto(name=n) for n in present])
@@ -75,6 +77,26 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         raise NodeRefused(why) from error
     by_name = dict(zip(present, results, strict=True))
     return [by_name.get(name) for name in node.output]
+
+
+# What quantised models have most of; ONNX's evaluator does the same, and takes 0.3 ms to begin.
+_ARITHMETIC: dict[str, np.ufunc] = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
+
+
+def _by_numpy(node: onnx.NodeProto, inputs: dict[str, Array]) -> Array | None:
+    """Return the result of a cast or of plain arithmetic of numbers; None for any other node."""
+    given = [inputs[name] for name in node.input if name]
+    if node.domain not in ("", "ai.onnx") or any(each.dtype.kind not in "iuf" for each in given):
+        return None
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if node.op_type in _ARITHMETIC and not node.attribute and given[0].dtype == given[1].dtype:
+            return np.asarray(_ARITHMETIC[node.op_type](*given))
+        if node.op_type == "Cast":
+            wanted = next(each.i for each in node.attribute if each.name == "to")
+            to = np.dtype(helper.tensor_dtype_to_np_dtype(wanted))
+            return given[0].astype(to) if to.kind in "iuf" and to.isbuiltin == 1 else None
+    return None
 
 
 def _truncated(x: Array, y: Array) -> Array:

@@ -83,9 +83,15 @@ class OpenedModel:
         }
 
 
-def quantises(model: onnx.ModelProto) -> bool:
-    """Return whether a model has a node that quantises; it is far quicker than opening it."""
-    return any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node)
+Opened = tuple[OpenedModel, Sequence[Arrays]]  # with what the reference gives for sets of inputs, also there
+
+
+def quantising(model: onnx.ModelProto) -> OpenedModel | None:
+    """Open a model with static shapes whose steps all quantise; None where it is none, or they are large."""
+    if not any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node):
+        return None  # far quicker than opening it
+    apart = opened(model)
+    return apart if apart is not None and apart.only_quantises and _small(apart) else None
 
 
 def opened(model: onnx.ModelProto) -> OpenedModel | None:
@@ -201,22 +207,22 @@ def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
     return exposed
 
 
-def opened_with(
-    model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits
-) -> tuple[OpenedModel, Reference] | None:
-    """Return a model opened at its steps, and the reference with the values there.
+def opened_with(model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits) -> Opened | None:
+    """Return a model opened at its steps, and what the reference gives, with the values there.
 
     Returns None where the model has no steps, or their values cannot be computed.
     """
     apart = opened(model)
-    if apart is None:
-        return None
-    given = (graphs.of_info(value) for value in apart.model.graph.input)
-    nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
-    if nbytes > MOST_BYTES:
+    if apart is None or not _small(apart):
         return None
     reference = evaluate(exposing(model, apart), list(inputs), limits)
-    return None if isinstance(reference, ReferenceFailure) else (apart, reference)
+    return None if isinstance(reference, ReferenceFailure) else (apart, reference.outputs)
+
+
+def _small(apart: OpenedModel) -> bool:
+    given = (graphs.of_info(value) for value in apart.model.graph.input)
+    nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
+    return nbytes <= MOST_BYTES
 
 
 def _is_step(
@@ -413,22 +419,24 @@ def judge(
     precision: str,
     tolerance: Sequence[float],
     limits: EvaluationLimits = DEFAULT_LIMITS,
+    known: Opened | None = None,
 ) -> ProofByParts | None:
     """Prove a model with static shapes part by part; None where it has no steps, or they cannot be looked at.
 
     `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and gives its outputs for each,
     by name, one set after the other: the first that is wrong ends it. `precision` is that of the arithmetic,
-    `tolerance` what the whole may be off by where it has no steps, both as in the module `tolerance`.
+    `tolerance` what the whole may be off by where it has no steps, both as in the module `tolerance`. `known`
+    is what `opened_with` gives for the model and inputs, where it is known already.
     """
-    found = opened_with(model, inputs, limits)
+    found = known or opened_with(model, inputs, limits)
     if found is None:
         return None
     apart, reference = found
-    feeds = [apart.feeds(i, values) for i, values in zip(inputs, reference.outputs, strict=True)]
+    feeds = [apart.feeds(i, values) for i, values in zip(inputs, reference, strict=True)]
     parts = _Parts(apart, precision, limits)
     errors: dict[str, float] = {}
     try:
-        for values, given, made in zip(reference.outputs, feeds, run(apart.model, feeds), strict=True):
+        for values, given, made in zip(reference, feeds, run(apart.model, feeds), strict=True):
             for difference in parts.compared_all(given, values, made):
                 if not difference.right:
                     why = f"{difference}, given the reference's own values at each step"
@@ -436,15 +444,13 @@ def judge(
                 errors[difference.output] = max(difference.error, errors.get(difference.output, 0.0))
     except HonedError:
         return None
-    least = {
-        name: _OF_ONE / _largest([values[name] for values in reference.outputs]) for name in apart.bounded
-    }
+    least = {name: _OF_ONE / _largest([values[name] for values in reference]) for name in apart.bounded}
     optimised = evaluate(model, list(inputs), limits, (at_level(HIGHEST),))
-    chosen = selections(model, inputs, reference.outputs, tolerance, limits)
+    chosen = selections(model, inputs, reference, tolerance, limits)
     by_noise = _changes(_shifted(model, apart, inputs, reference, errors, limits), chosen, tolerance)
     by_both = dict(by_noise)
     if isinstance(optimised, Reference):
-        others = list(zip(reference.outputs, optimised.outputs, strict=True))
+        others = list(zip(reference, optimised.outputs, strict=True))
         by_both = {n: by_noise.get(n, []) + far for n, far in _changes(others, chosen, tolerance).items()}
     moved = {name: max(by_both.get(name, []), default=0.0) for name in graphs.outputs(model)}
     allowed = _allowed(tolerance, moved, least)
@@ -570,17 +576,17 @@ def _shifted(
     model: onnx.ModelProto,
     apart: OpenedModel,
     inputs: Sequence[Arrays],
-    reference: Reference,
+    reference: Sequence[Arrays],
     errors: Mapping[str, float],
     limits: EvaluationLimits,
 ) -> _Pairs:
     """Return what the reference gives where its values before the steps are moved, beside what it gave."""
     sizes = {
-        name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference.outputs])
+        name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference])
         for name in apart.before
-        if reference.outputs[0][name].dtype.kind == "f"
+        if reference[0][name].dtype.kind == "f"
     }
-    again = [(given, values) for given, values in zip(inputs, reference.outputs, strict=True)] * _MOVES
+    again = [(given, values) for given, values in zip(inputs, reference, strict=True)] * _MOVES
     found = evaluate(moving(model, apart, sizes), [i for i, _ in again], limits) if sizes else None
     if not isinstance(found, Reference):
         return []

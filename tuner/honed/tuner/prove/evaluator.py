@@ -13,6 +13,7 @@ the graph that it made of the model in `OPTIMISED`.
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 import time
@@ -73,9 +74,13 @@ def evaluate(
     inputs: Sequence[Mapping[str, np.ndarray]],
     limits: EvaluationLimits = DEFAULT_LIMITS,
     evaluators: Sequence[str] = EVALUATORS,
+    *,
+    more: Sequence[Mapping[str, np.ndarray]] = (),
+    first: int = 0,
 ) -> Reference | ReferenceFailure:
     """Run the model, with static shapes and all its tensors inside, on every set of inputs.
 
+    `more` are sets of inputs after the others, of whose outputs the `first` alone are returned.
     `evaluators` are tried in order ("onnxruntime", "reference"); one that runs out of time or memory ends
     the evaluation, one that fails otherwise hands over to the next. Raises InvalidArgument where the
     inputs or shapes of the model are not such as honed carries.
@@ -89,13 +94,15 @@ def evaluate(
     reasons: list[str] = []
     with tempfile.TemporaryDirectory(prefix="honed-reference-") as folder:
         place = Path(folder)
-        confined.write(place, graphs.exact(model), names, inputs)
+        confined.write(place, graphs.exact(model), names, [*inputs, *more])
         for evaluator in evaluators:
-            more = (evaluator, "--sets", str(len(inputs)))
-            result = confined.run("honed.tuner.prove.evaluator", place, more, limits, deadline)
+            sets = str(len(inputs) + len(more))
+            arguments = (evaluator, "--sets", sets, "--few", str(len(more)), "--first", str(first))
+            result = confined.run("honed.tuner.prove.evaluator", place, arguments, limits, deadline)
             if "evaluator" in result:
+                outputs = graphs.outputs(model)
                 return Reference(
-                    outputs=_read(place, graphs.outputs(model), len(inputs)),
+                    outputs=_read(place, [outputs] * len(inputs) + [outputs[:first]] * len(more)),
                     evaluator=result["evaluator"],
                     note="; ".join(reasons) or None,
                 )
@@ -108,13 +115,16 @@ def evaluate(
 _MAPPED = 1 << 20  # bytes; larger values are mapped, which takes no memory until they are read
 
 
-def _read(folder: Path, names: Sequence[str], sets: int) -> tuple[dict[str, np.ndarray], ...]:
+def _read(folder: Path, sets: Sequence[Sequence[str]]) -> tuple[dict[str, np.ndarray], ...]:
+    """Return the outputs of these names for each set."""
+
     def value(path: Path) -> np.ndarray:
         mapped = path.stat().st_size > _MAPPED
         return np.asarray(np.load(path, mmap_mode="r" if mapped else None))
 
     return tuple(
-        {name: value(folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)} for i in range(sets)
+        {name: value(folder / f"output.{i}.{j}.npy") for j, name in enumerate(names)}
+        for i, names in enumerate(sets)
     )
 
 
@@ -127,27 +137,31 @@ def main(argv: list[str] | None = None) -> int:
     parser = confined.parser("honed.tuner.prove.evaluator")
     parser.add_argument("evaluator", choices=(*EVALUATORS, *map(at_level, LEVELS)))
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--few", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
     keep_freed(32 << 20)  # without an arena ONNX Runtime frees what each node made
     return confined.answer(
-        lambda: {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads, written)},
+        lambda: {"evaluator": _evaluate(args, written)},
         _one_line,
     )
 
 
-def _evaluate(folder: Path, evaluator: str, sets: int, threads: int, written: Path | None) -> str:
+def _evaluate(args: argparse.Namespace, written: Path | None) -> str:
+    folder: Path = args.folder
     path = folder / confined.MODEL
-    level = next((level for level in LEVELS if at_level(level) == evaluator), None)
+    level = next((level for level in LEVELS if at_level(level) == args.evaluator), None)
     if level is None:
         from . import operators
 
         running = operators.reference(path)
     else:
-        running = _onnxruntime(path, threads, level, written)
-    for i, feeds in enumerate(confined.sets_in(folder, running.inputs, sets)):
-        made = zip(running.outputs.items(), running.run(feeds), strict=True)
-        for j, ((name, declared), value) in enumerate(made):
+        running = _onnxruntime(path, args.threads, level, written)
+    for i, feeds in enumerate(confined.sets_in(folder, running.inputs, args.sets)):
+        made = list(zip(running.outputs.items(), running.run(feeds), strict=True))
+        wanted = made if i < args.sets - args.few else made[: args.first]
+        for j, ((name, declared), value) in enumerate(wanted):
             np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared), allow_pickle=False)
     return running.evaluator
 

@@ -23,7 +23,7 @@ from honed.runtime.execution.executor import Executor
 
 from . import graphs, inputs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
-from .discontinuities import HIDING, OpenedModel, opened_with
+from .discontinuities import HIDING, Opened, OpenedModel, exposing, opened_with
 from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .inputs import MOVING, generate
 from .tolerance import HALF_MOST, compared, for_model
@@ -225,12 +225,13 @@ class Expected:
     covered: tuple[float, ...] = ()  # per output, the share of it that a comparison says something about
     unproven: str = ""  # why no comparison with these probes is a proof: part of a sentence
     hidden: str = ""  # why one is only at the model's steps: part of a sentence
+    known: Opened | None = None  # the model that was given open, with what the reference gave at its steps
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
     inputs: dict[str, np.ndarray]
-    outputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]  # with the values at the steps of a model that is given open
     noise: tuple[float, ...]  # per output, how far one rounding of the inputs moves it, as `compare` says
     varied: float  # the least share of an output that says something
 
@@ -244,15 +245,18 @@ def choose(
     limits: EvaluationLimits = DEFAULT_LIMITS,
     given: Sequence[Mapping[str, np.ndarray]] = (),
     whole: onnx.ModelProto | None = None,
+    apart: OpenedModel | None = None,
 ) -> Expected | ReferenceFailure:
     """Choose `count` sets of inputs for the original model with static shapes, and evaluate them.
 
     `given` are inputs of the user's, which come before generated ones. `precision` is that of the compiled
-    form's arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. Where too few inputs
+    form's arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model
+    opened, where the values at its steps are wanted, if they can be had. Where too few inputs
     are well determined the best of the others are taken, and the tolerance of float outputs is widened to
     eight times their noise, up to 5 %, which a note says. Raises as `inputs.generate` does.
     """
-    allowed = for_model(model, precision)
+    allowed, names = for_model(model, precision), graphs.outputs(model)
+    shows = exposing(model, apart) if apart is not None else model
     trials: list[_Trial] = []
     evaluator, note, shrink, rounds = "", None, 0, 0
     while rounds < _ROUNDS:
@@ -261,14 +265,17 @@ def choose(
         if len(drawn) < count:
             drawn += generate(model, rounds * count, seed, shrink=shrink, whole=whole)[len(drawn) - count :]
         last = rounds == _ROUNDS or bool(trials)
-        found = _evaluated(model, drawn, seed, limits, EVALUATORS if last else EVALUATORS[:1])
+        evaluators = EVALUATORS if last else EVALUATORS[:1]
+        found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
+        if isinstance(found, ReferenceFailure) and apart is not None:  # its values may be too large
+            return choose(model, count, precision, seed=seed, limits=limits, given=given, whole=whole)
         if isinstance(found, ReferenceFailure):
             if trials:
                 break
             if found.inputs and shrink < _SMALLEST:
                 shrink += 1
                 continue
-            found = _evaluated(model, drawn, seed, limits, EVALUATORS)
+            found = _evaluated(shows, drawn, seed, limits, EVALUATORS, len(names))
             if isinstance(found, ReferenceFailure):
                 return found
         evaluator, note = found.evaluator, found.note
@@ -280,13 +287,14 @@ def choose(
             shrink = min(shrink + 1, _SMALLEST)
     counting = [trial for trial in trials if trial.varied >= ENOUGH] or trials
     best = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
-    tolerance, widened = _widened(allowed, best, graphs.outputs(model))
+    tolerance, widened = _widened(allowed, best, names)
     made = Expected(
         evaluator=evaluator,
         inputs=tuple(trial.inputs for trial in best),
-        outputs=tuple(trial.outputs for trial in best),
+        outputs=tuple({name: trial.outputs[name] for name in names} for trial in best),
         tolerance=tolerance,
         notes=(*([note] if note else ()), *widened),
+        known=(apart, [trial.outputs for trial in best]) if apart is not None else None,
     )
     return _covered(model, made, limits)
 
@@ -300,8 +308,11 @@ def _evaluated(
     seed: int,
     limits: EvaluationLimits,
     evaluators: Sequence[str],
+    first: int,
 ) -> Reference | ReferenceFailure:
-    return evaluate(model, [*drawn, *(_moved(values, seed) for values in drawn)], limits, evaluators)
+    """Return the outputs for the inputs, then the `first` of them for the inputs moved."""
+    moved = [_moved(values, seed) for values in drawn]
+    return evaluate(model, drawn, limits, evaluators, more=moved, first=first)
 
 
 def _trials(model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], found: Reference) -> list[_Trial]:
@@ -338,11 +349,11 @@ def _behind(
 ) -> dict[str, Covered]:
     """Return how much of these outputs a verification at the model's steps covers, where it can be made."""
     model = graphs.inlined(model)
-    known = opened_with(model, made.inputs, limits)
+    known = made.known or opened_with(model, made.inputs, limits)
     if known is None:
         return {}
     apart, reference = known
-    found = {name: behind(apart, model, reference.outputs, name) for name in names}
+    found = {name: behind(apart, model, reference, name) for name in names}
     return {name: share for name, share in found.items() if share.varied >= ENOUGH}
 
 
@@ -363,7 +374,7 @@ def _moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]
 
 def _noise(calm: Mapping[str, np.ndarray], moved: Mapping[str, np.ndarray]) -> tuple[float, ...]:
     # The shape of an output may depend on the values.
-    return tuple(compared(value, moved[name], 0.0, name).error for name, value in calm.items())
+    return tuple(compared(calm[name], value, 0.0, name).error for name, value in moved.items())
 
 
 def _share(noise: Sequence[float], allowed: Sequence[float]) -> float:
