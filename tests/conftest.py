@@ -160,7 +160,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _SLOW.fullmatch(item.nodeid):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.timeout(2400))
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.opencl)
 

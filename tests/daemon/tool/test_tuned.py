@@ -70,7 +70,7 @@ def hone(service: Service, *arguments: str) -> subprocess.Popen[str]:
 
 def document(service: Service, *arguments: str) -> dict[str, Any]:
     with hone(service, *arguments, "--json") as process:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=560)
     assert process.returncode == 0, err
     loaded: dict[str, Any] = json.loads(out)
     return loaded
@@ -120,7 +120,7 @@ def test_ctrl_c_uses_what_was_found(served: Service) -> None:
         assert process.stderr is not None
         until(process.stderr, "tasks: ")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=560)
     assert process.returncode == 0, err
     told = json.loads(out)
     assert told["stopped"]
@@ -164,7 +164,7 @@ def test_an_admin_who_is_not_the_services_user(served: Service, tmp_path: Path) 
         }
         (tmp_path / "none.jsonl").write_text("{}\n")
         with hone(served, "records", "import", str(tmp_path / "none.jsonl")) as process:
-            _, err = process.communicate(timeout=240)
+            _, err = process.communicate(timeout=560)
         assert process.returncode == 1
         assert "none of the 1 records" in err
     finally:
