@@ -26,7 +26,7 @@ from .frames import CHANGING, HARMLESS, Frames
 from .judge import Judge
 from .material.models import Victim
 from .material.mutate import Mutator
-from .meter import Meter, Reading
+from .meter import Reading, Waits
 
 
 def test_a_round_is_repeated_by_its_seed() -> None:
@@ -179,7 +179,7 @@ def test_what_is_planted_is_found(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> 
         finally:
             os.kill(bed.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(Meter, "_stolen", lambda _: 0)  # of all processors: it would hide what is planted
+    monkeypatch.setattr(Waits, "_stolen", lambda _: 0)  # of all processors: it would hide what is planted
     with held:
         found = "\n".join(_judged(bed, plant, timed=True).problems)
     bed.remove("surplus")
