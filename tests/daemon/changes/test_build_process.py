@@ -133,6 +133,7 @@ def adopted(service: Service) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_noticed_before_anybody_asks(
     start_service: Starter, small_model: Path
 ) -> None:

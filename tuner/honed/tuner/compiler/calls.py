@@ -284,7 +284,7 @@ def _agree(
 
     `places` are the elements of `found`, counted in one row, that are not `calm`, and the others what the
     reference gives there: `moved` with noise. What differs by no more than `allowed` of the range agrees as
-    well.
+    well, and what is not finite never.
     """
     if not np.isfinite(found).all() or not np.isfinite(calm).all():
         return False

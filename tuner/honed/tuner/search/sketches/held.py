@@ -219,7 +219,7 @@ _SINGLE = 4  # bytes of what is multiplied by itself
 _ADDRESS = {DriverClass.MESA_26: 4}  # instructions for the address of a load, by class of drivers
 _LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
 _LEAST_LOADED = 4  # with drivers of other classes
-_CLEARLY = 1.05  # times the clocks by one bound, from which a board tries both tiles
+_CLEARLY = 1.05  # times as many clocks by one bound: then a board tries both tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class _Room:
     over: int = 0  # terms of the sum: loops of few turns are unrolled by Mesa, and load ahead
 
 
-_OF_ALL = (  # classes of drivers
+_ROOMS_OF_ALL = (
     _Room(2, 8, 256, 40, 4),
     _Room(2, 8, math.inf, 32, 4),
     _Room(2, 4, 256, 32, 4),
@@ -242,11 +242,17 @@ _OF_ALL = (  # classes of drivers
     _Room(4, 4, 32, 24, 2),
     _Room(4, 4, math.inf, 40, 1, over=32),
 )
-_ROOMS = (*_OF_ALL, _Room(4, 4, math.inf, 32, 2, over=63))
+_ROOMS = (*_ROOMS_OF_ALL, _Room(4, 4, math.inf, 32, 2, over=63))
 # Mesa 26.1 and later: two halves share a register. Tiles of 8 x 8 take fewer loads, but spill for some
 # products, those of 6 x 8 where a sum is added up twice.
-_OF_26 = (_Room(2, 8, 256, 48, 4), _Room(2, 8, 128, 64, 2, over=64), _Room(4, 4, math.inf, 32, 2, over=64))
-_ROOMS_OF = {DriverClass.MESA_26: (*_OF_ALL, *_OF_26)}
+_ROOMS_OF = {
+    DriverClass.MESA_26: (
+        *_ROOMS_OF_ALL,
+        _Room(2, 8, 256, 48, 4),
+        _Room(2, 8, 128, 64, 2, over=64),
+        _Room(4, 4, math.inf, 32, 2, over=64),
+    )
+}
 # Sums of halves of which each turn of a loop adds sixteen terms up before those that the loop carries.
 _ROOMS_OF_TURNS = (_Room(2, 4, math.inf, 24, 4), _Room(2, 4, 256, 32, 4))
 _TRIALS = {DriverClass.MESA_26: (_Room(2, 8, math.inf, 48, 4), _Room(2, 8, math.inf, 64, 2))}
@@ -315,18 +321,18 @@ def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn
         rooms += [(room,) for room in _TRIALS.get(driver, ())]
     best = [min(_cuts(found, one), key=lambda cut: _rank(found, cut, driver), default=None) for one in rooms]
     chosen = [cut for cut in best if cut is not None]
-    if trial and best[0] is not None:
+    if trial and best[0] is not None and not found.turn:
         chosen += _by_one_bound(found, best[0], list(_cuts(found, served)), driver)
     return [sketch.with_most(_decisions(found, cut)) for cut in dict.fromkeys(chosen)]
 
 
 def _by_one_bound(product: _Product, served: _Cut, among: Sequence[_Cut], driver: DriverClass) -> list[_Cut]:
-    """Return the tiles that are better than the `served` one by a bound of the bench, if clearly so.
+    """Return the tiles that are clearly better than the `served` one by a bound of the bench.
 
-    With the first of the bounds addresses are computed beside the multiplications, with the other before.
+    By the busiest pipe addresses cost nothing, by `alu` they are issued as multiplications are.
     """
     loaded, found = _LOADED.get(driver, _LEAST_LOADED), list[_Cut]()
-    for address in (0, _ADDRESS.get(driver, 0)):
+    for address in dict.fromkeys((0, _ADDRESS.get(driver, 0))):
 
         def clocks(cut: _Cut, address: int = address) -> float:
             return max(_lines(product, cut, loaded), _issued(product, cut, address))
