@@ -95,6 +95,19 @@ def test_lengths_that_make_a_mask_are_positive() -> None:
     assert len(np.unique(lengths)) > 1
 
 
+@pytest.mark.parametrize("name", ["sound_lens", "sound_len", "sound_lengths", "SOUND_length"])
+def test_lengths_named_after_an_input_reach_along_its_axes(name: str) -> None:
+    """What counts frames of a sound says nothing where it is at most a few samples."""
+    found = chosen(
+        f"f (float[1,1600] sound, int64[1] {name}) => (float[1,1600] s, int64[1] n)"
+        f"<int64 hop = {{160}}> {{ s = Neg(sound) n = Div({name}, hop) }}"
+    )
+    lengths = np.stack([each[name] for each in found.inputs])
+    assert lengths.min() >= 1
+    assert 160 <= lengths.max() <= 1600
+    assert not found.unproven
+
+
 @pytest.mark.parametrize(
     ("text", "name", "low", "high"),
     [

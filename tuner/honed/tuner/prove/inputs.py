@@ -6,8 +6,9 @@ Inputs are seeded, and of several distributions.
 from __future__ import annotations
 
 import math
+import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -164,10 +165,11 @@ def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Ran
     ends = _ends_of_constants(model, known, constants)
     shares, counted = _shares(model), _counted(model, known)
     pixels = _pixels(model)
+    given = graphs.inputs(model)
     found = {}
-    for value in graphs.inputs(model):
+    for value in given:
         whole = value.dtype.startswith(("int", "uint"))
-        allowed = _named(value.name.lower(), whole=whole)
+        allowed = _named(value.name.lower(), given, whole=whole)
         if pixels is not None and len(value.shape) == 4 and not whole:
             allowed = allowed.meet(pixels)
         for name, paths in _reached(value.name, consumers, ends).items():
@@ -181,12 +183,15 @@ def of_inputs(model: onnx.ModelProto, *, shaping: bool = False) -> dict[str, Ran
     return found
 
 
-def _named(name: str, *, whole: bool) -> Range:
-    """Return the range that the name of an input suggests."""
+def _named(name: str, given: Sequence[graphs.TypedValue], *, whole: bool) -> Range:
+    """Return the range that the name of an input suggests, among all inputs that are given."""
     if whole and "mask" in name:
         return Range(low=0, high=1, mark=True)
-    if whole and ("length" in name or name.endswith("lens")):
-        return Range(low=1)
+    if whole and ("length" in name or re.search("lens?$", name)):
+        # "x_lens" counts places along an axis of "x"; along which is not known, so the least bounds all.
+        of = re.sub(r"_?len(s|gths?)?$", "", name)
+        axes = [min(one.shape[1:], default=math.inf) for one in given if one.name.lower() == of]
+        return Range(low=1, high=min(axes, default=math.inf))
     if not whole and any(word in name for word in ("thresh", "iou", "probability")):
         return Range(low=0, high=1)
     return _UNBOUNDED
