@@ -79,7 +79,8 @@ def legalize(
         simple = multiply_packed(multiply_bytes(simplified(module), profile))
         strided, written = read_by_strides(simple) if passes.views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
-        rules = {"relax.erf": _erf, "relax.nn.conv2d": partial(_convolved, profile.family)} | extremes.rules()
+        rules = {"relax.erf": _erf} | extremes.rules()
+        rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile.family))
         rules["relax.right_shift"] = _shifted
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
         rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
@@ -278,7 +279,7 @@ def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Ca
     what = winograd.suited(call) if family.winograd else None
     if what is not None:
         return winograd.convolved(builder, call, what)
-    plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
+    plain: Legalise = call.op.get_attr("FLegalize")
     if not (family.vectors_of_channels and _is_odd(call)):
         return plain(builder, call)
     image, weights = call.args
@@ -301,8 +302,8 @@ def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Ca
 def _is_odd(call: relax.Call) -> bool:
     """Return whether a convolution has a window, and constant weights for outputs that no vector divides."""
     attrs, weights = call.attrs, call.args[1]
-    plain = attrs.groups == 1 and attrs.kernel_layout == "OIHW" and attrs.out_layout == "NCHW"
-    if not plain or not isinstance(weights, ir.GenericConst):
+    plain = attrs.kernel_layout in ("OIW", "OIHW") and attrs.out_layout in ("NCW", "NCHW")
+    if attrs.groups != 1 or not plain or not isinstance(weights, ir.GenericConst):
         return False
     outputs, _, *window = (int(extent) for extent in weights.ty.shape)
     return outputs % 2 == 1 and outputs >= _LEAST_OUTPUTS and math.prod(window) > 1

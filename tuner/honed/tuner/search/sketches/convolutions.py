@@ -197,11 +197,12 @@ def _rectangle(
     """Return the loops over rectangles of pixels, and those within one; the rectangle's size is left open."""
     room = limits.accumulators // (what.lanes * what.pixels)
     outer, inner = [], []
-    for n in what.rows:
-        rows, tile, _ = sample_tile(schedule, loops[n], min(room, _MOST_ROWS))
+    row = loops[what.main.spatial[-1]]
+    for each in [loops[n] for n in what.rows] or [schedule.add_unit_loop(row)]:
+        rows, tile, _ = sample_tile(schedule, each, min(room, _MOST_ROWS))
         outer.append(rows)
         inner.append(tile)
-    pieces, pixels = schedule.split(loops[what.main.spatial[-1]], [None, what.pixels])
+    pieces, pixels = schedule.split(row, [None, what.pixels])
     pieces, tile, _ = sample_tile(schedule, pieces, min(room, max(1, limits.tile // what.pixels)))
     return [*outer, pieces], [*inner, tile, pixels]
 

@@ -51,6 +51,7 @@ _BYTES = 4  # of an element; processors compute halves in singles
 _MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
 _LEAST_REDUCED = 2  # axes: a window's, be it of one pixel, and channels; products have one
 _MOST_BESIDE = 2  # vectors of channels that share the pixels
+_WRITTEN = 16  # elements of a window's row that are written out: a filter of a sound has hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +145,14 @@ def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
         places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
         outer.append(places)
         tile.append(steps)
+    *outside, row = reduced
+    if (extent := int(schedule.get(row).extent)) > _WRITTEN:
+        turns, row = schedule.split(row, [None, max(divisors(extent, _WRITTEN))])
+        outside.append(turns)
     return TileLoops(
         groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
-        outside=reduced[:-1],
-        inside=reduced[-1:],
+        outside=outside,
+        inside=[row],
         tile=[beside, *tile],
         lanes=lanes,
     )
@@ -349,7 +354,7 @@ def rectangle(sketch: Drawn) -> Drawn | None:
     extents = [tile.extent for _, tile in sketch.tiles]
     if laid_out >= 2:
         return _of_channels(sketch, extents)
-    if laid_out == 1:
+    if laid_out == 1 and "ComputeAt" not in sketch.names:  # `tile_across` gathers an operand
         return _of_panels(sketch, extents)
     if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
         return _of_pieces(sketch)

@@ -88,8 +88,8 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     gathered = reads_along(schedule, block, spatial[laned])
     if len(gathered) != 1:
         return False
+    operand = schedule.cache_read(block, gathered[0], "local")  # before the sum is a read of its own, too
     unrolled = _tile(schedule, found, limits, most, laned=laned)
-    operand = schedule.cache_read(block, gathered[0], "local")
     schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
     _, vector = schedule.split(fuse(schedule, below(schedule, operand, unrolled)), [None, widths[laned]])
     schedule.vectorize(vector)
