@@ -23,9 +23,9 @@ from tests.tuner.search.search_functions import imagined, profile_of
 pytestmark = pytest.mark.tvm
 
 
-def model(shape: tuple[int, int, int, int], attributes: str = "pads = [1, 1, 1, 1]") -> onnx.ModelProto:
+def model(shape: tuple[int, ...], attributes: str = "pads = [1, 1, 1, 1]") -> onnx.ModelProto:
     """Relu(Conv(x, w) + b) of images of 8 x 8, by the weights' shape; 9 channels are shuffled to pixels."""
-    outputs, channels, window, _ = shape
+    outputs, channels, window, *_ = shape
     size = 8 if "pads" in attributes else 9 - window
     shuffled = 'r = Relu(c) y = DepthToSpace <blocksize = 3, mode = "CRD"> (r)'
     result = f"[1, 1, {size * 3}, {size * 3}]" if outputs == 9 else f"[1, {outputs}, {size}, {size}]"
@@ -63,16 +63,21 @@ def test_answers_are_those_of_the_channels_there_are(
         ((10, 4, 3, 3), "mali", False),  # vectors of two
         ((3, 4, 3, 3), "mali", False),  # a third more than there are
         ((7, 4, 1, 1), "mali", False),  # products have their pixels along the lanes
+        ((9, 4, 3), "mali", True),
+        ((9, 4, 3), "cpu", False),
     ],
 )
 def test_odd_channels_are_rounded_where_vectors_run_along_them(
-    shape: tuple[int, int, int, int], family: str, rounded: bool, tmp_path: Path
+    shape: tuple[int, ...], family: str, rounded: bool, tmp_path: Path
 ) -> None:
     made = model(shape, "pads = [1, 1, 1, 1]" if shape[-1] == 3 else "strides = [1, 1]")
+    if len(shape) == 3:
+        text = f"(float[1, 4, 8] x) => (float[1, {shape[0]}, 8] y) {{ y = Conv <pads = [1, 1]> (x, w) }}"
+        made = parsed(text, w=weights(*shape))
     onnx.save(made, tmp_path / "m.onnx")
     found = extract(tmp_path / "m.onnx", {}, "fp32", imagined(family)).tasks
     names = [one.task.name for one in found]
     assert any("without_rounding" in name for name in names) == rounded
     if rounded:
-        (convolved,) = (one.func for one in found if one.task.name.startswith("conv2d"))
+        (convolved,) = (one.func for one in found if one.task.name.startswith("conv"))
         assert int(convolved.params[-1].shape[1]) == 12

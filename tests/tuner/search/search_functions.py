@@ -126,6 +126,10 @@ GRAPHS = {
         => (float[2, 16, 3, 14] y) { y = Conv (x, w) }""",
     "convolution, strided, of rows that end with a vector": """(float[1, 3, 16, 16] x, float[8, 3, 3, 3] w)
         => (float[1, 8, 7, 7] y) { y = Conv <strides = [2, 2]> (x, w) }""",
+    "convolution along one axis": """(float[1, 6, 40] x, float[16, 6, 3] w, float[16] b)
+        => (float[1, 16, 40] y) { c = Conv <pads = [1, 1]> (x, w, b) y = Relu(c) }""",
+    "convolution of a sound": """(float[1, 1, 640] x, float[34, 1, 40] w) => (float[1, 34, 31] y) {
+        y = Conv <strides = [20]> (x, w) }""",
     "depthwise convolution": """(float[1, 16, 13, 13] x, float[16, 1, 3, 3] w) => (float[1, 16, 7, 7] y) {
         y = Conv <group = 16, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w) }""",
     "depthwise convolution with a sigmoid": """(float[1, 16, 7, 13] x, float[16, 1, 3, 3] w, float[16] b)

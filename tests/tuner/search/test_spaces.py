@@ -35,6 +35,7 @@ from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import packed, pointwise, windowed
 from honed.tuner.search.sketches.held import held
 from honed.tuner.search.sketches.processors import channels, panels
+from honed.tuner.search.sketches.tile import tile_across
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 
@@ -128,6 +129,7 @@ def test_draws_are_right_and_replay(
     [
         "convolution, strided, with a shortcut",
         "convolution, strided, of rows that end with a vector",
+        "convolution along one axis",
         pytest.param("convolution 3x3", marks=pytest.mark.slow),
         pytest.param("convolution 5x5 of odd images", marks=pytest.mark.slow),
         pytest.param("convolution, dilated, of wide images", marks=pytest.mark.slow),
@@ -172,6 +174,7 @@ def test_windows_over_single_channels_are_right(one: Extracted, draws_of: DrawsO
         "convolution, strided, with a shortcut",
         "depthwise convolution",
         "depthwise convolution with a sigmoid",
+        "convolution of a sound",
         pytest.param("convolution 1x1", marks=pytest.mark.slow),
         pytest.param("convolution 3x3", marks=pytest.mark.slow),
         pytest.param("convolution 5x5 of odd images", marks=pytest.mark.slow),
@@ -269,6 +272,25 @@ def test_packed_leaves_what_other_sketches_serve_as_well(name: str, device: Devi
 def test_windowed_is_for_single_channels(name: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of("mali", device.profile)
     assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, windowed)]
+
+
+@pytest.mark.parametrize("profile", ["cpu"], indirect=True)
+@pytest.mark.parametrize("name", ["convolution of a sound"])
+def test_lanes_across_gather_the_operand_that_moves_along_them(
+    one: Extracted, profile: DeviceProfile
+) -> None:
+    """The other, copied, took a convolution of a sound 230 times as long: most of it is between frames."""
+    made, *_ = _made(one, profile, tile_across)
+    kept = re.findall(r'alloc_buffer\(\(([0-9, ]+)\).*scope="local"', made.mod["main"].script())
+    assert "34, 1, 40" in kept
+    assert "1, 1, 640" not in kept
+
+
+@pytest.mark.parametrize("profile", ["cpu"], indirect=True)
+@pytest.mark.parametrize("name", ["convolution of a sound"])
+def test_lanes_across_have_no_row_of_another_sketch(one: Extracted, profile: DeviceProfile) -> None:
+    made, *_ = _made(one, profile, tile_across)
+    assert starts([read(traces.to_text(made.trace))]) == []
 
 
 def _made(one: Extracted, profile: DeviceProfile, sketch: Sketch) -> list[Schedule]:

@@ -389,6 +389,28 @@ def in_halves(text: str, folder: Path) -> tirx.PrimFunc:
     return narrow_indices(task.func)
 
 
+def test_windows_along_one_axis_are_cut_as_an_image_of_one_row(tmp_path: Path) -> None:
+    cut = []
+    for row in ("", "1,"):
+        text = (
+            f"(float[1,64,{row}500] x, float[96,64,{row}3] w) => (float[1,96,{row}500] y) "
+            f"{{ y = Conv <pads=[{'0,1,0,1' if row else '1,1'}]> (x, w) }}"
+        )
+        rows = starts(sketched(in_halves(text, tmp_path), "mali"))
+        cut.append([[tile.factors for _, tile in each.tiles] for each in rows if packed_clocks(each)])
+    assert cut[0]
+    assert cut[0] == cut[1]
+
+
+def test_processors_write_few_terms_of_a_sounds_filter_out(tmp_path: Path) -> None:
+    text = (
+        "(float[1,1,16000] x, float[322,1,320] w) => (float[1,322,99] y) { y = Conv <strides=[160]> (x, w) }"
+    )
+    one, func = imagined("cpu"), in_halves(text, tmp_path)
+    row, *_ = starts(sketched(func, "cpu"))
+    lower_function(traces.apply(row.text(), func).mod["main"], "main", target_for(one), one)
+
+
 @pytest.mark.parametrize(
     ("given", "made", "side", "expected"),  # rows, pieces of a row, and work-items along places and channels
     [
