@@ -123,6 +123,12 @@ def test_systemd_and_not_the_service_starts_the_tuner() -> None:
     assert settings == {"tuner": {"spawn": False}}
 
 
+def test_restarts_of_the_service_leave_the_tuner_starts() -> None:
+    """systemd counts them for the tuner, too, which belongs to it: 10 in 10 minutes left a board untuned."""
+    service, tuner = (int(dict(directives(unit))["StartLimitBurst"]) for unit in SERVICES)
+    assert tuner >= 3 * service
+
+
 def test_memory_max_is_what_the_limits_add_up_to() -> None:
     """The service's as a whole, and of that what compiling or tuning has, in turns."""
     assert dict(directives("honed.service"))["MemoryMax"] == f"{MEMORY_PERCENT}%"
