@@ -354,7 +354,7 @@ def rectangle(sketch: Drawn) -> Drawn | None:
     extents = [tile.extent for _, tile in sketch.tiles]
     if laid_out >= 2:
         return _of_channels(sketch, extents)
-    if laid_out == 1 and "ComputeAt" not in sketch.names:  # `tile_across` gathers an operand
+    if laid_out == 1 and "ReIndex" in sketch.names:  # not the accumulators of `tile_across`
         return _of_panels(sketch, extents)
     if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
         return _of_pieces(sketch)

@@ -88,6 +88,9 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     gathered = reads_along(schedule, block, spatial[laned])
     if len(gathered) != 1:
         return False
+    if len(schedule.get(block).reads) == 1:  # nothing that the tile shares
+        _tile(schedule, found, limits, most, laned=laned)
+        return True
     operand = schedule.cache_read(block, gathered[0], "local")  # before the sum is a read of its own, too
     unrolled = _tile(schedule, found, limits, most, laned=laned)
     schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
