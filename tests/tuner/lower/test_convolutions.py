@@ -1,4 +1,4 @@
-"""Convolutions whose output channels no vector divides: rounded up on Malis, with the same answers."""
+"""Convolutions whose output channels no vector divides: rounded up, with the same answers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ def model(shape: tuple[int, ...], attributes: str = "pads = [1, 1, 1, 1]") -> on
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("shape", [(9, 4, 3, 3), (7, 3, 5, 5)])
+@pytest.mark.parametrize(
+    ("shape", "family"), [((9, 4, 3, 3), "mali"), ((7, 3, 5, 5), "mali"), ((18, 4, 3, 3), "cpu")]
+)
 def test_answers_are_those_of_the_channels_there_are(
-    shape: tuple[int, int, int, int], device: Device, tmp_path: Path
+    shape: tuple[int, int, int, int], family: str, device: Device, tmp_path: Path
 ) -> None:
-    made, profile = model(shape, f"pads = {[shape[-1] // 2] * 4}"), profile_of("mali", device.profile)
+    made, profile = model(shape, f"pads = {[shape[-1] // 2] * 4}"), profile_of(family, device.profile)
     normalised = frontend.normalise(made, precision="fp32")
     lowered = lower_module(frontend.import_relax(normalised), profile, first=first_kernels)
     assert len(lowered.functions) == 2, "the convolution, and all that is behind it"
@@ -56,19 +58,23 @@ def test_answers_are_those_of_the_channels_there_are(
 
 
 @pytest.mark.parametrize(
-    ("shape", "family", "rounded"),
+    ("shape", "family", "channels"),
     [
-        ((9, 4, 3, 3), "mali", True),
-        ((9, 4, 3, 3), "cpu", False),
-        ((10, 4, 3, 3), "mali", False),  # vectors of two
-        ((3, 4, 3, 3), "mali", False),  # a third more than there are
-        ((7, 4, 1, 1), "mali", False),  # products have their pixels along the lanes
-        ((9, 4, 3), "mali", True),
-        ((9, 4, 3), "cpu", False),
+        ((9, 4, 3, 3), "mali", 12),
+        ((10, 4, 3, 3), "mali", 10),  # vectors of two
+        ((3, 4, 3, 3), "mali", 3),  # a third more than there are
+        ((7, 4, 1, 1), "mali", 7),  # products have their pixels along the lanes
+        ((9, 4, 3), "mali", 12),
+        ((9, 4, 3, 3), "cpu", 9),  # fewer than a vector has
+        ((18, 4, 3, 3), "cpu", 32),
+        ((20, 4, 3), "cpu", 32),
+        ((24, 4, 3, 3), "cpu", 24),  # half vectors
+        ((17, 4, 3, 3), "cpu", 17),  # vectors run along the rows of 8 pixels
+        ((18, 4, 3, 3), "gpu", 18),
     ],
 )
-def test_odd_channels_are_rounded_where_vectors_run_along_them(
-    shape: tuple[int, ...], family: str, rounded: bool, tmp_path: Path
+def test_channels_are_rounded_up_where_they_fill_vectors_then(
+    shape: tuple[int, ...], family: str, channels: int, tmp_path: Path
 ) -> None:
     made = model(shape, "pads = [1, 1, 1, 1]" if shape[-1] == 3 else "strides = [1, 1]")
     if len(shape) == 3:
@@ -77,7 +83,7 @@ def test_odd_channels_are_rounded_where_vectors_run_along_them(
     onnx.save(made, tmp_path / "m.onnx")
     found = extract(tmp_path / "m.onnx", {}, "fp32", imagined(family)).tasks
     names = [one.task.name for one in found]
-    assert any("without_rounding" in name for name in names) == rounded
-    if rounded:
+    assert any("without_rounding" in name for name in names) == (channels != shape[0])
+    if channels != shape[0]:
         (convolved,) = (one.func for one in found if one.task.name.startswith("conv"))
-        assert int(convolved.params[-1].shape[1]) == 12
+        assert int(convolved.params[-1].shape[1]) == channels

@@ -13,7 +13,6 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
-from honed.machine.families import DeviceFamily
 from honed.machine.profile import DeviceProfile
 from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
@@ -30,9 +29,8 @@ Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
 # that are joined, and sliced and joined again, takes minutes to compile.
 MOST_FUSED = 64
-_VECTOR = 4  # output channels that odd numbers of them are rounded up to
+_VECTOR = 4  # output channels that odd numbers of them are rounded up to, on Malis
 _INJECTIVE = 2  # TVM's pattern of what moves elements, which is not fused with a convolution before it
-_LEAST_OUTPUTS = 5  # below, rounding up adds more than vectors save
 # What unrolled recurrences have by the hundred.
 _REPEATED = [
     f"relax.{name}"
@@ -80,7 +78,7 @@ def legalize(
         strided, written = read_by_strides(simple) if passes.views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if passes.blocked else 0)
         rules = {"relax.erf": _erf} | extremes.rules()
-        rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile.family))
+        rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile))
         rules["relax.right_shift"] = _shifted
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
         rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
@@ -274,18 +272,18 @@ def _folded(init: tirx.Stmt, update: tirx.Stmt) -> tirx.Stmt:
     return tirx.BufferStore(update.buffer, value, list(update.indices))
 
 
-def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Return the legalised convolution: special cases of the device family, else TVM's legalisation."""
-    what = winograd.suited(call) if family.winograd else None
+def _convolved(profile: DeviceProfile, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return the legalised convolution: special cases of the device, else TVM's legalisation."""
+    what = winograd.suited(call) if profile.family.winograd else None
     if what is not None:
         return winograd.convolved(builder, call, what)
     plain: Legalise = call.op.get_attr("FLegalize")
-    if not (family.vectors_of_channels and _is_odd(call)):
+    added = _outputs_added(profile, call)
+    if not added:
         return plain(builder, call)
     image, weights = call.args
     given = weights.value.numpy()
-    outputs = len(given)
-    more = relax.const(np.pad(given, [(0, -outputs % _VECTOR), *[(0, 0)] * (given.ndim - 1)]))
+    more = relax.const(np.pad(given, [(0, added), *[(0, 0)] * (given.ndim - 1)]))
     rounded = builder.normalize(relax.Call(call.op, [image, more], call.attrs))
     made = builder.emit(plain(builder, rounded))
     ends = [int(extent) for extent in call.ty.shape]
@@ -299,11 +297,20 @@ def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Ca
     )
 
 
-def _is_odd(call: relax.Call) -> bool:
-    """Return whether a convolution has a window, and constant weights for outputs that no vector divides."""
+def _outputs_added(profile: DeviceProfile, call: relax.Call) -> int:
+    """Return how many output channels, of zeros, are added to a convolution so that they fill vectors.
+
+    Only to one with a window and constant weights, with more outputs than a vector has, which half a vector
+    does not divide. To fewer outputs more would be added than vectors save.
+    """
     attrs, weights = call.attrs, call.args[1]
     plain = attrs.kernel_layout in ("OIW", "OIHW") and attrs.out_layout in ("NCW", "NCHW")
     if attrs.groups != 1 or not plain or not isinstance(weights, ir.GenericConst):
-        return False
+        return 0
     outputs, _, *window = (int(extent) for extent in weights.ty.shape)
-    return outputs % 2 == 1 and outputs >= _LEAST_OUTPUTS and math.prod(window) > 1
+    vector = _VECTOR if profile.family.vectors_of_channels else block_lanes(profile)
+    if math.prod(window) == 1 or outputs <= vector or outputs % max(1, vector // 2) == 0:
+        return 0
+    if outputs % 2 and not profile.family.vectors_of_channels and int(call.ty.shape[-1]) % (vector // 2) == 0:
+        return 0  # vectors run along rows
+    return -outputs % vector
