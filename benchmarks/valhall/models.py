@@ -72,6 +72,7 @@ class Totals:
     refused: list[str] = field(default_factory=list)
     spilling: list[str] = field(default_factory=list)
     spilling_tiles: int = 0  # of those, from tables
+    uncertain: list[str] = field(default_factory=list)  # whose loops count once: how many turns is unknown
     pipes: float = 0.0
     alu: float = 0.0
     losses: list[tuple[float, str]] = field(default_factory=list)  # of tables' tiles to the best known
@@ -90,6 +91,8 @@ class Totals:
         for each in judged:
             self.pipes += weight * (each.plain.seconds + LAUNCH_SECONDS)
             self.alu += weight * (each.plain.shared_seconds + LAUNCH_SECONDS)
+            if not each.counted.certain:
+                self.uncertain.append(name)
             if each.kernel.spills:
                 self.spilling.append(f"{name} ({one.origin}): {each.kernel.spills}:{each.kernel.fills}")
                 self.spilling_tiles += one.origin.source is ScheduleSource.TABLES
@@ -106,7 +109,7 @@ class Totals:
             ", ".join(f"{count} {source}" for source, count in sorted(self.served.items())),
             str(len(self.refused)),
             f"{len(self.spilling)} ({self.spilling_tiles})",
-            f"{1e3 * self.pipes:.2f}",
+            f"{1e3 * self.pipes:.2f}" + (" ?" if self.uncertain else ""),
             f"{1e3 * self.alu:.2f}",
             "" if loss is None else f"{loss[0]:.2f}",
         ]
@@ -115,6 +118,7 @@ class Totals:
         """Yield what is wrong, and how far the worst tiles are from the best."""
         yield from (f"refuses {each}" for each in self.refused)
         yield from (f"spills {each}" for each in self.spilling)
+        yield from (f"has loops of unknown turns, counted once: {each}" for each in self.uncertain)
         yield from (f"{loss:.2f} of the best: {what}" for loss, what in sorted(self.losses)[::-1][:_WORST])
 
 

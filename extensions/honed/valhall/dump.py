@@ -49,13 +49,19 @@ class _LoopValues:
 
     def first(self, operand: str) -> int | None:
         """Return what a loop begins with: a constant, or a group's place along z, which is 0."""
+        return 0 if self._of_place(operand) else self.number(operand)  # kernels hide it from the compiler so
+
+    def _of_place(self, operand: str) -> bool:
+        """Return whether a value is a group's place along z with something added to it, in 32 or 64 bits."""
         operation, operands = self.operations.get(_name(operand) or "", ("", []))
-        if operation.startswith("iadd") and any(self._along_z(each) for each in operands):
-            return 0  # kernels hide it from the compiler so
-        return self.number(operand)
+        if operation == "unpack_64_2x32_split_x":  # Mesa 26.1's
+            operation, operands = self.operations.get(_name(operands[0]) or "", ("", []))
+        return operation.startswith("iadd") and any(map(self._along_z, operands))
 
     def _along_z(self, operand: str) -> bool:
-        operation, _ = self.operations.get(_name(operand) or "", ("", []))
+        operation, operands = self.operations.get(_name(operand) or "", ("", []))
+        if operation == "pack_64_2x32_split":
+            return self._along_z(operands[0])
         return operation == "@load_workgroup_id" and operand.strip().endswith(".z")
 
 

@@ -138,6 +138,8 @@ def test_lines_of_loads_are_those_of_their_width(dump: Dump) -> None:
         ("%0", "%1 (0x1)", "ige32", "%9 (0x60)", None),
         ("%6", "%1 (0x1)", "ige32", "%9 (0x60)", 96),  # from a group's place along z
         ("%7", "%1 (0x1)", "ige32", "%9 (0x60)", None),  # along y
+        ("%12", "%1 (0x1)", "ige32", "%9 (0x60)", 96),  # along z, added to in 64 bits
+        ("%13", "%1 (0x1)", "ige32", "%9 (0x60)", None),
     ],
 )
 def test_turns_of_a_loop(start: str, step: str, comparison: str, limit: str, turns: int | None) -> None:
@@ -145,6 +147,10 @@ def test_turns_of_a_loop(start: str, step: str, comparison: str, limit: str, tur
     32x3   %5 = @load_workgroup_id
     32     %6 = iadd %5.z, %8
     32     %7 = iadd %5.y, %8
+    64    %10 = pack_64_2x32_split %5.z, %0 (0x0)
+    64    %11 = iadd %10, %8
+    32    %12 = unpack_64_2x32_split_x %11
+    32    %13 = unpack_64_2x32_split_y %11
     loop {{
         block b1:
         32     %2 = phi b0: {start}, b4: %4
