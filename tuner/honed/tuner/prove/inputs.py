@@ -191,7 +191,7 @@ def _named(name: str, given: Sequence[graphs.TypedValue], *, whole: bool) -> Ran
         # "x_lens" counts places along an axis of "x"; along which is not known, so the least bounds all.
         of = re.sub(r"_?len(s|gths?)?$", "", name)
         axes = [min(one.shape[1:], default=math.inf) for one in given if one.name.lower() == of]
-        return Range(low=1, high=min(axes, default=math.inf))
+        return Range(low=1, high=max(1, min(axes, default=math.inf)))
     if not whole and any(word in name for word in ("thresh", "iou", "probability")):
         return Range(low=0, high=1)
     return _UNBOUNDED
