@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -33,3 +34,17 @@ def test_they_are_served_and_shown(empty_service: Service, typed: Hone, tmp_path
     assert status == 0
     if engine == "gpu":
         assert "z: error 0" in said
+
+
+def test_made_up_inputs_have_the_sizes_that_a_model_was_added_for(
+    empty_service: Service, typed: Hone, tmp_path: Path
+) -> None:
+    """With 1 in their place a window of 320 elements does not fit a sound."""
+    path = tmp_path / "open.onnx"
+    header, _, _ = MODEL.partition("\n")
+    onnx.save(parser.parse_model(header + "g (float[N, M] x) => (float[N, M] y) { y = Tanh(x) }"), path)
+    with empty_service.client() as client:
+        client.add(path, engine="cpu", shapes={"x": (2, 3)})
+    status, said, _ = typed("--socket", str(empty_service.socket), "infer", "open", "--random", "--json")
+    assert status == 0
+    assert json.loads(said)["outputs"][0]["shape"] == [2, 3]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from honed.machine.files import replacing
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
-from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_STATISTICS
+from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_SHOW, MODEL_STATISTICS
 from honed.protocol.params import ModelParams, engine_name
 from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
 from honed.runtime.calling.calls import InferenceAnswer, RequestSequence
@@ -107,7 +107,7 @@ def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
 def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
     """Made-up values: normal for floats, a word for text, 0 or 1 for the rest, which are seldom out of range.
 
-    Sizes that are open are 1.
+    Sizes that are still open are 1.
     """
     kind = from_datatype(tensor.datatype).numpy
     shape = tuple(1 if size < 0 else size for size in tensor.shape)
@@ -207,10 +207,20 @@ def add_input_options(parser: Parser) -> None:
 
 
 def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
-    """Return an array for every input of the model: from its file, or made up where `random`."""
+    """Return an array for every input of the model: from its file, or made up where `random`.
+
+    What is made up has the sizes for which the model was added where its file leaves them open.
+    """
+    model = ModelParams(name=arguments.model)
+    wanted, files = client.ask(MODEL_METADATA, model).inputs, unique("--input", arguments.input)
+    if random and any(size < 0 for each in wanted for size in each.shape):
+        added = {
+            name: shape for name, shape in client.ask(MODEL_SHOW, model).shapes.items() if name not in files
+        }
+        wanted = tuple(replace(each, shape=added.get(each.name, each.shape)) for each in wanted)
     return collect(
-        client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
-        unique("--input", arguments.input),
+        wanted,
+        files,
         model=arguments.model,
         random=random,
         seed=arguments.seed,
