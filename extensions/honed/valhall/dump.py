@@ -49,7 +49,8 @@ class _LoopValues:
 
     def first(self, operand: str) -> int | None:
         """Return what a loop begins with: a constant, or a group's place along z, which is 0."""
-        return 0 if self._of_place(operand) else self.number(operand)  # kernels hide it from the compiler so
+        # Kernels hide a 0 from the compiler so.
+        return 0 if self._of_place(operand) else self.number(operand)
 
     def _of_place(self, operand: str) -> bool:
         """Return whether a value is a group's place along z with something added to it, in 32 or 64 bits."""

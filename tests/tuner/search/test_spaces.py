@@ -287,7 +287,7 @@ def test_lanes_across_gather_the_operand_that_moves_along_them(
 
 
 @pytest.mark.parametrize("profile", ["cpu"], indirect=True)
-@pytest.mark.parametrize("name", ["convolution of a sound"])
+@pytest.mark.parametrize("name", ["convolution of a sound", "pooling"])
 def test_lanes_across_have_no_row_of_another_sketch(one: Extracted, profile: DeviceProfile) -> None:
     made, *_ = _made(one, profile, tile_across)
     assert starts([read(traces.to_text(made.trace))]) == []

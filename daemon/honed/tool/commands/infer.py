@@ -209,7 +209,7 @@ def add_input_options(parser: Parser) -> None:
 def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
     """Return an array for every input of the model: from its file, or made up where `random`.
 
-    What is made up has the sizes for which the model was added where its file leaves them open.
+    Sizes that the model's file leaves open are those it was added for, in what is made up.
     """
     model = ModelParams(name=arguments.model)
     wanted, files = client.ask(MODEL_METADATA, model).inputs, unique("--input", arguments.input)

@@ -29,7 +29,7 @@ Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
 # that are joined, and sliced and joined again, takes minutes to compile.
 MOST_FUSED = 64
-_VECTOR = 4  # output channels that odd numbers of them are rounded up to, on Malis
+_VECTOR = 4  # output channels of a vector on Malis
 _INJECTIVE = 2  # TVM's pattern of what moves elements, which is not fused with a convolution before it
 # What unrolled recurrences have by the hundred.
 _REPEATED = [
@@ -298,10 +298,10 @@ def _convolved(profile: DeviceProfile, builder: relax.BlockBuilder, call: relax.
 
 
 def _outputs_added(profile: DeviceProfile, call: relax.Call) -> int:
-    """Return how many output channels, of zeros, are added to a convolution so that they fill vectors.
+    """Return how many output channels with weights of 0 a convolution gets, so that its outputs fill vectors.
 
-    Only to one with a window and constant weights, with more outputs than a vector has, which half a vector
-    does not divide. To fewer outputs more would be added than vectors save.
+    It gets some only if it has a window, constant weights, and more outputs than one vector holds, of which
+    half a vector is no divisor. With fewer outputs the additions would take longer than vectors save.
     """
     attrs, weights = call.attrs, call.args[1]
     plain = attrs.kernel_layout in ("OIW", "OIHW") and attrs.out_layout in ("NCW", "NCHW")
@@ -312,5 +312,5 @@ def _outputs_added(profile: DeviceProfile, call: relax.Call) -> int:
     if math.prod(window) == 1 or outputs <= vector or outputs % max(1, vector // 2) == 0:
         return 0
     if outputs % 2 and not profile.family.vectors_of_channels and int(call.ty.shape[-1]) % (vector // 2) == 0:
-        return 0  # vectors run along rows
+        return 0  # schedules for odd outputs put vectors along rows
     return -outputs % vector

@@ -51,7 +51,7 @@ _BYTES = 4  # of an element; processors compute halves in singles
 _MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
 _LEAST_REDUCED = 2  # axes: a window's, be it of one pixel, and channels; products have one
 _MOST_BESIDE = 2  # vectors of channels that share the pixels
-_WRITTEN = 16  # elements of a window's row that are written out: a filter of a sound has hundreds
+_WRITTEN = 16  # elements of a window's row that are written out, at most: filters of sounds have hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ def rectangle(sketch: Drawn) -> Drawn | None:
     extents = [tile.extent for _, tile in sketch.tiles]
     if laid_out >= 2:
         return _of_channels(sketch, extents)
-    if laid_out == 1 and "ReIndex" in sketch.names:  # not the accumulators of `tile_across`
+    if laid_out == 1 and "ReIndex" in sketch.names:  # `tile_across` lays its accumulators out
         return _of_panels(sketch, extents)
     if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
         return _of_pieces(sketch)

@@ -69,10 +69,10 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 @sketch(90)
 def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Put lanes along an axis before the last, where the last has none: the lanes' operand is gathered.
+    """Put lanes along an axis before the last, where the last has none.
 
-    This applies only where a single operand depends on that axis (the weights of a convolution): each of its
-    elements is gathered once and used for the whole tile.
+    This applies only where a single operand depends on that axis. Where there is another (the image, beside a
+    convolution's weights), each element of the first is gathered once and used for the whole tile.
     """
     found = parts(schedule)
     if not _fits(schedule, found, limits):
@@ -88,14 +88,14 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     gathered = reads_along(schedule, block, spatial[laned])
     if len(gathered) != 1:
         return False
-    if len(schedule.get(block).reads) == 1:  # nothing that the tile shares
-        _tile(schedule, found, limits, most, laned=laned)
-        return True
-    operand = schedule.cache_read(block, gathered[0], "local")  # before the sum is a read of its own, too
+    shared = len(schedule.get(block).reads) > 1
+    # Before `_tile` decomposes the sum, which is then the first of the block's reads.
+    operand = schedule.cache_read(block, gathered[0], "local") if shared else None
     unrolled = _tile(schedule, found, limits, most, laned=laned)
-    schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
-    _, vector = schedule.split(fuse(schedule, below(schedule, operand, unrolled)), [None, widths[laned]])
-    schedule.vectorize(vector)
+    if operand is not None:
+        schedule.compute_at(operand, unrolled, preserve_unit_loops=True)
+        _, vector = schedule.split(fuse(schedule, below(schedule, operand, unrolled)), [None, widths[laned]])
+        schedule.vectorize(vector)
     return True
 
 
