@@ -194,27 +194,6 @@ def test_job_manager_gpu_fault_with_its_reset_is_the_job_managers() -> None:
 AMD, ADRENO = "amdgpu 0000:03:00.0: amdgpu: ", "adreno 5000000.gpu: "
 
 
-def test_amdgpu_names_the_process_and_the_address_after_the_fault() -> None:
-    page_fault = f"{AMD}[gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32771)"
-    story = only(
-        group(
-            [
-                at(1.0, page_fault),
-                at(1.0, f"{AMD} Process python3 pid 4321 thread python3 pid 4322"),
-                at(1.0, f"{AMD}  in page starting at address 0x00007fe0da65c000 from client 0x1b (UTCL2)"),
-                at(
-                    1.2,
-                    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, but soft recovered",
-                ),
-                at(1.3, f"{AMD}GPU reset begin!"),
-                at(5.0, f"{AMD}GPU reset(1) succeeded!"),
-            ]
-        )
-    )
-    assert (story.tgid, story.tid, story.device) == (4321, 4322, "0000:03:00.0")
-    assert (story.severity, story.cause.text) == (Severity.RESET, page_fault)
-
-
 def test_amdgpus_are_kept_apart() -> None:
     second = AMD.replace("03", "04")
     assert len(group([at(1, f"{AMD}GPU reset begin!"), at(1, f"{second}GPU reset begin!")])) == 2

@@ -102,7 +102,7 @@ class Fault:
     kind: str  # of record: "page-fault", "cs-fatal", "xid", ...
     code: int | None  # exception code, NVIDIA's Xid, or the status the driver printed
     name: str | None  # of the exception, as the driver printed it
-    meaning: str | None  # of the code, as EXCEPTIONS or nvidia.XIDS have it
+    meaning: str | None  # of the code, as EXCEPTIONS has it
     tgid: int | None  # process that made the GPU context, in the initial pid namespace
     tid: int | None  # thread that made it, in the initial pid namespace
     comm: str | None  # command name of the process

@@ -8,9 +8,8 @@ from typing import Final
 from honed.protocol.dataclass import dataclass
 
 from .drivers.boards import LIMA, MSM, PANFROST, PANTHOR, RKNPU, ROCKET
-from .drivers.desktops import AMDGPU, I915, XE
 from .drivers.kbase import KBASE
-from .drivers.nvidia import NVIDIA, XIDS
+from .drivers.pcs import AMDGPU, I915, NVIDIA, XE
 from .fault import (
     CONSEQUENCES,
     EXCEPTIONS,
@@ -123,9 +122,7 @@ def _fault(message: str, found: MatchedRow) -> Fault:
 def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None, str | None, str | None]:
     """Return the code of an exception, the driver's name for it, and honed's meaning of it."""
     if groups.get("xid") is not None:
-        number = _decimal(groups["xid"])
-        known = None if number is None else XIDS.get(number)
-        return number, None, None if known is None else known.meaning
+        return _decimal(groups["xid"]), None, None
     code, name = _hexadecimal(groups.get("code")), groups.get("name")
     status = _hexadecimal(groups.get("status"))
     if status is not None:
