@@ -108,7 +108,7 @@ def test_it_is_right_after_the_worker_was_killed(sized: Detector) -> None:
 
 def test_its_sizes_are_shown(sized: Detector, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     socket = f"--socket={sized.service.socket}"
-    drawing = tmp_path / "graph.svg"
+    drawing = tmp_path / "graph.dot"
     assert main([socket, "show", "two_stage", "--graph", "-o", str(drawing)]) == 0
     with sized.service.client() as client:
         sizes = [form["sizes"][0] for form in dense(client)["forms"]]

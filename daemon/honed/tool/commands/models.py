@@ -90,19 +90,23 @@ def define_show(show: Parser) -> None:
         show,
         _show,
         details=(
-            "With --graph: draw what it computes. Each box is one fused function, with the time of its "
-            "kernels, its operators, the passes over the graph that made them, and which results are views. "
+            "With --graph: write what it computes as a graph, in DOT; Graphviz draws it as .svg, .png or .pdf. "
+            "Each box is one fused function, with the time of its kernels, its operators, the passes over the graph that made them, and which results are views. "
             "For those who may change models."
         ),
         examples="""\
             hone show lightglue
             hone show lightglue --json
-            hone show lightglue --graph -o lightglue.html""",
+            hone show lightglue --graph -o lightglue.svg""",
     )
     _add_model(show)
-    show.add_argument("--graph", action="store_true", help="draw its compiled graph to a file")
+    show.add_argument("--graph", action="store_true", help="write its compiled graph to a file")
     show.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the .dot file to write, or .svg, .png or .pdf, with --graph",
     )
 
 
@@ -272,7 +276,7 @@ def _show(arguments: argparse.Namespace, output: Output) -> None:
         show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
         return
     if arguments.output is not None:
-        raise UsageError("-o names the file that --graph draws to; give both or none")
+        raise UsageError("-o names the file that --graph writes; give both or none")
     with Client(arguments.socket) as client:
         model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
     output.emit(model, lambda console: _print_model(console, model))
