@@ -19,7 +19,6 @@ from .background import Background
 from .changes.add import ModelInstaller
 from .changes.change import Changes
 from .changes.publish import EngineRechoice, Publisher
-from .changes.racing import DeviceRace
 from .changes.sessions import SessionTuning
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
@@ -41,7 +40,7 @@ from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import UsageLog
 from .serving.commits import Commits
-from .serving.pool import Pool, sleeping_device
+from .serving.pool import Pool
 from .settings.places import records_in
 from .store.inspect import Inspector
 from .store.store import Store
@@ -100,7 +99,6 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         config.cpu,
         policy,
         config.apps.memory_mib,
-        await in_thread(sleeping_device, places),
     )
     changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
     return Base(
@@ -168,15 +166,6 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
                 placed=placed,
                 everywhere=len(allowed),
                 half=half_arithmetic(Path("/")),
-            )
-        )
-    if base.pool.cpu is not None and (sleeping := base.pool.placement.sleeping):
-        idly.append(
-            DeviceRace(
-                changes=base.changes,
-                registry=base.registry,
-                leasing=base.leasing,
-                sleeping=base.pool.servers[sleeping],
             )
         )
     base.changes.forget = [*known, *(each.forget for each in idly)]

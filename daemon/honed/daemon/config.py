@@ -26,7 +26,7 @@ from .features.sequences import SequenceSettings
 from .features.user_models import AppsSettings
 from .idle.decision import IdleSettings
 from .observe.usage import UsageSettings
-from .serving.pool import Placement, sleeping_device
+from .serving.pool import Placement
 from .settings.places import Places, drop_in_dir, places
 from .settings.schema import (
     CpuSettings,
@@ -171,7 +171,7 @@ def memory(config: Config) -> int:
         return machine
     placed = Placement(config.service.device, config.service.devices, config.service.placement)
     return limits.memory_mib(
-        devices=len(placed.names) + bool(sleeping_device(config.service)),
+        devices=len(placed.names),
         tuner_mib=config.tuner.memory_mib,
         cpu_mib=config.cpu.memory_mib,
         apps_mib=config.apps.all_mib if config.apps.enabled else 0,

@@ -24,21 +24,26 @@ from .systemd import Systemd
 _log = logging.getLogger(__name__)
 
 
-def without_lost_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """Return the models; one whose device is gone loses its compiled form, if the service chose that device.
+def without_raced_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """Return the models; those for which honed 0.1 chose the processor beside a GPU are compiled anew.
 
-    The CPU engine serves it until it is compiled for its user's device again.
+    The CPU engine serves them meanwhile; without one, the service's device runs the form that there is.
     """
 
-    def fitting(manifest: Manifest) -> Manifest:
-        there = manifest.raced is None or not manifest.device or pool.placement.find(manifest.device)
-        if there or pool.cpu is None or manifest.interface is None:
+    def on_default(manifest: Manifest) -> Manifest:
+        if manifest.raced is None:
             return manifest
-        return dataclasses.replace(
-            manifest, compiled=None, device="", chosen="", why="", times=None, raced=None
-        )
+        placed = dataclasses.replace(manifest, device="", raced=None)
+        if not manifest.device or pool.cpu is None or manifest.interface is None:
+            return placed
+        _log.warning(
+            "model %s is compiled anew: honed no longer chooses %s beside a GPU by itself; `hone add %s "
+            "--device %s` puts it there",
+            manifest.name, manifest.device, manifest.name, manifest.device,
+        )  # fmt: skip
+        return dataclasses.replace(placed, compiled=None, chosen="", why="", times=None)
 
-    return {name: fitting(manifest) for name, manifest in models.items()}
+    return {name: on_default(manifest) for name, manifest in models.items()}
 
 
 async def fill(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from honed.daemon.config import load
-from honed.daemon.serving.pool import Home, Placement, sleeping_device
-from honed.daemon.settings.schema import Service
+from honed.daemon.serving.pool import Home, Placement
 from honed.runtime.errors import InvalidArgument, NotFound
 
 FULL = {"mali": "ARM Platform/Mali-G610", "cpu": "PoCL/cortex-a76", "npu": ""}
@@ -29,40 +27,6 @@ def test_the_configuration_comes_before_what_was_asked_for() -> None:
     assert placement.home("n", "", "") == Home(device="mali", why="")
     gone = placement.home("n", "npu", "asked for")
     assert (gone.device, "npu, which is not configured any more" in gone.why) == ("mali", True)
-
-
-def test_a_device_that_sleeps_has_models_and_no_worker_of_its_own_accord() -> None:
-    placement = Placement("", (), {}, "cpu")
-    assert placement.names == ("",)
-    assert placement.home("m", "CPU", "") == Home(device="cpu", why="")
-    assert placement.asked("m", "cpu", {}) == ("cpu",)
-    assert placement.asked("m", "fastest", {}) == ("",)
-
-
-@pytest.mark.parametrize(
-    ("drivers", "settings", "expected"),
-    [
-        (("pocl", "mali"), {}, "cpu"),
-        (("pocl", "mali"), {"device": "mali", "fallback": "pthread"}, "pthread"),
-        (("pocl", "mali"), {"device": "CPU"}, ""),
-        (("pocl", "mali"), {"devices": ("mali", "pthread")}, ""),
-        (("pocl", "mali"), {"fallback": ""}, ""),
-        (("pocl",), {}, ""),
-        (("mali", "nvidia"), {}, ""),
-    ],
-)
-def test_where_the_processor_is_one_more_device(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drivers: tuple[str, ...],
-    settings: dict[str, Any],
-    expected: str,
-) -> None:
-    for driver in drivers:
-        (tmp_path / f"{driver}.icd").write_text(f"lib{driver}.so.1\n")
-    monkeypatch.setenv("OCL_ICD_VENDORS", str(tmp_path))
-    places = {"socket": tmp_path, "state_dir": tmp_path, "cache_dir": tmp_path}
-    assert sleeping_device(Service(**places, **settings)) == expected
 
 
 def test_what_users_ask_for() -> None:

@@ -8,15 +8,20 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from honed.daemon.restoring import without_raced_devices
+from honed.daemon.serving.selection import unfinished
 from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.store.versions import succeed
 from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
+from tests.daemon.core import serving_world
+from tests.daemon.core.serving_world import stored
 
 
 @pytest.fixture
@@ -343,3 +348,19 @@ def test_chains_of_an_earlier_version_are_told_and_left_alone(store: Store, tmp_
     assert [each.split(":")[0] for each in told] == ["chain faces", "chain pairs"]
     assert all("onnx.compose" in each for each in told)
     assert sorted(each.name for each in chains.iterdir()) == ["faces.json", "pairs.json"]
+
+
+def test_what_honed_0_1_put_on_the_processor_beside_a_gpu_is_compiled_anew(store: Store) -> None:
+    here, there = (
+        dataclasses.replace(serving_world.given("m"), compiled=stored("k"), raced="Mali; PoCL")
+        for _ in range(2)
+    )
+    models = {"here": here, "there": dataclasses.replace(there, device="cpu", chosen="gpu", why="faster")}
+    models["asked"] = dataclasses.replace(here, raced=None, device="cpu")
+    found = without_raced_devices(cast(Any, SimpleNamespace(cpu=object())), models)
+    assert (found["here"].compiled, found["here"].raced) == (stored("k"), None)
+    left = found["there"]
+    assert (left.compiled, left.device, left.raced, unfinished(left, "fastest")) == (None, "", None, True)
+    assert found["asked"] == models["asked"]
+    alone = without_raced_devices(cast(Any, SimpleNamespace(cpu=None)), models)["there"]
+    assert (alone.compiled, alone.device) == (stored("k"), ""), "nothing else could serve it"

@@ -56,7 +56,7 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         compiled=None,
         history=NO_HISTORY,
         sources=tuple(source for source, _ in staged.sources),
-        device=before.asked_device if before is not None else "",
+        device=before.device if before is not None else "",
         placed=before.placed if before is not None else "",
         wanted=wanted,
         settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
@@ -75,7 +75,7 @@ def made_manifest(
     if staged.device is not None:
         device, placed = made.server.name, made.measured or "asked for"
     elif before is not None:
-        device, placed = before.device if restored is not None else before.asked_device, before.placed
+        device, placed = before.device, before.placed
     else:
         device, placed = "", ""
     manifest = strict.like(
@@ -89,7 +89,6 @@ def made_manifest(
         device=device,
         placed=placed,
         settings=before.settings if before is not None else ModelSettings(),
-        raced=restored.raced if restored is not None else None,
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
         kept = replaced.manifest
@@ -530,7 +529,7 @@ class ModelInstaller:
         if options.device:
             return self._pool.asked(name, options.device)
         replaced = self._registry.find(name)
-        return [self._pool.home(name, replaced.manifest.asked_device if replaced else "")]
+        return [self._pool.home(name, replaced.manifest.device if replaced else "")]
 
     async def _make(
         self,

@@ -20,7 +20,6 @@ from .messages import (
     NotCompared,
     OptimisationChecked,
     Persist,
-    Raced,
     Refuse,
     ServerStopped,
     StaysAway,
@@ -276,13 +275,6 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
             model.compared = float("-inf")
             if model.manifest.times is not None:
                 _compare(core, model)
-
-
-def raced(core: Core, event: Raced) -> None:
-    """Remember between which devices a model's was chosen."""
-    model = core.models.numbered(event.model)
-    if model is not None:
-        model.manifest = dataclasses.replace(model.manifest, raced=event.devices)
 
 
 def not_compared(core: Core, event: NotCompared) -> None:

@@ -71,7 +71,6 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     messages.EngineChosen: engines.chosen,
     messages.OptimisationChecked: engines.optimisation_checked,
     messages.NotCompared: engines.not_compared,
-    messages.Raced: engines.raced,
     messages.InferenceTimed: engines.timed,
     messages.Tick: engines.tick,
     messages.SuccessorReady: versions.successor_ready,

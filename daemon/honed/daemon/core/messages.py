@@ -251,14 +251,6 @@ class NotCompared(Event):
     model: int
 
 
-@dataclass(frozen=True, slots=True)
-class Raced(Event):
-    """The device of `model` was compared with another one, and stays; `devices` as in its manifest."""
-
-    model: int
-    devices: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceTimed(Event):
     """A request for `model`, in the shapes it was compiled for, took `engine` so long."""

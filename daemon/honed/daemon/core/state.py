@@ -42,12 +42,10 @@ class Core:
         *,
         cpu: bool = False,
         policy: str = "fastest",
-        sleeping: str = "",
     ) -> None:
         """Initialise with `engines` by name; `fallback` stands in for others, "" for none.
 
-        `cpu`: the CPU engine is there. `policy` is the setting serve.engine. `sleeping` is one more device,
-        which has a worker only while it is needed, "" for none.
+        `cpu`: the CPU engine is there. `policy` is the setting serve.engine.
         """
         self.policy = policy
         self.models = registry
@@ -60,8 +58,6 @@ class Core:
         self._numbers = itertools.count(1)
         for name in engines:
             self.add_engine(name)
-        if sleeping:
-            self.add_engine(sleeping, stand_in=True)
         self.cpu = self.add_engine(CPU_ENGINE, stand_in=True) if cpu else None
 
     def act(self, action: Action) -> None:

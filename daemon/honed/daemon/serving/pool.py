@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import UnloadModel
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
-from honed.machine.vendors import apart
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable
 from honed.runtime.engines import PartLimits
@@ -81,37 +79,19 @@ class Home:
     why: str
 
 
-def sleeping_device(service: Service) -> str:
-    """Return the device whose worker sleeps until models are compared on it, or it serves some; "" for none.
-
-    It is the fallback device, where PoCL is installed beside another driver, and the configuration does not
-    list devices itself. Reads the loader's files.
-    """
-    fallback = service.fallback
-    if service.devices or fallback.casefold() == service.device.casefold() or len(apart(os.environ)) == 1:
-        return ""
-    return fallback
-
-
 class Placement:
     """The [service] settings `device`, `devices` and `placement`. Names of devices count in either case.
 
-    `names` has the name of every device, as configured, the default first; "" is the best there is. Models
-    may also be on the device `sleeping`; "" for none.
+    `names` has the name of every device, as configured, the default first; "" is the best there is.
     """
 
-    def __init__(
-        self, device: str, devices: Sequence[str], by_model: Mapping[str, str], sleeping: str = ""
-    ) -> None:
+    def __init__(self, device: str, devices: Sequence[str], by_model: Mapping[str, str]) -> None:
         self.default = device or (devices[0] if devices else "")
-        self.sleeping = sleeping
         self._by_model = by_model
         self._names: dict[str, str] = {}
         for name in (self.default, *devices):
             self._names.setdefault(name.casefold(), name)
         self.names = tuple(self._names.values())
-        if sleeping:
-            self._names[sleeping.casefold()] = sleeping
 
     def find(self, device: str) -> str | None:
         """Return the configured name of a device, or None if no such device is configured."""
@@ -189,12 +169,8 @@ class Pool:
         cpu: CpuSettings,
         policy: str,
         user_mib: int = 0,
-        sleeping: str = "",
     ) -> None:
-        """Initialise; `policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine.
-
-        `sleeping` is what `sleeping_device` returned.
-        """
+        """Initialise; `policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
         self._limits = limits
         self._cpu = cpu
         self._user_mib = user_mib
@@ -203,7 +179,7 @@ class Pool:
         self._store = store
         self._commits = commits
         self._inspector = inspector
-        self.placement = Placement(service.device, service.devices, service.placement, sleeping)
+        self.placement = Placement(service.device, service.devices, service.placement)
         self._machine = Machine(
             models,
             self.placement.names,
@@ -211,7 +187,6 @@ class Pool:
             limits.max_queue,
             cpu=places.cpu_engine(),
             policy=policy,
-            sleeping=sleeping,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self.asking = InFlightRequests(

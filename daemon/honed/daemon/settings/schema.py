@@ -153,8 +153,7 @@ class Service:
     accelerator before a CPU.
     devices: more that are used at the same time.
     placement: by model, one of these.
-    fallback: serves the models of a device that is lost, and where PoCL is installed beside another driver,
-        models that it runs faster; "cpu": the first CPU, "": none.
+    fallback: serves the models of a device that is lost; "cpu": the first CPU, "": none.
     """
 
     socket: Path = field(metadata=RESTART)

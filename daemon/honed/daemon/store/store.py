@@ -83,8 +83,8 @@ class Manifest:
     was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
     its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
     `settings` hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may
-    optimise the source, None before that was checked. `raced` tells the devices, with their drivers, between
-    which the service chose `device`; None: it did not choose, and `device` is what the user asked for.
+    optimise the source, None before that was checked. `raced` is in manifests of honed 0.1, which chose
+    `device` by itself then; None: it is what the user asked for.
     """
 
     name: str
@@ -109,11 +109,6 @@ class Manifest:
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
     raced: str | None = field(default=None, metadata=strict.ABSENT)
-
-    @property
-    def asked_device(self) -> str:
-        """The device that the user asked for, "" for none."""
-        return self.device if self.raced is None else ""
 
     def engine_wanted(self, configured: str) -> str:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""

@@ -90,9 +90,10 @@ def define_show(show: Parser) -> None:
         show,
         _show,
         details=(
-            "With --graph: write what it computes as a graph, in DOT; Graphviz draws it as .svg, .png or .pdf. "
-            "Each box is one fused function, with the time of its kernels, its operators, the passes over the graph that made them, and which results are views. "
-            "For those who may change models."
+            "With --graph: write what it computes as a graph, in DOT; Graphviz draws it as .svg, .png or "
+            ".pdf. Each box is one fused function, with the time of its kernels, its operators, the "
+            "passes over the graph that made them, and which results are views. For those who may change "
+            "models."
         ),
         examples="""\
             hone show lightglue

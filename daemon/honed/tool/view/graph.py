@@ -129,7 +129,7 @@ def _facts(model: CompiledModel, profile: ModelProfile | None) -> Iterator[str]:
 
 
 def to_dot(layout: GraphLayout, title: str, facts: Sequence[str]) -> str:
-    """Return a graph in DOT, below a title and facts about it; parts of one layer of a model are a cluster."""
+    """Return a graph in DOT below a title and facts about it; parts of one layer of a model are a cluster."""
     longest = max((box.us for box in layout.boxes), default=0.0)
     numbered = list(enumerate(layout.boxes))
     lines = [
