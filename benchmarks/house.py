@@ -31,18 +31,22 @@ _EXTENSION: Final = re.compile(
     r"|daemon/honed/tool/commands/(farm|hub)\.py$"
 )
 PAGE: Final = "docs/architecture.md"
+_PAGES: Final = ("benchmarks", "docs", "tests")
 WAYS: Final = (  # that the page leads through the code
     "The way of a request",
     "From an ONNX file to a served model",
     "From a draw to a new version",
 )
-# What the service does not need for a plain model, and what may know of it: where all is put together.
-FEATURE: Final = re.compile(r"honed\.daemon\.features\b")
+# The class whose subclasses are what the service does not need for a plain model, wherever they are, and the
+# modules that may know of them: where all is put together.
+_FEATURE: Final = "Feature"
 _TOGETHER: Final = ("service", "assembly", "config")
-# What starts a process. Each module that does so has its own way to speak to it, but for those below.
+# What starts a process. Each module that does so has its own way to speak to it, but for those below, each of
+# which is a protocol itself: jobs, typed calls, and whatever has the standard library's pickles.
 _STARTERS: Final = frozenset({"spawn", "start", "output"})
-_JOBS: Final = "honed.process.children"  # which has one way, too
-_CHILDREN: Final = (_JOBS, "honed.process.aio")
+_CHILDREN: Final = ("honed.process.children", "honed.process.rpc")
+_LOOP: Final = "honed.process.aio"  # typed calls in an event loop
+_PICKLES: Final = frozenset({"multiprocessing", "ProcessPoolExecutor"})
 _CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # arguments by which a child can answer
 _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(
@@ -125,7 +129,7 @@ def from_checkout(root: Path) -> House:
     files = sorted(path for part in (*PARTS, "bridges") for path in (root / part).rglob("*.py"))
     if not files:
         raise SystemExit(f"{root} has no {', '.join(PARTS)}; name a checkout of honed")
-    pages = [path for path in (root / "README.md", *(root / "docs").glob("*.md")) if path.exists()]
+    pages = [*root.glob("*.md"), *(path for folder in _PAGES for path in (root / folder).rglob("*.md"))]
     return House(
         tuple(Module(path.relative_to(root).as_posix(), path.read_text()) for path in files),
         {path.relative_to(root).as_posix(): path.read_text() for path in pages},
@@ -161,21 +165,65 @@ def lines_of(module: Module) -> Lines:
     return Lines(code, prose, len(imports))
 
 
+def features(house: House) -> set[str]:
+    """Return the modules that define a feature, and those of a folder of features."""
+    defining = {
+        module.name
+        for module in house.modules
+        for node in ast.walk(ast.parse(module.text))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == _FEATURE for base in node.bases)
+    }
+    return defining | {m.name for m in house.modules if m.name.startswith("honed.daemon.features")}
+
+
 def into_features(house: House) -> list[str]:
     """Imports of features by what is no feature and does not put all together, as MODULE imports MODULE."""
     together = {f"honed.daemon.{name}" for name in _TOGETHER}
+    found = features(house)
     return sorted(
         {
-            f"{module} imports {found}"
-            for module, found in links(house, deferred=True)
-            if FEATURE.match(found) and not FEATURE.match(module) and module not in together
+            f"{module} imports {imported}"
+            for module, imported in links(house, deferred=True)
+            if imported in found and module not in found and module not in together
+        }
+    )
+
+
+def misplaced_features(house: House) -> list[str]:
+    """Return the modules that define a feature outside the folder of features."""
+    return sorted(name for name in features(house) if not name.startswith("honed.daemon.features"))
+
+
+def by_string(house: House) -> list[str]:
+    """Return where a string names a module of another top folder, as MODULE names MODULE."""
+    part = {module.name: module.part for module in house.modules}
+    return sorted(
+        {
+            f"{module.name} names {node.value}"
+            for module in house.modules
+            for node in ast.walk(ast.parse(module.text))
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and part.get(node.value, module.part) != module.part
         }
     )
 
 
 def child_protocols(house: House) -> list[str]:
-    """Modules that start processes which can answer them, each of which is a protocol of its own."""
-    return [m.path for m in house.modules if m.name == _JOBS or (m.name != _CHILDREN[1] and _speaks(m))]
+    """Return the modules that are a protocol with child processes, or speak to them in a way of their own."""
+    speaking = [m for m in house.modules if m.name != _LOOP]
+    return [m.path for m in speaking if m.name in _CHILDREN or _pickles(m) or _speaks(m)]
+
+
+def _pickles(module: Module) -> bool:
+    """Return whether it starts processes by the standard library, which pickles what it sends them."""
+    names = {
+        name
+        for node in _imports(module, deferred=True)
+        for name in (getattr(node, "module", None), *(alias.name for alias in node.names))
+    }
+    return bool(names & _PICKLES)
 
 
 def _speaks(module: Module) -> bool:
@@ -186,8 +234,10 @@ def _speaks(module: Module) -> bool:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     ]
-    names = {a.asname or a.name for base, a in imported if base in _CHILDREN and a.name in _STARTERS}
-    modules = {a.asname or a.name for base, a in imported if f"{base}.{a.name}" in _CHILDREN}
+    names = {
+        a.asname or a.name for base, a in imported if base in (*_CHILDREN, _LOOP) and a.name in _STARTERS
+    }
+    modules = {a.asname or a.name for base, a in imported if f"{base}.{a.name}" in (*_CHILDREN, _LOOP)}
     calls = [node for node in ast.walk(ast.parse(module.text)) if isinstance(node, ast.Call)]
     starts = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id in names]
     starts += [
@@ -286,9 +336,11 @@ def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str |
     yield "lines of code, together", f"{code:,}"
     yield "lines of docstrings and comments", f"{sum(lines.prose for _, lines in every):,}"
     yield "share of imports in lines of code", f"{sum(lines.imports for _, lines in every) / code:.1%}"
-    yield "words of documentation", f"{sum(map(words, house.pages.values())):,}"
+    yield "words of all pages", f"{sum(map(words, house.pages.values())):,}"
     yield "imports of layers from features", into_features(house)
-    yield "modules that start child processes, each in its own way", child_protocols(house)
+    yield "features outside their folder", misplaced_features(house)
+    yield "modules named by a string in another part", by_string(house)
+    yield "protocols with child processes", child_protocols(house)
     yield "import cycles", cycles(house)
     yield "import cycles of packages", package_cycles(house)
     if root is not None:

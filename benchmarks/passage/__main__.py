@@ -1,10 +1,10 @@
-"""Files that a request, an ONNX file and a candidate pass through: python -m benchmarks.passage CHECKOUT...
+"""Files that requests, an ONNX file and a candidate pass through: python -m benchmarks.passage CHECKOUT...
 
 Counted are the files of which a function runs, in any process, in a real service on the first OpenCL
-device: of requests those that each of several passes through, of the others all that one passes through,
-from `hone add` to READY, and from when the machine is idle to a version that the tuner found, without those
-in which something runs in ten seconds of rest. Modules that only hold data are not counted, nor is what
-this model or device does not need.
+device: all that a client's first request passes through; of warm requests those that each of several
+passes through; of the others all that one passes through, from `hone add` to READY, and from when the
+machine is idle to a version that the tuner found, without those in which something runs in ten seconds of
+rest. Modules that only hold data are not counted, nor is what this model or device does not need.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def ways(found: Mapping[int, set[str]]) -> dict[str, list[str]]:
     """Files by what passes through them."""
     from .scenario import CANDIDATE, FILE, REQUEST, REQUESTS, REST
 
-    requests = [found[REQUEST + n] for n in range(REQUESTS)]
+    warm = [found[REQUEST + n] for n in range(1, REQUESTS)]
     return {
-        "a request": sorted(set.intersection(*requests)),
+        "a cold request": sorted(found[REQUEST]),
+        "a warm request": sorted(set.intersection(*warm)),
         "an ONNX file": sorted(found[FILE] - found[REST]),
         "a candidate": sorted(found[CANDIDATE] - found[REST]),
     }

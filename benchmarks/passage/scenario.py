@@ -19,7 +19,7 @@ from onnx import helper
 from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
-REQUESTS = 8  # windows of one request each
+REQUESTS = 8  # windows of one request each: the first of a client is the cold one
 REQUEST, FILE, CANDIDATE, REST = 1, 50, 100, 150  # numbers of windows
 IDLE = """
 [idle]
@@ -101,7 +101,6 @@ class Scenario:
                 client.add(path, name="m", **chosen)
                 wait_for(client.ready, "the model to be ready")
             given = {t["name"]: np.ones(t["shape"], np.float32) for t in client.metadata("m")["inputs"]}
-            client.infer("m", given)
             for n in range(REQUESTS):
                 with self.window(REQUEST + n):
                     client.infer("m", given)

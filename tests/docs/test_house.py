@@ -84,27 +84,41 @@ def test_what_a_board_works_without_is_counted_apart_wherever_it_lay() -> None:
     assert apart == together - 1
 
 
-def test_what_starts_processes_is_found_and_the_means_for_all_are_not() -> None:
+def test_protocols_with_children_are_the_means_for_all_and_whatever_has_its_own() -> None:
     names = {
-        "runtime/honed/process/aio.py": "from .children import start\n",
+        "runtime/honed/process/rpc.py": "from .children import start\n",
         "daemon/honed/a.py": "from honed.process import aio\naio.spawn((), stdout=True)\n",
         "daemon/honed/b.py": "def f():\n    from honed.process.children import Bounds, spawn\n",
         "daemon/honed/c.py": "from honed.process.children import Bounds\n",
+        "daemon/honed/d.py": "from multiprocessing import get_context\n",
     }
     found = house.child_protocols(House(tuple(map(Module, names, names.values())), {}))
-    assert found == ["daemon/honed/a.py", "daemon/honed/b.py"]
+    assert found == ["runtime/honed/process/rpc.py", *(f"daemon/honed/{name}.py" for name in "abd")]
 
 
-def test_imports_from_layers_into_features_are_found_but_for_where_all_is_put_together() -> None:
-    taken = "from honed.daemon.features import cache\n"
+def test_features_are_found_wherever_they_are_and_imports_of_them_but_for_where_all_is_put_together() -> None:
+    importing = "from honed.daemon.features import cache\n"
     names = {
         "daemon/honed/daemon/features/cache.py": "from honed.daemon.features import base\n",
         "daemon/honed/daemon/features/base.py": "",
-        "daemon/honed/daemon/service.py": taken,
-        "daemon/honed/daemon/serving/pool.py": taken,
+        "daemon/honed/daemon/changes/again.py": "class Again(Feature):\n    pass\n",
+        "daemon/honed/daemon/service.py": importing,
+        "daemon/honed/daemon/serving/pool.py": importing + "from honed.daemon.changes import again\n",
     }
-    found = house.into_features(House(tuple(map(Module, names, names.values())), {}))
-    assert found == ["honed.daemon.serving.pool imports honed.daemon.features.cache"]
+    small = House(tuple(map(Module, names, names.values())), {})
+    pool = "honed.daemon.serving.pool imports honed.daemon"
+    assert house.into_features(small) == [f"{pool}.changes.again", f"{pool}.features.cache"]
+    assert house.misplaced_features(small) == ["honed.daemon.changes.again"]
+
+
+def test_modules_that_a_string_names_are_found_in_other_parts() -> None:
+    names = {
+        "tuner/honed/tuner/a.py": 'import_module("honed.farm.board")\nNAME = "honed.tuner.b"\n',
+        "tuner/honed/tuner/b.py": "",
+        "extensions/honed/farm/board.py": "",
+    }
+    small = House(tuple(map(Module, names, names.values())), {})
+    assert house.by_string(small) == ["honed.tuner.a names honed.farm.board"]
 
 
 def test_imports_for_types_and_in_functions_make_cycles_of_their_own() -> None:
@@ -185,7 +199,7 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert "| what | HEAD | now |" in told
     assert "| files | 4 | 3 |" in told
-    assert f"| words of documentation | 0 | {house.words(PAGE)} |" in told
-    assert "in its own way | 1 | 0 |" in told
+    assert f"| words of all pages | 0 | {house.words(PAGE)} |" in told
+    assert "protocols with child processes | 1 | 0 |" in told
     with pytest.raises(SystemExit, match="git has no nowhere"):
         house.main([str(tmp_path), "--against", "nowhere"])
