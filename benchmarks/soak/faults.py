@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from tests.daemon.running import Service, wait_for
 
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, Launch, Step
 from honed.runtime.errors import HonedError
-
-from .running import Service, wait_for
 
 EVERY_SECONDS = (15.0, 30.0)
 MARK = 12345.0  # as the first element of an input, where a successor crashes
@@ -37,7 +36,7 @@ program.wild(queue, (64,), None)
 queue.finish()
 """
 TMPFS_MIB = 400
-CLOCK = Path(__file__).with_name("clock.c")
+CLOCK = Path(__file__).parents[2] / "tests/daemon/clock.c"
 
 
 class Holder:
@@ -218,7 +217,7 @@ class Faults:
 
     def _offer(self, spoil: Callable[[CompiledModel, dict[int, np.ndarray]], CompiledModel]) -> str:
         with self._service.client() as client:
-            name = random.choice([model["name"] for model in client.models()])
+            name = random.choice(sorted(self._inputs))
             with client.export(name) as given:
                 (self._folder / "given.honed").write_bytes(given.compiled.read())
                 expected = given.sha256
