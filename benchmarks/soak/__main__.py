@@ -221,8 +221,8 @@ class Load:
         while any(thread.is_alive() for thread in self._threads):
             time.sleep(10.0)
             bad = sum(bool(row.failed and not row.disturbed) or row.error > TOLERANCE for row in self.rows)
-            told = f"\r{self.seconds:5.0f} s, {len(self.rows)} requests, {bad} failed or wrong"
-            print(told, end="", file=sys.stderr, flush=True)
+            line = f"\r{self.seconds:5.0f} s, {len(self.rows)} requests, {bad} failed or wrong"
+            print(line, end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
 
     def _client(self, number: int) -> None:

@@ -196,18 +196,18 @@ class Faults:
             expected = client.infer(name, marked)
             client.pin(name, slower)  # a rollback would put the present version aside
             client.pin(name, 0)
-            told = client.publish(
+            result = client.publish(
                 name, made(self._folder / "given.honed"), expected=client.show(name)["sha256"], why="a soak"
             )
-            if not told["published"]:
+            if not result["published"]:
                 client.pin(name, present)
                 client.pin(name, 0)
-                return f"not published: {told['sentence'][:160]}"
+                return f"not published: {result['sentence'][:160]}"
             answer = client.infer(name, marked)
             right = all(np.allclose(answer[key], expected[key], rtol=1e-3, atol=1e-3) for key in expected)
             after = client.history(name)
             came_back = after["version"] == slower
-            story = next(v["quarantine"] for v in after["versions"] if v["number"] == told["version"])
+            story = next(v["quarantine"] for v in after["versions"] if v["number"] == result["version"])
             client.pin(name, present)
             client.pin(name, 0)
         return (
@@ -222,8 +222,8 @@ class Faults:
                 (self._folder / "given.honed").write_bytes(given.compiled.read())
                 expected = given.sha256
             path = self._spoilt(self._folder / "given.honed", spoil)
-            told = client.publish(name, path, expected=expected, why="made wrong on purpose")
-        return f"{'PUBLISHED' if told['published'] else 'refused'}: {told['sentence'][:160]}"
+            result = client.publish(name, path, expected=expected, why="made wrong on purpose")
+        return f"{'PUBLISHED' if result['published'] else 'refused'}: {result['sentence'][:160]}"
 
     def _spoilt(
         self, path: Path, spoil: Callable[[CompiledModel, dict[int, np.ndarray]], CompiledModel]

@@ -35,9 +35,14 @@ def test_a_file_is_noted_where_a_function_of_it_runs_in_a_window(tmp_path: Path)
     assert (tmp_path / "notes").read_text() == f"7 {package / 'two.py'}\n"
 
 
-def test_a_request_passes_through_what_all_do_and_the_rest_through_what_does_not_run_at_rest() -> None:
+def test_a_warm_request_passes_through_what_all_do_and_the_rest_through_what_does_not_run_at_rest() -> None:
     from benchmarks.passage.scenario import CANDIDATE, FILE, REQUEST, REQUESTS, REST
 
     found = {REQUEST + n: {"a.py", "b.py", f"{n}.py"} for n in range(REQUESTS)}
     found |= {FILE: {"a.py", "c.py"}, CANDIDATE: {"c.py", "d.py"}, REST: {"c.py"}}
-    assert ways(found) == {"a request": ["a.py", "b.py"], "an ONNX file": ["a.py"], "a candidate": ["d.py"]}
+    assert ways(found) == {
+        "a cold request": ["0.py", "a.py", "b.py"],
+        "a warm request": ["a.py", "b.py"],
+        "an ONNX file": ["a.py"],
+        "a candidate": ["d.py"],
+    }
