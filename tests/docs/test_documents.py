@@ -20,7 +20,7 @@ from .texts import ROOT, texts
 
 GUIDES = [ROOT / "docs" / "guide.md", ROOT / "docs" / "apps.md"]
 LIBRARY = ROOT / "docs" / "c.md"
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted((ROOT / "packaging" / "man").glob("*.[158]"))
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.*"))
 

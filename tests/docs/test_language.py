@@ -9,7 +9,7 @@ import pytest
 
 from .texts import ROOT
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 LONGEST = 120  # characters of a line that is no row of a table and holds no link
 # Words of honed's own for what the field has words for, and half sentences without an actor.
 PRIVATE = (
