@@ -23,6 +23,10 @@ class InvalidArgument(HonedError):
     code = "INVALID_ARGUMENT"
 
 
+class PreconditionBroken(InvalidArgument):
+    """An input holds a value that a compiled form does not serve; ONNX Runtime may."""
+
+
 class ModelFileError(InvalidArgument):
     """A `.honed` file is truncated, altered, of another version, or says something impossible."""
 

@@ -143,7 +143,7 @@ def test_rows_behind_a_padded_prompt_are_ignored_by_the_next_step() -> None:
         (Case(), {"qk_output": 1}, "its scores are wanted"),
         (Case(), {"kv_num_heads": 3}, "are not shared by 3 heads"),
         (Case(rotary=17), {}, "do not fit heads of 32"),
-        (Case(new=6, there=(0,), past=4, run_time=True), {}, "no room for 6 new rows"),
+        (Case(new=6, there=(0,), past=4, whole=5), {}, "no room for 6 new rows"),
         (Case(past=9, extra=("bias",), short=1), {}, "not for all of its cache"),
     ],
 )

@@ -7,7 +7,7 @@ does I/O and nothing is checked here; `validate` holds every rule.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from honed.machine.profile import DeviceProfile
 from honed.protocol.dataclass import dataclass
@@ -74,6 +74,28 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     buffer: int  # index into CompiledModel.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precondition:
+    """What the values of an input must be for the compiled form to serve a request.
+
+    Each of them lies in `low`..`high`, both included. `why` says what relies on it, as part of a sentence.
+    """
+
+    input: str
+    low: int
+    high: int
+    why: str
+
+    def allows(self, values: Any) -> bool:
+        """Return whether all elements of a NumPy array keep to it."""
+        return not values.size or bool(self.low <= values.min() and values.max() <= self.high)
+
+    def __str__(self) -> str:
+        """Return it as part of a sentence."""
+        values = f"{self.low}" if self.low == self.high else f"{self.low} to {self.high}"
+        return f"input {self.input!r} holds {values} ({self.why})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +318,7 @@ class CompiledModel:
     `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
     run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
     `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
+    Requests that break one of its `preconditions` are not run.
     """
 
     source: SourceModel
@@ -316,6 +339,7 @@ class CompiledModel:
     views: tuple[View, ...] = ()
     split: Split | None = None
     forms: tuple[Form, ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
 
     @property
     def probes(self) -> tuple[Probe, ...]:

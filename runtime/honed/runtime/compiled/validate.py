@@ -45,6 +45,7 @@ def check(model: CompiledModel) -> None:
     plan.check(model)
     _check_parts(model)
     _check_proof(model)
+    _check_preconditions(model)
     for form in model.forms:
         check(form.model)  # which has none: `parts` saw to that
 
@@ -249,6 +250,13 @@ def _check_proof(model: CompiledModel) -> None:
         _check_selection(model, f"selection {i} of the proof", selection)
     for i, probe in enumerate(proof.probes):
         _check_probe(model, f"probe {i}", probe)
+
+
+def _check_preconditions(model: CompiledModel) -> None:
+    names = {tensor.name for tensor in model.inputs}
+    for i, each in enumerate(model.preconditions):
+        require(each.input in names, f"precondition {i} is about {each.input!r}, which is no input")
+        require(each.low <= each.high, f"precondition {i} allows no value: {each.low} to {each.high}")
 
 
 def _check_selection(model: CompiledModel, where: str, selection: Selection) -> None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context, driver_call
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import InvalidArgument
-from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Preparation
+from honed.protocol.errors import InvalidArgument, PreconditionBroken
+from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Precondition, Preparation
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.plan import allocations, constants_of
 from honed.runtime.compiled.within import bytes_of, family_of
@@ -230,7 +230,7 @@ class Port:
     buffer: int
     seen: np.dtype[Any]
     held: np.dtype[Any]
-    narrows: bool  # integers of `seen` may not fit `held`
+    bounds: tuple[Precondition, ...] = ()  # which all values of an input keep
 
 
 def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
@@ -238,16 +238,19 @@ def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
     found = []
     for tensor in model.inputs if place == "input" else model.outputs:
         seen, held = dtype(tensor.dtype).numpy, dtype(model.buffers[tensor.buffer].dtype).numpy
-        narrows = held.kind in "iu" and not np.can_cast(seen, held)
-        found.append(Port(tensor.name, tensor.shape, tensor.buffer, seen, held, narrows))
+        bounds = [each for each in model.preconditions if each.input == tensor.name] * (place == "input")
+        if held.kind in "iu" and not np.can_cast(seen, held):
+            fits, why = np.iinfo(held), f"the compiled form computes in {held.name}"
+            bounds.append(Precondition(input=tensor.name, low=int(fits.min), high=int(fits.max), why=why))
+        found.append(Port(tensor.name, tensor.shape, tensor.buffer, seen, held, tuple(bounds)))
     return tuple(found)
 
 
 def checked(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]:
     """Return the arrays of `given` in the order of `wanted`, each of its port's `seen` dtype and shape.
 
-    Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and integers that the model
-    cannot hold. NaN is a value like any other.
+    Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and PreconditionBroken for
+    values that the compiled form does not serve. NaN is a value like any other where nothing bounds them.
     """
     if given.keys() != {port.name for port in wanted}:
         raise InvalidArgument(_names_problem(wanted, given))
@@ -286,13 +289,11 @@ def _checked(port: Port, value: object) -> Array:
             f"input {port.name!r} is {value.dtype}{list(value.shape)} and must be {_described(port)}; "
             "convert it first"
         )
-    if port.narrows and value.size:
-        allowed = np.iinfo(port.held)
-        low, high = int(value.min()), int(value.max())
-        if low < allowed.min or high > allowed.max:
-            raise InvalidArgument(
-                f"input {port.name!r} holds {low if low < allowed.min else high}, and this model computes in "
-                f"{port.held.name}; pass values from {allowed.min} to {allowed.max}"
+    for bound in port.bounds:
+        if not bound.allows(value):
+            raise PreconditionBroken(
+                f"the compiled form serves requests whose {bound}, and this one has {value.min()} to "
+                f"{value.max()}; give other values, or have ONNX Runtime run the model"
             )
     return value
 

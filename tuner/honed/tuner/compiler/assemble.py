@@ -64,6 +64,7 @@ def assemble(
         views=tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
         split=_split(cut, probes - len(parts)),
+        preconditions=normalised.preconditions,
     )
     try:
         validate.check(model)

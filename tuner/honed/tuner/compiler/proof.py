@@ -354,7 +354,11 @@ def expect(
     """
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
     count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
-    found = probes.choose(bound, count, normalised.precision, given=given, whole=whole, apart=apart)
+    kept = normalised.preconditions
+    given = [each for each in given if all(one.allows(each[one.input]) for one in kept)]
+    found = probes.choose(
+        bound, count, normalised.precision, given=given, whole=whole, apart=apart, preconditions=kept
+    )
     if isinstance(found, evaluator.ReferenceFailure):
         raise found.refusal()
     for spec in normalised.outputs:

@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled.model import Precondition
 
 from .values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
@@ -108,9 +109,19 @@ def _truncated(x: Array, y: Array) -> Array:
     return np.where(inexact & ((x < 0) != (y < 0)), quotient + 1, quotient).astype(x.dtype)
 
 
+# Nodes whose results are values of their first input (Concat: of all), through which `rely` looks.
+_MOVING = {
+    "Cast", "Concat", "Expand", "Gather", "Identity", "ReduceMax", "ReduceMin", "Reshape", "Slice",
+    "Transpose",
+}  # fmt: skip
+_MOST_MOVES = 16
 TARGET_OPSET = 21  # what normalised graphs are written in
 SHAPE_DATA_LIMIT = 4096  # elements; a constant longer than this is never a shape, axes or pads
 _SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
+
+
+def _ends(info: np.iinfo[Any]) -> tuple[int, int]:
+    return int(info.min), int(info.max)
 
 
 def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
@@ -182,6 +193,9 @@ class Builder:
         self._tensor_limit = tensor_limit_bytes
         self._constant_room = constant_limit_bytes
         self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self.preconditions: list[Precondition] = []
+        self._given: set[str] = set()  # inputs
+        self._makers: dict[str, onnx.NodeProto] = {}
 
     def unique(self, hint: str) -> str:
         """Return a name that nothing else in the graph has."""
@@ -201,7 +215,69 @@ class Builder:
             return self.constant(np.zeros(shape, dtype), hint=name)
         value = Value(name, np.dtype(dtype), shape)
         self.values[name] = value
+        self._given.add(name)
         return value
+
+    def rely(self, value: Value, low: int, high: int, why: str, *, must: str = "") -> None:
+        """Have requests checked for that all of `value` lies in `low`..`high`, as far as inputs decide it.
+
+        Inputs are reached through nodes that move values, convert them, or add constants. A value that is
+        computed otherwise may lie anywhere: the caller computes something defined for it, or says in `must`
+        what cannot be compiled then. Raises NodeRefused with that, and for constants out of range.
+        """
+        if value.data is not None:
+            if value.size and not (low <= value.data.min() and value.data.max() <= high):
+                raise NodeRefused(f"{why} lie in {low} to {high}, and a constant does not")
+            return
+        found = self._bounds(value.name, low, high)
+        if found is None:
+            if must:
+                raise NodeRefused(must)
+            return
+        for name, (least, most) in found.items():
+            kind = self.values[name].dtype
+            holds = (0, 1) if kind.kind == "b" else _ends(np.iinfo(kind)) if kind.kind in "iu" else None
+            if least > most or (holds is not None and least <= holds[0] and holds[1] <= most):
+                continue
+            each = Precondition(input=name, low=least, high=most, why=f"{self.scope}: {why}")
+            if each not in self.preconditions:
+                self.preconditions.append(each)
+
+    def _bounds(self, name: str, low: int, high: int, depth: int = 0) -> dict[str, tuple[int, int]] | None:
+        """Return what inputs must lie in for a value to lie in `low`..`high`; None where others decide it."""
+        if name in self._given:
+            return {name: (low, high)}
+        node = self._makers.get(name)
+        if node is None or depth > _MOST_MOVES:
+            return None
+        read = list(node.input) if node.op_type == "Concat" else node.input[:1]
+        if node.op_type in ("Add", "Sub"):
+            known = [self.values[each].data for each in node.input]
+            at = 0 if known[0] is None else 1
+            constant = known[1 - at]
+            if constant is None or not constant.size or constant.dtype.kind not in "iu":
+                return None
+            least, most = int(constant.min()), int(constant.max())
+            if node.op_type == "Add":
+                low, high = low - least, high - most
+            elif at == 0:
+                low, high = low + most, high + least
+            else:
+                low, high = most - high, least - low
+            read = [node.input[at]]
+        elif node.op_type not in _MOVING:
+            return None
+        found: dict[str, tuple[int, int]] = {}
+        for each in read:
+            if self.values[each].data is not None:
+                continue
+            inner = self._bounds(each, low, high, depth + 1)
+            if inner is None:
+                return None
+            for one, (least, most) in inner.items():
+                before = found.get(one, (least, most))
+                found[one] = max(least, before[0]), min(most, before[1])
+        return found
 
     def constant(self, data: Any, dtype: Any = None, hint: str = "") -> Value:
         """Add a constant; small constants that are equal are added once."""
@@ -266,6 +342,7 @@ class Builder:
             return folded
         self.nodes.append(node)
         self.values.update({v.name: v for v in results})
+        self._makers.update(dict.fromkeys(node.output, node))
         return results
 
     def opaque(self, node: onnx.NodeProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:

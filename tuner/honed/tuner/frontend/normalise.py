@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
+from honed.runtime.compiled.model import Precondition
 from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.graph.fp16_casts import Exemptions, put_casts, saturated, usually
 
@@ -37,7 +38,7 @@ class Normalised:
     types of the arithmetic; `inputs` and `outputs` give the names and types the user sees. `precision` is
     that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64", "fp16", or "mixed" (some of it in
     fp16). Products of fp16 may give float32 (`Exemptions.wide`), which is
-    not of ONNX.
+    not of ONNX. It serves requests that keep `preconditions`.
     """
 
     model: onnx.ModelProto
@@ -48,6 +49,7 @@ class Normalised:
     opset: int  # of the model as it was given
     producer: str
     applied: tuple[Applied, ...]  # passes over the graph
+    preconditions: tuple[Precondition, ...] = ()
 
 
 def normalise(
@@ -85,6 +87,7 @@ def normalise(
         opset=walker.opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
         applied=applied,
+        preconditions=tuple(walker.builder.preconditions),
     )
 
 

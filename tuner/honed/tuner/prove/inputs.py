@@ -16,6 +16,7 @@ import onnx
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
+from honed.runtime.compiled.model import Precondition
 
 from . import graphs
 
@@ -570,6 +571,7 @@ def generate(
     *,
     shrink: int = 0,
     whole: onnx.ModelProto | None = None,
+    preconditions: Sequence[Precondition] = (),
 ) -> list[dict[str, np.ndarray]]:
     """Generate `count` sets of inputs for a model with static shapes, each a dict of arrays by input name.
 
@@ -579,13 +581,16 @@ def generate(
     arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
     that refuse or saturate at more, and a single integer that nodes compare is what they compare it with: a
     setting, of which a model may know no other value. `whole` is the model that `model` is a part of; its
-    nodes count as well. Raises InvalidArgument where a shape is not static and ModelRefused where no input
+    nodes count as well, and the `preconditions` of a compiled form. Raises InvalidArgument where a shape is not static and ModelRefused where no input
     can be made.
     """
     allowed = of_inputs(model)
     if whole is not None:
         more = of_inputs(whole, shaping=True)
         allowed = {name: more.get(name, each).meet(each) for name, each in allowed.items()}
+    for each in preconditions:
+        one = allowed[each.input]
+        allowed[each.input] = Range(low=each.low, high=each.high).meet(one) if one.plain else one
     wanted = graphs.inputs(model)
     return [{v.name: _draw(v, allowed[v.name], i, seed, shrink) for v in wanted} for i in range(count)]
 

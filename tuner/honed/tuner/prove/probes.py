@@ -17,7 +17,7 @@ import onnx
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
-from honed.runtime.compiled.model import Selection
+from honed.runtime.compiled.model import Precondition, Selection
 from honed.runtime.execution import proof
 from honed.runtime.execution.executor import Executor
 
@@ -246,12 +246,14 @@ def choose(
     given: Sequence[Mapping[str, np.ndarray]] = (),
     whole: onnx.ModelProto | None = None,
     apart: OpenedModel | None = None,
+    preconditions: Sequence[Precondition] = (),
 ) -> Expected | ReferenceFailure:
     """Choose `count` sets of inputs for the original model with static shapes, and evaluate them.
 
     `given` are inputs of the user's, which come before generated ones. `precision` is that of the compiled
     form's arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model
-    opened, where the values at its steps are wanted, if they can be had. Where too few inputs
+    opened, where the values at its steps are wanted, if they can be had. Generated inputs keep to the
+    compiled form's `preconditions`. Where too few inputs
     are well determined the best of the others are taken, and the tolerance of float outputs is widened to
     eight times their noise, up to 5 %, which a note says. Raises as `inputs.generate` does.
     """
@@ -263,12 +265,24 @@ def choose(
         rounds += 1
         drawn = [dict(each) for each in given[:count]] if rounds == 1 else []
         if len(drawn) < count:
-            drawn += generate(model, rounds * count, seed, shrink=shrink, whole=whole)[len(drawn) - count :]
+            more = generate(
+                model, rounds * count, seed, shrink=shrink, whole=whole, preconditions=preconditions
+            )
+            drawn += more[len(drawn) - count :]
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
         found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
         if isinstance(found, ReferenceFailure) and apart is not None:  # its values may be too large
-            return choose(model, count, precision, seed=seed, limits=limits, given=given, whole=whole)
+            return choose(
+                model,
+                count,
+                precision,
+                seed=seed,
+                limits=limits,
+                given=given,
+                whole=whole,
+                preconditions=preconditions,
+            )
         if isinstance(found, ReferenceFailure):
             if trials:
                 break

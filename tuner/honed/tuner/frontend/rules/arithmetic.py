@@ -88,8 +88,10 @@ def modulo(b: Builder, c: Call) -> Value:
 
 @rule("BitShift")
 def shift(b: Builder, c: Call) -> Value:
-    """Shifts of unsigned integers."""
-    return b("BitShift", c.x(0), c.x(1), direction=c.text("direction", "LEFT"))
+    """Shifts of unsigned integers; by as many bits as there are, or more, they give 0."""
+    x, by = c.x(0), c.x(1)
+    shifted = b("BitShift", x, by, direction=c.text("direction", "LEFT"))
+    return shifted if by.data is not None else b("Where", b("Less", by, 8 * x.dtype.itemsize), shifted, 0)
 
 
 @rule("Max", "Min", "Sum", "Mean")

@@ -169,6 +169,7 @@ def _over_a_shared_buffer(b: Builder, c: Call, q: Value, new: tuple[Value, Value
         raise NodeRefused("it has a mask beside a past of fixed length; export it without that")
     first = expand(b, reshape(b, b.cast(count, np.int32), [1, 1]), [q.shape[0], 1])
     cache = _Cache(first=first, length=past[0].shape[2], new=new[0].shape[2], keeps=True)
+    b.rely(count, 0, cache.length - cache.new, "lengths of its past")
     if cache.length < cache.new or ((bias := c.opt(5)) is not None and bias.shape[3] != cache.length):
         raise NodeRefused(f"its new rows or its bias do not fit a past of {cache.length} rows")
     k, v = (cache.written(b, old, x) for old, x in zip(past, new, strict=True))
@@ -182,8 +183,10 @@ def _over_a_shared_buffer(b: Builder, c: Call, q: Value, new: tuple[Value, Value
 def group_query_attention(b: Builder, c: Call) -> list[Value]:
     """Attention of groups of heads that share keys, over a cache which the new keys are written into.
 
-    The cache has the length of `total_sequence_length` where that is constant and longer than the past, else
-    that of the past. The new rows of each sample are written behind those that `seqlens_k` says are there.
+    The cache has as many rows as `total_sequence_length`, or the past where that has more. Where the total is
+    an input, it may be what the past has room for, or what makes room where the past has none. The new rows
+    of each sample are written behind those that `seqlens_k` says are there. Rows that attend to nothing
+    (behind a prompt, out of reach of the window) give 0.
     """
     _refuse_of_groups(c)
     count, few = c.integer("num_heads"), c.integer("kv_num_heads")
@@ -200,8 +203,10 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
         positions = c.opt(9)
         if positions is None:
             positions = b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
-        elif cache.is_prompt:  # of which ONNX Runtime reads the first position alone
-            positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
+        else:
+            b.rely(positions, 0, c.x(7).shape[0] - 1, "rows of its tables of angles")
+            if cache.is_prompt:  # of which ONNX Runtime reads the first position alone
+                positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
         interleaved = bool(c.integer("rotary_interleaved"))
         turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
         q, k = turn(q), turn(k)
@@ -211,11 +216,15 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     scores = b("Mul", matmul(b, q, transpose(b, k, [0, 1, 3, 2])), c.number("scale", 0.0) or width**-0.5)
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
-    scores = plus(b, scores, _grouped_bias(b, c.opt(10), scores, few, asking))
+    bias = _grouped_bias(b, c.opt(10), scores, few, asking)
+    scores = plus(b, scores, bias)
     causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
     seen = cache.seen(b, group, causal=causal, window=window)
-    scores = b("Where", seen, scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
+    hidden = b.constant(np.finfo(scores.dtype).min, scores.dtype)
+    scores = b("Where", seen, scores, hidden)
     shares = _shares_beside_sinks(b, c, scores, group)
+    if causal and (bias is not None or (window >= 0 and cache.padded)):
+        shares = b("Where", b("Less", hidden, scores), shares, 0)  # else a row may be hidden as a whole
     return [_together(b, matmul(b, shares, v), count), k, v]
 
 
@@ -234,11 +243,16 @@ def _refuse_of_groups(c: Call) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cache:
-    """A cache of `length` rows; `first` [B, 1] is the row that the first of the `new` ones is written to."""
+    """A cache of `length` rows; `first` [B, 1] is the row that the first of the `new` ones is written to.
+
+    `last` [B, 1] is the last row that is there then, None for the last of the new ones: new rows behind it
+    pad a prompt.
+    """
 
     first: Value
     length: int
     new: int
+    last: Value | None = None
     keeps: bool = False  # whether the rows behind the new ones stay; else they become zeros
 
     @property
@@ -246,23 +260,50 @@ class _Cache:
         """Whether it is known that nothing is before the new rows."""
         return self.first.data is not None and not self.first.data.any()
 
+    @property
+    def padded(self) -> bool:
+        """Whether new rows may be behind the last that is there."""
+        return self.new > 1 and self.last is not None
+
     @classmethod
     def of(cls, b: Builder, c: Call, batch: int, new: int) -> _Cache:
-        """Return where the cache of a call is written."""
+        """Return where the cache of a call is written, for requests that it is the cache of.
+
+        ONNX Runtime refuses all others but those of a larger cache.
+        """
         past, ends, total = c.opt(3), c.x(5), c.x(6)
         if ends.size != batch:
             raise NodeRefused(f"it has {ends.size} lengths for {batch} sequences")
         before = past.shape[2] if past is not None else 0
-        whole = None if total.data is None else int(total.data.reshape(-1)[0])
-        if (before if whole is None else max(before, whole)) < new:
+        known = None if total.data is None else int(total.data.reshape(-1)[0])
+        grown = before + new if before < new else before  # where the total is given at run time
+        length, whole = max(before, grown if known is None else known), known
+        if length < new:
             raise NodeRefused(f"its cache has no room for {new} new rows; give its past that length")
-        first = b("Sub", reshape(b, b.cast(ends, np.int32), [batch, 1]), new - 1)
+        if known is None:
+            # ONNX Runtime takes several new rows of several sequences as prompts alone.
+            prompts = batch > 1 and new > 1 and before >= new
+            least, most = (new, new) if prompts else (new if before >= new else grown, grown)
+            if c.integer("do_rotary"):
+                most = min(most, c.x(7).shape[0])
+            b.rely(
+                total,
+                least,
+                most,
+                f"lengths of a cache of {length} rows",
+                must="its total_sequence_length, which decides the length of its cache, is computed at run time",
+            )
+            whole = least if least == most else None
+        prompt = whole == new
+        b.rely(ends, 0 if prompt else new - 1, length - 1, "rows of its cache")
+        last = reshape(b, b.cast(ends, np.int32), [batch, 1])
+        first = b("Sub", last, new - 1)
         start = b.constant(np.zeros((batch, 1), np.int32))
-        if whole is None:  # as in ONNX Runtime a prompt begins at 0, whatever its padded length
-            first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
-        elif whole == new:
+        if prompt:  # as in ONNX Runtime a prompt begins at 0, whatever its padded length
             first = start
-        return cls(first=first, length=before if whole is None else max(before, whole), new=new)
+        elif whole is None:
+            first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
+        return cls(first=first, length=length, new=new, last=last if prompt or whole is None else None)
 
     def written(self, b: Builder, past: Value | None, new: Value) -> Value:
         """Return [B, N, length, H]: rows of the past, the new ones in their place."""
@@ -292,7 +333,11 @@ class _Cache:
         rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, 1, -1))
         each = np.tile(np.arange(self.new, dtype=np.int32), group) if causal else np.int32(self.new - 1)
         asks = b("Add", reshape(b, self.first, [batch, 1, 1, 1]), b.constant(np.reshape(each, (1, 1, -1, 1))))
-        found = b("LessOrEqual", rows, asks)
+        ends = asks
+        if self.last is not None:
+            last = reshape(b, self.last, [batch, 1, 1, 1])
+            ends = b("Min", asks, last) if causal else last
+        found = b("LessOrEqual", rows, ends)
         return found if window < 0 else b("And", found, b("Less", b("Sub", asks, window), rows))
 
 
@@ -337,7 +382,10 @@ def rotary_embedding(b: Builder, c: Call) -> Value:
         apart = _apart(b, x, x.shape[2] // size)
     if given and given != 2 * half:
         raise NodeRefused(f"its cosines for {half} pairs do not fit heads of {apart.shape[3]} numbers")
-    turn = _turns(b, positions, (cosines, sines), apart.shape[2], interleaved=bool(c.integer("interleaved")))
+    length = apart.shape[2]
+    ahead = length - 1 if positions.size == 1 else 0
+    b.rely(positions, 0, cosines.shape[0] - 1 - ahead, "rows of its tables of angles")
+    turn = _turns(b, positions, (cosines, sines), length, interleaved=bool(c.integer("interleaved")))
     whole = turn(apart)
     return whole if x.rank == 4 else _together(b, whole, whole.shape[1])
 

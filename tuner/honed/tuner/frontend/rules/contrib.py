@@ -330,6 +330,9 @@ def _embedded(b: Builder, c: Call, tables: Sequence[Value | None], positions: Va
     """`tables` are of words, positions and segments, which may be left out; then come gamma and beta."""
     words, segments, mask = c.x(0), c.opt(1), c.opt(7)
     of_words, of_positions, of_segments, gamma, beta = tables
+    for numbers, table in ((words, of_words), (positions, of_positions), (segments, of_segments)):
+        if numbers is not None and table is not None:
+            b.rely(numbers, 0, table.shape[0] - 1, "rows of its tables")
     total = b("Gather", of_words, words, axis=0)
     if positions is None:
         positions = b.constant(np.arange(words.shape[1], dtype=np.int64)[None, :])

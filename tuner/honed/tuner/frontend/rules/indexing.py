@@ -26,12 +26,21 @@ _VALUES = "the shape of its output depends on the values of its inputs; honed co
 
 
 def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Value:
-    """Indices counted from the front. Constant ones are checked; raises NodeRefused for one out of range."""
+    """Indices counted from the front; requests with one out of range are not served.
+
+    Constant ones are checked here: raises NodeRefused for one out of range.
+    """
     if indices.data is not None:
         if indices.size and (indices.data.min() < -extent or indices.data.max() >= extent):
             raise NodeRefused(f"its constant {what} is out of range for {extent} elements")
         counted = np.where(indices.data < 0, indices.data + extent, indices.data)
         return b.constant(counted.astype(indices.dtype))
+    b.rely(indices, -extent, extent - 1, f"indices into {extent} elements")
+    return _counted(b, indices, extent)
+
+
+def _counted(b: Builder, indices: Value, extent: int) -> Value:
+    """Indices counted from the front, of which negative ones counted from the end."""
     negative = b("Less", indices, 0)
     return b("Where", negative, b("Add", indices, extent), indices)
 
@@ -97,8 +106,13 @@ def gather_nd(b: Builder, c: Call) -> Value:
 def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
     """Flat positions of the tuples along the last axis of `indices` in a tensor of `shape`, int64."""
     total: Value | None = None
+    most = max(shape, default=1)
+    if indices.data is None:  # of which a precondition says one thing for all columns
+        b.rely(indices, -most, most - 1, f"tuples of indices into {list(shape)}")
     for i, (extent, stride) in enumerate(zip(shape, strides_of(shape), strict=True)):
-        column = b.cast(wrapped(b, pick(b, indices, indices.rank - 1, i), extent), np.int64)
+        picked = pick(b, indices, indices.rank - 1, i)
+        count = wrapped if picked.data is not None else _counted
+        column = b.cast(count(b, picked, extent), np.int64)
         column = b("Min", b("Max", column, 0), extent - 1)
         part = b("Mul", column, stride) if stride != 1 else column
         total = part if total is None else b("Add", total, part)
@@ -283,6 +297,7 @@ def reverse_sequence(b: Builder, c: Call) -> Value:
     """The first `sequence_lens[i]` steps of each sequence, reversed."""
     x, lengths = c.x(0), c.x(1)
     time, batch = normal_axis(c.integer("time_axis"), x.rank), normal_axis(c.integer("batch_axis", 1), x.rank)
+    b.rely(lengths, 0, x.shape[time], "lengths of its sequences")
     steps = [1] * x.rank
     steps[time] = x.shape[time]
     step = b.constant(np.arange(x.shape[time], dtype=np.int64).reshape(steps))
@@ -333,9 +348,12 @@ def tensor_scatter(b: Builder, c: Call) -> Value:
     shape = [1] * cache.rank
     shape[axis] = steps
     places = b.constant(np.arange(steps, dtype=np.int64).reshape(shape))
+    circular = c.text("mode", "linear") == "circular"
     if start is not None:
+        most = np.iinfo(np.int32).max if circular else extent - steps
+        b.rely(start, 0, most, "rows of its cache")
         first = b("Cast", start, to=elem_type(places.dtype))
         places = b("Add", places, reshape(b, first, [start.size] + [1] * (cache.rank - 1)))
-    if c.text("mode", "linear") == "circular":
+    if circular:
         places = b("Mod", places, extent)
     return scatter_elements(b, cache, expand(b, places, update.shape), update, axis, "none")

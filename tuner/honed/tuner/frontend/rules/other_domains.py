@@ -95,5 +95,6 @@ def binarizer(b: Builder, c: Call) -> Value:
 def extract(b: Builder, c: Call) -> Value:
     """Elements along the last axis, by indices."""
     x, places = c.x(0), c.x(1)
+    b.rely(places, 0, x.shape[-1] - 1, "numbers of features")
     found = b("Gather", x, reshape(b, places, [places.size]), axis=x.rank - 1)
     return reshape(b, found, [1, *found.shape]) if x.rank == 1 else found

@@ -189,6 +189,7 @@ def max_unpool(b: Builder, c: Call) -> Value:
         for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))
     ]
     shape = c.opt_numbers(2, "output_shape") or [*x.shape[:2], *least]
+    b.rely(places, 0, math.prod(x.shape[:2]) * math.prod(least) - 1, "places of its output")
     # The places count in the least tensor; a larger one asked for has zeros on its far sides.
     zeros = b.constant(np.zeros(math.prod(x.shape[:2]) * math.prod(least), x.dtype))
     flat = scatter_elements(b, zeros, reshape(b, places, [x.size]), reshape(b, x, [x.size]), 0, "none")

@@ -168,6 +168,7 @@ def roi_align(b: Builder, c: Call) -> Value:
         taps, within = _neighbours(b, b("Add", start, b("Mul", size, steps)), extent)
         along.append(taps)
         valid.append(within)
+    b.rely(batches, 0, x.shape[0] - 1, "numbers of samples")
     whole = b("Cast", batches, to=TensorProto.INT64)
     bounded = b("Min", b("Max", whole, 0), x.shape[0] - 1)
     start = reshape(b, b("Mul", bounded, height * width), [count, 1, 1])
