@@ -478,6 +478,8 @@ class ModelShown:
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
     in_apps: int = 0
+    preconditions: tuple[str, ...] = ()
+    broke_preconditions: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from honed.daemon.store.names import is_variant, model_of
 from honed.daemon.store.store import EngineTimes, Manifest, begin, new_version, version_file
 from honed.daemon.store.versions import NO_HISTORY, go_back, settle, succeed
 from honed.protocol.results import ModelChecked
-from honed.runtime.errors import HonedError, InvalidArgument
+from honed.runtime.errors import HonedError, InvalidArgument, PreconditionBroken
 
 T = TypeVar("T")
 CLIENT = ClientId(user=1, connection=1)
@@ -401,6 +401,10 @@ class World:
                 self.tell(told.Served(engine, more=True))
             case "unfit":
                 self.tell(told.RequestRejected(engine, InvalidArgument("not finite")))
+            case "values" if not is_cpu(engine):
+                self.tell(told.RequestRejected(engine, PreconditionBroken("it has other values")))
+            case "values":
+                self.tell(told.Served(engine))
             case "broken":
                 self.break_worker(engine)
                 self.tell(told.WorkerFailed(engine, "it crashed", device=False))

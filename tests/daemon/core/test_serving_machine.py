@@ -24,7 +24,7 @@ from honed.daemon.core.model import (
 )
 from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
-from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PreconditionBroken, Unavailable
 
 from .serving_world import CHECKED, CLIENT, COMPILED, USERS_ENGINE, World, manifest, successor
 
@@ -475,6 +475,29 @@ def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_tha
     assert asked is not None
     assert world.answers[asked] is None
     assert world.models.get("a").on_device
+
+
+def test_values_that_a_compiled_form_does_not_serve_are_served_by_the_cpu_engine() -> None:
+    world, _ = both_engines()
+    world.compile("a", "gpu")
+    world.now += LINGERING_SECONDS + 1
+    world.tell(told.Tick())
+    world.stop(world.stops[0])
+    asked, other = world.ask("a", empty=()), world.ask("a", empty=())
+    world.end_run("gpu", "values")
+    assert world.runs["gpu"].ticket.number == other, "others are not held up"
+    world.end_run("gpu", "well")
+    world.ready(CPU_ENGINE)
+    world.end_load(world.loads[0], "well")
+    assert world.runs[CPU_ENGINE].ticket.number == asked
+    world.end_run(CPU_ENGINE, "well")
+    assert asked is not None
+    assert world.answers[asked] is None
+    assert world.models.get("a").statistics.preconditions == 1
+    several = world.ask("a")  # or what has state in the form: who asked asks again
+    assert several is not None
+    world.end_run("gpu", "values")
+    assert isinstance(world.answers[several], PreconditionBroken)
 
 
 def end_twice(world: World) -> None:

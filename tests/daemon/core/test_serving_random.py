@@ -173,7 +173,7 @@ class Serving(RuleBasedStateMachine):
         self.world.leave(chosen(sorted(self.world.outstanding), pick))
 
     @precondition(lambda self: self.world.runs)
-    @rule(pick=PICKS, how=st.sampled_from(["well", "more", "unfit", "broken", "device", "not run"]))
+    @rule(pick=PICKS, how=st.sampled_from(["well", "more", "unfit", "values", "broken", "device", "not run"]))
     def end_run(self, pick: int, how: str) -> None:
         self.world.end_run(chosen(sorted(self.world.runs), pick), how)
 

@@ -114,7 +114,7 @@ def test_lengths_named_after_an_input_reach_along_its_axes(name: str) -> None:
         (
             "f (float[2,12] x, int64[2] n) => (float[2,12] y)"
             "{ y = ReverseSequence<batch_axis = 0, time_axis = 1>(x, n) }",
-            "n", 1, 12,
+            "n", 0, 12,
         ),
         (
             "f (float[1,16] u, float[32,4] t) => (float[1,16,4] y) <float n = {31.9}>"

@@ -274,7 +274,7 @@ def test_masks_that_are_counted_for_a_cache_have_room_for_the_new_rows() -> None
     masks = _values(model, "mask", 12)
     assert (masks.sum(-1).min(), masks.sum(-1).max()) == (3, 9)
     assert (np.diff(masks, axis=-1) <= 0).all()
-    assert (_values(model, "total") == 9).all()
+    assert (_values(model, "total") == 3).all()  # several new rows of several sequences are prompts
 
 
 @pytest.mark.parametrize("past", [6, 9])

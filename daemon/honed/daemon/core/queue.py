@@ -48,7 +48,7 @@ class Ticket:
     arrived: float
     deadline: float
     attempts: int = 0
-    open: bool = False  # in shapes that only the CPU engine takes
+    open: bool = False  # in shapes, or with values, that only the CPU engine takes
     empty: Empty = None
 
 

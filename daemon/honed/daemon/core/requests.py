@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from honed.daemon.core.queue import ATTEMPTS, Ticket, full, service_stops
-from honed.protocol.errors import InvalidArgument, Unavailable
+from honed.protocol.errors import InvalidArgument, PreconditionBroken, Unavailable
 
 from . import engines, versions
 from .messages import (
@@ -46,7 +46,7 @@ def asked(core: Core, event: Asked) -> None:
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
-    if deployment is None:  # in other shapes than the compiled form's
+    if deployment is None:  # for values or shapes that are not the compiled form's
         deployment = core.deploy(model, engine.name)
         wake(core, engine)
         load_next(core, engine)
@@ -115,12 +115,26 @@ def broken(core: Core, event: WorkerFailed) -> None:
 
 
 def unfit(core: Core, event: RequestRejected) -> None:
-    """Tell the client what the worker says."""
+    """Tell the client what the worker says; values that a compiled form does not serve ONNX Runtime may."""
     engine = core.engines[event.engine]
     running = _ended(core, engine)
-    if not running.left:
-        core.act(Refuse(running.ticket.number, event.error))
+    ticket = running.ticket
+    alone = ticket.empty is not None  # what runs several requests, or has state there, asks again itself
+    if isinstance(event.error, PreconditionBroken) and not ticket.open:
+        running.model.statistics.broke_precondition()
+        ticket.open = alone and _takes_open(core, ticket)
+    if ticket.open and not is_cpu(engine.name) and not running.left:
+        ticket.attempts = 0
+        _wait_again(core, running)
+    elif not running.left:
+        core.act(Refuse(ticket.number, event.error))
     _go_on(core, engine)
+
+
+def _takes_open(core: Core, ticket: Ticket) -> bool:
+    """Return whether the CPU engine may run a request."""
+    model = core.models.find(ticket.model)
+    return model is not None and model.takes_open and core.cpu_of(model.manifest.owner) is not None
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
@@ -167,6 +181,8 @@ def _wait_again(core: Core, running: Running) -> None:
     deployment = model.deployments.get(other.name)
     if deployment is None:
         deployment = core.deploy(model, other.name)
+        wake(core, other)
+    deployment.used = core.now
     if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
         sentence = deployment.reason or f"the worker does not start ({other.reason})"
         core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {sentence}")))

@@ -160,6 +160,7 @@ class Statistics:
     last_inference: int = 0  # milliseconds since 1970
     requests: int = 0
     retries: int = 0  # runs of a request beyond its first
+    preconditions: int = 0  # of compiled forms, that requests broke
     joined: int = 0  # requests that were run as one with others
     batches: int = 0  # such runs
     kernels: int = 0  # executed for requests that were answered
@@ -235,6 +236,11 @@ class Statistics:
         """Count a request that is run again because its worker failed."""
         for each in (self, *self.above):
             each.retries += 1
+
+    def broke_precondition(self) -> None:
+        """Count a request with values that the compiled form does not serve."""
+        for each in (self, *self.above):
+            each.preconditions += 1
 
     def triton(self, name: str, engine: str = "", device: str = "") -> ServedRequests:
         """Return the statistics as ModelStatistics shows them, with the name of the engine that serves."""

@@ -39,7 +39,14 @@ from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.process.rpc import R
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import DeviceError, InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
+from honed.protocol.errors import (
+    DeviceError,
+    InvalidArgument,
+    PreconditionBroken,
+    ResourceExhausted,
+    SequenceLost,
+    Unavailable,
+)
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
@@ -348,9 +355,16 @@ class Decoders(Feature):
         on_device = bool(forms) and (sequence.on_device or not step.before)
 
         async def alone() -> Ran:
+            nonlocal on_device
             if on_device:
-                found[:] = await steps.by_forms(forms)
-            elif sequence.on_device and step.before:
+                try:
+                    found[:] = await steps.by_forms(forms)
+                    return took[-1]
+                except PreconditionBroken:
+                    if took:  # the first pieces are in the form's state
+                        raise
+                    on_device = False
+            if sequence.on_device and step.before:
                 params = await self._taken_back(sequence, entry, call.params, decoder)
                 whole = _alike(params, decoder, step.before, regions, limit)
                 data = params.raw_input_contents or ()

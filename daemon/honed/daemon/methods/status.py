@@ -34,6 +34,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
         "placement": placement_of(pool, entry),
         "settings": manifest.settings,
         "optimisation": manifest.optimisation,
+        "broke_preconditions": entry.statistics.preconditions,
         **more,
     }
     if model is None and entry.on_cpu and interface is not None and identity is not None:

@@ -54,7 +54,7 @@ class PendingRequest(Generic[R]):
     model: ServedModel | None = None  # that ran it last
     version: int = 0  # of that
     engine: str = ""  # that ran it last
-    open: bool = False  # in shapes that only the CPU engine takes
+    open: bool = False  # in shapes, or with values, that only the CPU engine takes
     empty: Empty = None
     number: int = 0
     # Called when it has its answers, or with an error; more than once where it is not ended then.
@@ -104,7 +104,7 @@ class InFlightRequests:
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
+        if not work.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return answer, self.noted(model, work, answer, arrived)
@@ -271,6 +271,7 @@ class InFlightRequests:
         work.started = time.monotonic()
         work.model, work.version = action.model, action.model.manifest.history.number
         work.engine = action.engine
+        work.open = action.ticket.open
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
         try:

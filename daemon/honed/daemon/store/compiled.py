@@ -96,6 +96,7 @@ class Compiled:
     proof: ModelProof | None
     schedules: str
     parts: tuple[ShownPart, ...] = ()
+    preconditions: tuple[str, ...] = ()
 
     @functools.cached_property
     def engine(self) -> str:
@@ -139,6 +140,7 @@ def summarise(model: CompiledModel) -> Compiled:
         proof=_proof(model),
         schedules=_schedules(model),
         parts=_parts(model),
+        preconditions=tuple(map(str, model.preconditions)),
     )
 
 

@@ -97,7 +97,10 @@ class Comparison:
     def __init__(self, old: Executor, new: Executor, recorded: list[Inputs]) -> None:
         self.pair = (old, new)
         probes = old.model.probes
-        self.sets = [*recorded, *map(old.file.inputs, probes)] or [zeros(old)]
+        kept = [*old.model.preconditions, *new.model.preconditions]
+        sets = [*recorded, *map(old.file.inputs, probes)] or [zeros(old)]
+        served = [each for each in sets if all(one.allows(each[one.input]) for one in kept)]
+        self.sets = served or [*map(new.file.inputs, new.model.probes)] or [zeros(old)]
         self._tolerance = [
             2 * max((probe.tolerance[i] for probe in probes), default=1e-3)
             for i in range(len(old.model.outputs))

@@ -301,6 +301,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *_in_apps(model.in_apps),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
+        *_preconditions(model),
         *_kept_state(model),
         *([("set", described(model.settings))] if model.settings != ModelSettings() else []),
         *_optimised(model.optimisation),
@@ -340,6 +341,17 @@ def _in_apps(processes: int) -> list[tuple[str, str]]:
     """Return a row on the apps that run the model themselves."""
     where = "an app" if processes == 1 else f"{processes} apps"
     return [("", f"ONNX Runtime also runs it inside {where}")] if processes else []
+
+
+def _preconditions(model: ModelShown) -> list[tuple[str, str]]:
+    """Return rows on the values that the compiled form serves, and how many requests had others."""
+    if not model.preconditions:
+        return []
+    rows = [
+        ("serves requests" if not n else "", each) for n, each in enumerate(map(clean, model.preconditions))
+    ]
+    had = f"{model.broke_preconditions} with other values, since the service started"
+    return [*rows, ("to ONNX Runtime", had)]
 
 
 def _kept_state(model: ModelShown) -> list[tuple[str, str]]:

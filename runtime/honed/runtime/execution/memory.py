@@ -240,7 +240,7 @@ def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
         seen, held = dtype(tensor.dtype).numpy, dtype(model.buffers[tensor.buffer].dtype).numpy
         bounds = [each for each in model.preconditions if each.input == tensor.name] * (place == "input")
         if held.kind in "iu" and not np.can_cast(seen, held):
-            fits, why = np.iinfo(held), f"the compiled form computes in {held.name}"
+            fits, why = np.iinfo(held.name), f"the compiled form computes in {held.name}"
             bounds.append(Precondition(input=tensor.name, low=int(fits.min), high=int(fits.max), why=why))
         found.append(Port(tensor.name, tensor.shape, tensor.buffer, seen, held, tuple(bounds)))
     return tuple(found)

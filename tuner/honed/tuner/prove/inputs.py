@@ -32,9 +32,10 @@ class Range:
 
     `mark`: only 0 and 1 (a mask). `leading`: at least so many ones, and no zero before them, in each row of a
     mask (the filled places of a cache). `compared`: whole numbers that the values are compared with, which
-    some should equal. `distinct_axis`: along this axis no value may come twice, counted modulo `high` + 1
-    (indices of a scatter). `rows`: the last axis holds index tuples into an array of this shape, no tuple
-    twice.
+    some should equal. `ends`: lengths, of which some should be the least, the next and the most. `hides`: a
+    mask of attention along the last axis, of which some rows should hide everything. `distinct_axis`: along
+    this axis no value may come twice, counted modulo `high` + 1 (indices of a scatter). `rows`: the last axis
+    holds index tuples into an array of this shape, no tuple twice.
     """
 
     low: float = -math.inf
@@ -43,6 +44,8 @@ class Range:
     mark: bool = False
     leading: int = 0
     compared: tuple[float, ...] = ()
+    ends: bool = False
+    hides: bool = False
     distinct_axis: int | None = None
     rows: tuple[int, ...] | None = None
 
@@ -63,6 +66,8 @@ class Range:
             mark=self.mark or other.mark,
             leading=max(self.leading, other.leading),
             compared=(*self.compared, *other.compared),
+            ends=self.ends or other.ends,
+            hides=self.hides or other.hides,
             distinct_axis=self.distinct_axis if self.distinct_axis is not None else other.distinct_axis,
             rows=self.rows or other.rows,
         )
@@ -144,7 +149,9 @@ class _Path:
         if allowed.mark:
             low, high = 0.0, 1.0
         nonzero = allowed.nonzero and not self.offset
-        return Range(low=low, high=high, nonzero=nonzero, mark=allowed.mark, compared=compared)
+        return Range(
+            low=low, high=high, nonzero=nonzero, mark=allowed.mark, compared=compared, ends=allowed.ends
+        )
 
 
 _MOST_PATHS = 4  # on which one input comes to one value; more are not followed
@@ -441,7 +448,7 @@ def _exponent(use: _Use) -> Range:
 def _slots(use: _Use) -> Range:
     """Return the range of positions at which TensorScatter starts to write: the whole update must fit."""
     axis = graphs.attribute(use.node, "axis", -2)
-    return Range(low=0, high=use.shape(0)[axis] - use.shape(1)[axis])
+    return Range(low=0, high=use.shape(0)[axis] - use.shape(1)[axis], ends=True)
 
 
 def _places(use: _Use) -> Range:
@@ -470,26 +477,48 @@ def _mask(use: _Use) -> Range:
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
-def _cache_rows(use: _Use) -> int:
-    """Return how many rows the cache of a GroupQueryAttention has."""
-    whole = use.constants.get(use.node.input[6])
-    given = use.shape(3)[2] if use.node.input[3] else 0
-    return max(given, 0 if whole is None else int(whole.reshape(-1)[0]))
+def _cache(use: _Use) -> tuple[int, int, int | None, bool]:
+    """Return what GroupQueryAttention's lengths are about: new rows, those of its cache, all where known.
+
+    The last is whether several rows of several sequences are new, which then are prompts.
+    """
+    batch, new = use.shape(0)[:2]
+    before = use.shape(3)[2] if use.node.input[3] else 0
+    constant = use.constants.get(use.node.input[6])
+    whole = None if constant is None else int(constant.reshape(-1)[0])
+    rows = max(before, before + new if before < new else 0) if whole is None else max(before, whole)
+    return new, rows, whole, batch > 1 and new > 1 and before >= new
 
 
 def _cache_end(use: _Use) -> Range:
-    """Return the range of the last row that GroupQueryAttention writes."""
-    return Range(low=use.shape(0)[1] - 1, high=_cache_rows(use) - 1)
+    """Return the range of the last row that GroupQueryAttention writes; a prompt may be padded behind it."""
+    new, rows, whole, prompts = _cache(use)
+    prompt = rows == new or (prompts if whole is None else whole == new)
+    return Range(low=0 if prompt else new - 1, high=rows - 1, ends=True)
 
 
 def _cache_whole(use: _Use) -> Range:
-    """Return the range of the rows in all of GroupQueryAttention: those of its cache."""
-    return Range(low=_cache_rows(use), high=_cache_rows(use))
+    """Return the range of the rows in all of GroupQueryAttention: those of its cache, or of a prompt."""
+    new, rows, _, prompts = _cache(use)
+    before = use.shape(3)[2] if use.node.input[3] else 0
+    if before < new:
+        return Range(low=rows, high=rows)
+    return Range(low=new, high=new if prompts else rows, ends=True)
+
+
+def _filled(use: _Use) -> Range:
+    """Return the range of how many keys are there for Attention."""
+    return Range(low=0, high=use.shape(1)[-2], ends=True)
 
 
 def _room_left(use: _Use) -> Range:
     """Return the range of the rows that are there already where a past of fixed length takes new ones."""
-    return Range(low=0, high=use.shape(6)[2] - use.shape(0)[1])
+    return Range(low=0, high=use.shape(6)[2] - use.shape(0)[1], ends=True)
+
+
+def _reversed(use: _Use) -> Range:
+    """Return the range of the steps that ReverseSequence reverses."""
+    return Range(low=0, high=use.shape(0)[_along(use, 0, "time_axis")], ends=True)
 
 
 def _up_to(axis: str, default: int = 0) -> Rule:
@@ -511,7 +540,9 @@ _RULES: dict[tuple[str, int], Rule | Range] = {
     ("SoftmaxCrossEntropyLoss", 1): _below(0, 1),
     ("RoiAlign", 2): _below(0, 0),
     ("RotaryEmbedding", 3): _below(1, 0),
-    ("ReverseSequence", 1): _up_to("time_axis"),
+    ("ReverseSequence", 1): _reversed,
+    ("Attention", 3): Range(hides=True),
+    ("Attention", 6): _filled,
     **{(op, 4): _up_to("layout") for op in ("GRU", "LSTM", "RNN")},
     ("TopK", 1): _up_to("axis", -1),
     ("NonMaxSuppression", 2): Range(low=1, high=16),
@@ -561,6 +592,8 @@ _RUNTIMES_RULES: dict[tuple[str, int], Rule | Range] = {
 _WHOLE = 8  # bound of integers that nothing else bounds, so that sums and products do not overflow
 _AWAY = 0.125  # least distance from zero where zero is not allowed
 _MET = 0.25  # the share of integers that equal what they are compared with
+_AT_ENDS = 0.75  # the share of lengths that are the least or the next in sets that have these
+_LOW_ENDS = 2  # the third of all sets, of lengths as of indices from the end
 _LEAST = 2  # `shrink` of the smallest ranges
 
 
@@ -581,8 +614,8 @@ def generate(
     arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
     that refuse or saturate at more, and a single integer that nodes compare is what they compare it with: a
     setting, of which a model may know no other value. `whole` is the model that `model` is a part of; its
-    nodes count as well, and the `preconditions` of a compiled form. Raises InvalidArgument where a shape is not static and ModelRefused where no input
-    can be made.
+    nodes count as well, and the `preconditions` of a compiled form. Raises InvalidArgument where a shape is
+    not static and ModelRefused where no input can be made.
     """
     allowed = of_inputs(model)
     if whole is not None:
@@ -599,7 +632,8 @@ def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int, shrin
     rng = np.random.default_rng([seed, index, zlib.crc32(value.name.encode())])
     kind = np.dtype(value.dtype).kind
     if kind == "b":
-        return _booleans(rng, value.shape)
+        drawn = _booleans(rng, value.shape)
+        return _with_hidden(rng, drawn, False, index % 3) if allowed.hides else drawn
     if not allowed.plain:
         return _indices(rng, value, allowed).astype(value.dtype)
     if allowed.mark:
@@ -608,7 +642,22 @@ def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int, shrin
         drawn = _floats(rng, value.shape, allowed, index % 3, shrink)
     else:
         drawn = _integers(rng, value, allowed, index % 3, shrink)
+    if allowed.hides and kind == "f":
+        drawn = _with_hidden(rng, drawn, -math.inf, index % 3)
     return np.asarray(drawn).astype(value.dtype).reshape(value.shape)
+
+
+def _with_hidden(rng: np.random.Generator, mask: np.ndarray, hidden: float, style: int) -> np.ndarray:
+    """Return a mask of attention that hides a quarter of the keys, and all of them in one row.
+
+    It is as it was in every third set (`style` 1), and where it has one row in another (0).
+    """
+    rows = math.prod(mask.shape[:-1])
+    if style == 1 or not mask.size or not mask.ndim or (rows == 1 and style == 0):
+        return mask
+    made = np.where(rng.random(mask.shape) < _MET, hidden, mask).reshape(rows, -1)
+    made[rng.integers(rows)] = hidden
+    return made.reshape(mask.shape).astype(mask.dtype)
 
 
 def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -674,6 +723,13 @@ def _integers(
             return np.zeros(value.shape, np.int64)
         raise ModelRefused(f"input {value.name!r} indexes an axis of size 0; no value of it is allowed")
     drawn = rng.integers(low, high, value.shape, endpoint=True)
+    if allowed.ends and style == 1:
+        drawn = np.full(value.shape, high)
+    elif allowed.ends and style == _LOW_ENDS:
+        drawn = np.where(
+            rng.random(value.shape) < _AT_ENDS, rng.choice([low, min(low + 1, high)], value.shape), drawn
+        )
+        drawn.reshape(-1)[:1] = low
     if compared and style != 1:
         drawn = np.where(rng.random(value.shape) < _MET, rng.choice(compared, value.shape), drawn)
     if allowed.nonzero:

@@ -1,4 +1,4 @@
-"""Attention as ONNX Runtime's optimiser writes it (com.microsoft): projections, masks, state in one operator.
+"""Attention: ONNX's, and as ONNX Runtime's optimiser writes it, with projections, masks and state in one.
 
 Shapes are written with B sequences of N heads: S places that ask, L that are new, T with those of the past,
 and H numbers a head.
@@ -6,8 +6,9 @@ and H numbers a head.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,10 @@ import numpy as np
 from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
-from honed.tuner.frontend.values import NodeRefused, Value
+from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 from .arithmetic import plus
-from .layout import cut, expand, join, pad_axis, pick, pieces, reshape, transpose, with_axis
+from .layout import cut, expand, join, pad, pad_axis, pick, pieces, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import integer_product, scaled_product
 
@@ -224,7 +225,7 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     scores = b("Where", seen, scores, hidden)
     shares = _shares_beside_sinks(b, c, scores, group)
     if causal and (bias is not None or (window >= 0 and cache.padded)):
-        shares = b("Where", b("Less", hidden, scores), shares, 0)  # else a row may be hidden as a whole
+        shares = b("Where", b("LessOrEqual", scores, hidden), 0, shares)  # a row may be hidden as a whole
     return [_together(b, matmul(b, shares, v), count), k, v]
 
 
@@ -291,7 +292,7 @@ class _Cache:
                 least,
                 most,
                 f"lengths of a cache of {length} rows",
-                must="its total_sequence_length, which decides the length of its cache, is computed at run time",
+                must="its total_sequence_length, by which its cache has rows, is computed at run time",
             )
             whole = least if least == most else None
         prompt = whole == new
@@ -366,6 +367,116 @@ def _shares_beside_sinks(b: Builder, c: Call, scores: Value, group: int) -> Valu
     each = expand(b, reshape(b, sink, [1, few, group, 1]), [batch, few, group, asking // group])
     with_sink = join(b, [scores, reshape(b, each, [batch, few, asking, 1])], 3)
     return cut(b, b("Softmax", with_sink, axis=3), 3, 0, length)
+
+
+@rule("Attention")
+def attention_of_onnx(b: Builder, c: Call) -> list[Value]:
+    """Attention of groups of heads, with scores capped before they are masked.
+
+    Queries that attend to nothing give 0, as in ONNX Runtime; ONNX's evaluator gives NaN. Up to ONNX 1.20
+    that, and the operator's text, mask scores before they are capped.
+    """
+    q, k, v = (
+        x if x.rank == 4 else _apart(b, x, c.integer(name))
+        for x, name in zip((c.x(0), c.x(1), c.x(2)), ("q_num_heads", *["kv_num_heads"] * 2), strict=True)
+    )
+    past = c.opt(4), c.opt(5)
+    before = 0 if past[0] is None else past[0].shape[2]
+    k, v = (x if old is None else join(b, [old, x], 2) for old, x in zip(past, (k, v), strict=True))
+    batch, count, asking, width = q.shape
+    few, total = k.shape[1], k.shape[2]
+    if not few or count % few:
+        raise NodeRefused(f"its {count} heads are not shared by {few} heads of keys")
+    group = count // few
+    grouped = reshape(b, q, [batch, few, group * asking, width])
+    scores = matmul(b, b("Mul", grouped, c.number("scale", width**-0.5)), transpose(b, k, [0, 1, 3, 2]))
+    shown = [scores]  # by qk_matmul_output_mode
+    if cap := c.number("softcap", 0.0):
+        scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
+    shown.append(scores)
+    # [.., queries, total], to broadcast over [B, heads, queries, total]
+    seen, bias = _seen(b, c, asking, total, before), c.opt(3)
+    if bias is not None and bias.dtype.kind == "b":
+        bias = None
+    hidden = b.like(np.finfo(scores.dtype).min, scores)
+    if bias is not None:
+        bias = _widened(b, bias, total, -np.inf)
+        scores = b("Add", scores, _for_groups(b, bias, few, group, asking))
+    if seen is not None:
+        scores = b("Where", _for_groups(b, seen, few, group, asking), scores, hidden)
+    shown.append(scores)
+    precise = numpy_dtype(c.integer("softmax_precision", elem_type(scores.dtype)))
+    if precise.kind != "f":
+        raise NodeRefused(f"its softmax is to be computed in {precise.name}, which is not supported")
+    wide = b.cast(scores, precise)
+    shares = b("Softmax", wide, axis=3) if total > 1 else b.constant(np.ones(scores.shape, precise))
+    shares = b.cast(shares, v.dtype)
+    if _may_hide(seen, bias, hidden):
+        shares = b("Where", b("LessOrEqual", scores, hidden), 0, shares)
+    shown.append(shares)
+    answer = matmul(b, shares, v)
+    whole = [batch, count, asking, v.shape[3]]
+    made = reshape(b, answer, whole) if c.x(0).rank == 4 else _together(b, answer, count)
+    if not c.wants(3):
+        return [made, k, v]
+    mode = c.integer("qk_matmul_output_mode")
+    if mode not in range(len(shown)):
+        raise NodeRefused(f"its qk_matmul_output_mode {mode} does not exist")
+    return [made, k, v, reshape(b, shown[mode], [batch, count, asking, total])]
+
+
+def _seen(b: Builder, c: Call, asking: int, total: int, past: int) -> Value | None:
+    """Return which keys each query of ONNX's Attention attends to, but for float masks; None: all."""
+    found: list[Value] = []
+    mask, filled = c.opt(3), c.opt(6)
+    if mask is not None and mask.dtype.kind == "b":
+        found.append(_widened(b, mask, total, 0))
+    places = b.constant(np.arange(total, dtype=np.int32))
+    ends = None
+    if filled is not None:
+        b.rely(filled, 0, total, "lengths of its keys")
+        ends = reshape(b, b.cast(filled, np.int32), [filled.size, 1, 1, 1])
+        found.append(b("Less", places, ends))
+    if c.integer("is_causal"):
+        row = b.constant(np.arange(asking, dtype=np.int32).reshape(-1, 1))
+        last = b("Add", row, past if ends is None else b("Sub", ends, asking))
+        found.append(b("LessOrEqual", places, last))
+    return functools.reduce(lambda x, y: b("And", x, y), found) if found else None
+
+
+def _widened(b: Builder, mask: Value, total: int, fill: float) -> Value:
+    """Return a mask of at least two dimensions that is as long as there are keys; those behind are hidden."""
+    mask = reshape(b, mask, [1] * (2 - mask.rank) + list(mask.shape))
+    missing = total - mask.shape[-1]
+    if missing <= 0:
+        return mask
+    if mask.dtype.kind != "b":
+        return pad(b, mask, [0] * mask.rank, [0] * (mask.rank - 1) + [missing], fill)
+    return join(b, [mask, b.constant(np.zeros((*mask.shape[:-1], missing), np.bool_))], mask.rank - 1)
+
+
+def _for_groups(b: Builder, mask: Value, few: int, group: int, asking: int) -> Value:
+    """Return a mask over [B, heads, queries, total] for [B, heads of keys, queries of a group, total]."""
+    batch, count, rows, total = [1] * (4 - mask.rank) + list(mask.shape)
+    mask = reshape(b, mask, [batch, count, rows, total])
+    if group == 1 or (count == 1 and rows == 1):
+        return mask
+    if count == 1:
+        each = expand(b, reshape(b, mask, [batch, 1, 1, rows, total]), [batch, 1, group, rows, total])
+        return reshape(b, each, [batch, 1, group * rows, total])
+    return reshape(b, expand(b, mask, [batch, count, asking, total]), [batch, few, group * asking, total])
+
+
+def _may_hide(seen: Value | None, bias: Value | None, hidden: Value) -> bool:
+    """Return whether masks may hide all keys from a query."""
+    masks = [each.data for each in (seen, bias) if each is not None]
+    known = [each if each.dtype == np.bool_ else each > hidden.data for each in masks if each is not None]
+    return bool(masks) and (len(known) < len(masks) or not _all_ask(known))
+
+
+def _all_ask(seen: Sequence[Array]) -> bool:
+    """Return whether each row of masks together has a key that it attends to."""
+    return bool(np.any(functools.reduce(np.logical_and, seen), axis=-1).all())
 
 
 @rule("RotaryEmbedding", domain=DOMAIN)
