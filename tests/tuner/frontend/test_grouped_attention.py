@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from honed.runtime.errors import ModelRefused
@@ -134,6 +137,50 @@ def test_rows_behind_a_padded_prompt_are_ignored_by_the_next_step() -> None:
     for got, wanted in zip(run(normalise(made).model, data)[:1], run(made, data)[:1], strict=True):
         np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(got[1, :3], wanted[1, :3], rtol=1e-5, atol=1e-5)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(0, 5), st.lists(st.integers(-1, 9), min_size=3),
+    st.one_of(st.none(), st.integers(0, 9)), st.booleans(), st.booleans(), st.sampled_from([0, 8, 16]),
+    st.sampled_from([{}, {"local_window_size": 2}, {"softcap": 1.5}, {"smooth_softmax": 1}, {"causal": 0}]),
+    st.sampled_from([np.float32, np.float16]),
+)  # fmt: skip
+def test_lengths_of_requests_are_served_rightly_or_not_at_all(
+    batch: int, new: int, past: int, ends: list[int], total: int | None, run_time: bool, packed: bool,
+    rotary: int, attrs: dict[str, Any], dtype: type[np.generic],
+) -> None:  # fmt: skip
+    """Whatever lengths a request has: where the preconditions allow it, the answer is ONNX Runtime's."""
+    case = Case(
+        new=new, there=(0,) * batch, past=past, whole=past + new if total is None else total,
+        packed=packed, rotary=rotary, run_time=run_time, dtype=dtype,
+    )  # fmt: skip
+    made, data = model(case, **attrs)
+    data["ends"] = np.array(ends[:batch], np.int32)
+    try:
+        done = normalise(made)
+    except ModelRefused:
+        return
+    served = all(each.allows(data[each.input]) for each in done.preconditions)
+    if not run_time and (total not in (None, new) and not new <= total <= past):
+        return  # ONNX Runtime refuses every request
+    if batch > 1 and new > 1 and case.total != new:
+        return
+    try:
+        expected = run(made, data)
+    except onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument:
+        assert not served
+        return
+    fits = (
+        expected[1].shape[2]
+        == tuple(d.dim_value for d in done.model.graph.output[1].type.tensor_type.shape.dim)[2]
+    )
+    padded = batch == 1 and (data["ends"] < new - 1).any() and run_time and past >= new > 1
+    assert served == (fits and not padded)
+    if served:
+        tolerance = 1e-5 if dtype is np.float32 else 1e-2
+        for got, wanted in zip(run(done.model, data), expected, strict=True):
+            assert got.shape == wanted.shape
+            np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

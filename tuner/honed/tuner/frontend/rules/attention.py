@@ -388,8 +388,12 @@ def attention_of_onnx(b: Builder, c: Call) -> list[Value]:
     if not few or count % few:
         raise NodeRefused(f"its {count} heads are not shared by {few} heads of keys")
     group = count // few
-    grouped = reshape(b, q, [batch, few, group * asking, width])
-    scores = matmul(b, b("Mul", grouped, c.number("scale", width**-0.5)), transpose(b, k, [0, 1, 3, 2]))
+    kept = k, v
+    if asking == 1:  # a row of each head of a group is one of a matrix
+        q = reshape(b, q, [batch, few, group, width])
+    elif group > 1:
+        k, v = (_repeated(b, x, group) for x in kept)
+    scores = matmul(b, b("Mul", q, c.number("scale", width**-0.5)), transpose(b, k, [0, 1, 3, 2]))
     shown = [scores]  # by qk_matmul_output_mode
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
@@ -401,9 +405,9 @@ def attention_of_onnx(b: Builder, c: Call) -> list[Value]:
     hidden = b.like(np.finfo(scores.dtype).min, scores)
     if bias is not None:
         bias = _widened(b, bias, total, -np.inf)
-        scores = b("Add", scores, _for_groups(b, bias, few, group, asking))
+        scores = b("Add", scores, _for_groups(b, bias, scores))
     if seen is not None:
-        scores = b("Where", _for_groups(b, seen, few, group, asking), scores, hidden)
+        scores = b("Where", _for_groups(b, seen, scores), scores, hidden)
     shown.append(scores)
     precise = numpy_dtype(c.integer("softmax_precision", elem_type(scores.dtype)))
     if precise.kind != "f":
@@ -418,11 +422,11 @@ def attention_of_onnx(b: Builder, c: Call) -> list[Value]:
     whole = [batch, count, asking, v.shape[3]]
     made = reshape(b, answer, whole) if c.x(0).rank == 4 else _together(b, answer, count)
     if not c.wants(3):
-        return [made, k, v]
+        return [made, *kept]
     mode = c.integer("qk_matmul_output_mode")
     if mode not in range(len(shown)):
         raise NodeRefused(f"its qk_matmul_output_mode {mode} does not exist")
-    return [made, k, v, reshape(b, shown[mode], [batch, count, asking, total])]
+    return [made, *kept, reshape(b, shown[mode], [batch, count, asking, total])]
 
 
 def _seen(b: Builder, c: Call, asking: int, total: int, past: int) -> Value | None:
@@ -455,16 +459,19 @@ def _widened(b: Builder, mask: Value, total: int, fill: float) -> Value:
     return join(b, [mask, b.constant(np.zeros((*mask.shape[:-1], missing), np.bool_))], mask.rank - 1)
 
 
-def _for_groups(b: Builder, mask: Value, few: int, group: int, asking: int) -> Value:
-    """Return a mask over [B, heads, queries, total] for [B, heads of keys, queries of a group, total]."""
-    batch, count, rows, total = [1] * (4 - mask.rank) + list(mask.shape)
-    mask = reshape(b, mask, [batch, count, rows, total])
-    if group == 1 or (count == 1 and rows == 1):
-        return mask
-    if count == 1:
-        each = expand(b, reshape(b, mask, [batch, 1, 1, rows, total]), [batch, 1, group, rows, total])
-        return reshape(b, each, [batch, 1, group * rows, total])
-    return reshape(b, expand(b, mask, [batch, count, asking, total]), [batch, few, group * asking, total])
+def _repeated(b: Builder, x: Value, times: int) -> Value:
+    """Return [B, N, L, H] with each head so many times in a row."""
+    batch, few, length, size = x.shape
+    each = expand(b, with_axis(b, x, 2), [batch, few, times, length, size])
+    return reshape(b, each, [batch, few * times, length, size])
+
+
+def _for_groups(b: Builder, mask: Value, scores: Value) -> Value:
+    """Return a mask over [B, heads, queries, total] for scores, which may have heads as rows of groups."""
+    _, few, rows, total = scores.shape
+    if mask.rank > 2 and mask.shape[-3] == few * rows and rows > 1 == mask.shape[-2]:
+        return reshape(b, mask, [*mask.shape[:-3], few, rows, total])
+    return mask
 
 
 def _may_hide(seen: Value | None, bias: Value | None, hidden: Value) -> bool:
