@@ -59,7 +59,8 @@ The number of results of {{dynamic}} depends on values, so that their shapes are
 - ONNX Runtime's own operators (`com.microsoft`, and LayerNormalization at any opset) follow the conventions
   of ONNX Runtime's optimisers and quantisers, and round as its kernels do.
 - Indices computed at run time never read or write outside a tensor: reads are clamped into range, and
-  updates out of range are dropped.
+  updates out of range are dropped. Requests whose inputs are out of range go to ONNX Runtime
+  ([values](verdicts.md#values)).
 """
 _NAN = """
 ## NaN and infinities

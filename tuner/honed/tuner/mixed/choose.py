@@ -66,7 +66,7 @@ def decide(
     if given is None:
         try:
             bound = bind_shapes(model, {spec.name: spec.shape for spec in normalised.inputs})
-            given = inputs.generate(bound, _SETS)
+            given = inputs.generate(bound, _SETS, preconditions=normalised.preconditions)
         except (InvalidArgument, ModelRefused) as error:
             return PrecisionChoice(half=False, why=f"no inputs to try fp16 on could be made up: {error}")
     found = _tried(normalised.model, given)

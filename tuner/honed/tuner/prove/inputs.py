@@ -592,8 +592,7 @@ _RUNTIMES_RULES: dict[tuple[str, int], Rule | Range] = {
 _WHOLE = 8  # bound of integers that nothing else bounds, so that sums and products do not overflow
 _AWAY = 0.125  # least distance from zero where zero is not allowed
 _MET = 0.25  # the share of integers that equal what they are compared with
-_AT_ENDS = 0.75  # the share of lengths that are the least or the next in sets that have these
-_LOW_ENDS = 2  # the third of all sets, of lengths as of indices from the end
+_AT_ENDS = 0.75  # the share of lengths that are the least or the next, in sets that have these
 _LEAST = 2  # `shrink` of the smallest ranges
 
 
@@ -723,18 +722,23 @@ def _integers(
             return np.zeros(value.shape, np.int64)
         raise ModelRefused(f"input {value.name!r} indexes an axis of size 0; no value of it is allowed")
     drawn = rng.integers(low, high, value.shape, endpoint=True)
-    if allowed.ends and style == 1:
-        drawn = np.full(value.shape, high)
-    elif allowed.ends and style == _LOW_ENDS:
-        drawn = np.where(
-            rng.random(value.shape) < _AT_ENDS, rng.choice([low, min(low + 1, high)], value.shape), drawn
-        )
-        drawn.reshape(-1)[:1] = low
+    if allowed.ends:
+        drawn = _lengths(rng, drawn, low, high, style)
     if compared and style != 1:
         drawn = np.where(rng.random(value.shape) < _MET, rng.choice(compared, value.shape), drawn)
     if allowed.nonzero:
         drawn = np.where(drawn == 0, 1 if high >= 1 else -1, drawn)
     return drawn
+
+
+def _lengths(rng: np.random.Generator, drawn: np.ndarray, low: int, high: int, style: int) -> np.ndarray:
+    """Return lengths: the most in every third set (`style` 1), the least and others in another (2)."""
+    if style == 1:
+        return np.full_like(drawn, high)
+    few = rng.choice([low, min(low + 1, high)], drawn.shape)
+    made = np.where(rng.random(drawn.shape) < _AT_ENDS, few, drawn) if style else drawn
+    made.reshape(-1)[:1] = low if style else rng.choice([min(low + 1, high), int(drawn.reshape(-1)[0])])
+    return made
 
 
 def _indices(rng: np.random.Generator, value: graphs.TypedValue, allowed: Range) -> np.ndarray:

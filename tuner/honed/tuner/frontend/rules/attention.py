@@ -220,7 +220,9 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     bias = _grouped_bias(b, c.opt(10), scores, few, asking)
     scores = plus(b, scores, bias)
     causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
-    seen = cache.seen(b, group, causal=causal, window=window)
+    # For ONNX Runtime's flash attention alone, what pads a prompt is behind the window of its last row.
+    flash = c.x(0).dtype == np.float32 and not cap and c.opt(11) is None and c.integer("smooth_softmax") <= 0
+    seen = cache.seen(b, group, causal=causal, window=window, clipped=not flash)
     hidden = b.constant(np.finfo(scores.dtype).min, scores.dtype)
     scores = b("Where", seen, scores, hidden)
     shares = _shares_beside_sinks(b, c, scores, group)
@@ -328,8 +330,11 @@ class _Cache:
             return b("Where", b("And", begun, b("Not", ended)), new, old)
         return b("Where", begun, b("Where", ended, 0, new), old)
 
-    def seen(self, b: Builder, group: int, *, causal: bool, window: int = -1) -> Value:
-        """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to."""
+    def seen(self, b: Builder, group: int, *, causal: bool, window: int = -1, clipped: bool = False) -> Value:
+        """Return [B, 1, queries of a head of keys, length]: which rows each of them attends to.
+
+        The `window` of queries that pad a prompt ends at its last row where it is `clipped`.
+        """
         batch = self.first.shape[0]
         rows = b.constant(np.arange(self.length, dtype=np.int32).reshape(1, 1, 1, -1))
         each = np.tile(np.arange(self.new, dtype=np.int32), group) if causal else np.int32(self.new - 1)
@@ -338,6 +343,7 @@ class _Cache:
         if self.last is not None:
             last = reshape(b, self.last, [batch, 1, 1, 1])
             ends = b("Min", asks, last) if causal else last
+            asks = ends if clipped else asks
         found = b("LessOrEqual", rows, ends)
         return found if window < 0 else b("And", found, b("Less", b("Sub", asks, window), rows))
 
