@@ -82,7 +82,8 @@ _TESTS = """
 
 On PoCL honed passes all of ONNX's node tests of the operators that it compiles, except for these
 (passed/all). It refuses the other tests with a reason: unsupported element types, sequences or optionals as
-inputs or outputs, or results whose number depends on values.
+inputs or outputs, or results whose number depends on values. Attention masks scores after they are capped
+([values](verdicts.md#values)), which those of its tests contradict that want scores as an output.
 
 """
 _COMPILED = """
