@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime.errors import HonedError, PreconditionBroken
+from tests.daemon.conftest import Hone
 from tests.daemon.running import NO_TUNER, Service, serving
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -76,7 +77,7 @@ def step(there: tuple[int, ...], total: int, seed: int) -> dict[str, np.ndarray]
 
 
 def test_a_cache_that_grows_beyond_what_was_compiled_is_answered_rightly(
-    service: Service, tmp_path: Path
+    service: Service, tmp_path: Path, typed: Hone
 ) -> None:
     path = cache(tmp_path)
     session = onnxruntime.InferenceSession(str(path))
@@ -104,6 +105,10 @@ def test_a_cache_that_grows_beyond_what_was_compiled_is_answered_rightly(
         shown = client.show("cache")
         assert any("'total' holds 1 to 6" in each for each in shown["preconditions"])
         assert shown["broke_preconditions"] == 2
+        status, said, _ = typed("--socket", str(service.socket), "show", "cache")
+        assert status == 0
+        assert "holds 1 to 6" in " ".join(said.split())
+        assert "2 with other values, since the service started" in " ".join(said.split())
         with pytest.raises(HonedError, match="seqlens_k"):  # as ONNX Runtime says
             client.infer("cache", step((6, 6), 6, 1))
 

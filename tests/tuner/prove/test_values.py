@@ -15,6 +15,7 @@ from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
 from honed.tuner.prove import inputs
 from honed.tuner.prove.inputs import generate
+from honed.tuner.prove.probes import Expected, choose
 
 PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
 # By operator: a model of it, the input that it relies on, and what is served.
@@ -138,6 +139,18 @@ def test_what_is_served_is_drawn_and_all_else_is_onnx_runtimes(op: str) -> None:
     for value in (low - 1, high + 1):
         with pytest.raises(Exception, match=r"out of|Out of|range|invalid ind|negative|exceeds|Invalid"):
             session.run(None, sets[0] | {name: spread(sets[0][name], value)})
+
+
+@pytest.mark.tvm
+def test_a_single_sequence_of_which_nothing_is_there_is_a_probe_beside_others() -> None:
+    text = PRECONDITIONS["Attention"][0].replace("[2,1", "[1,1").replace("int64[2]", "int64[1]")
+    made = parser.parse_model(f'<ir_version: 10, opset_import: ["": 24]> f {text}')
+    found = choose(made, 3, "fp32", preconditions=normalise(made).preconditions)
+    assert isinstance(found, Expected)
+    lengths = [int(one["n"][0]) for one in found.inputs]
+    assert {0, 5} <= set(lengths)
+    assert not found.unproven
+    assert not found.outputs[lengths.index(0)]["y"].any()
 
 
 def options() -> onnxruntime.SessionOptions:

@@ -138,8 +138,11 @@ class Comparison:
 
 
 def zeros(executor: Executor) -> Inputs:
-    """Return inputs of zeros for a model that has no probes."""
-    return {t.name: np.zeros(t.shape, dtype(t.dtype).numpy) for t in executor.model.inputs}
+    """Return inputs of zeros for a model that has no probes, or what it serves instead."""
+    made = {t.name: np.zeros(t.shape, dtype(t.dtype).numpy) for t in executor.model.inputs}
+    for each in executor.model.preconditions:
+        made[each.input] = np.full_like(made[each.input], min(max(0, each.low), each.high))
+    return made
 
 
 # ---- The serving worker: a child process that owns the device and runs what the service passes to it ----

@@ -301,6 +301,9 @@ def choose(
             shrink = min(shrink + 1, _SMALLEST)
     counting = [trial for trial in trials if trial.varied >= ENOUGH] or trials
     best = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
+    flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
+    if flat and counting is not trials and _has_lengths(model):
+        best.append(flat[0])  # nothing is there to attend to: equal to what it shall be, and no proof alone
     tolerance, widened = _widened(allowed, best, names)
     made = Expected(
         evaluator=evaluator,
@@ -311,6 +314,10 @@ def choose(
         known=(apart, [trial.outputs for trial in best]) if apart is not None else None,
     )
     return _covered(model, made, limits)
+
+
+def _has_lengths(model: onnx.ModelProto) -> bool:
+    return any(each.ends or each.hides for each in inputs.of_inputs(model).values())
 
 
 _SMALLEST = 2  # of the ranges that inputs are drawn in, as `inputs.generate` has them
