@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, parser
+from onnx import helper, numpy_helper, parser
 
 from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
@@ -188,5 +188,11 @@ def test_what_others_compute_is_clamped_and_a_length_of_a_cache_is_refused() -> 
     cache.graph.node.insert(0, helper.make_node("Mul", ["t", "t"], ["squared"]))
     cache.graph.node[1].input[6] = "squared"
     assert node.op_type == "GroupQueryAttention"
+    with pytest.raises(ModelRefused, match="is computed at run time"):
+        normalise(cache)
+    cache.graph.node[0].CopyFrom(helper.make_node("Gather", ["table", "t"], ["squared"]))
+    cache.graph.initializer.append(numpy_helper.from_array(np.array([1, 3], np.int32), "table"))
+    assert {each.input: each.high for each in normalise(cache).preconditions} == {"n": 4, "t": 1}
+    cache.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.array([1, 6], np.int32), "table"))
     with pytest.raises(ModelRefused, match="is computed at run time"):
         normalise(cache)

@@ -120,8 +120,16 @@ SHAPE_DATA_LIMIT = 4096  # elements; a constant longer than this is never a shap
 _SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
 
 
-def _ends(info: np.iinfo[Any]) -> tuple[int, int]:
-    return int(info.min), int(info.max)
+def _within(data: Array, low: int, high: int) -> bool:
+    return not data.size or bool(low <= data.min() and data.max() <= high)
+
+
+def _ends(kind: np.dtype[Any]) -> Array:
+    """Return the least and the greatest number of a type of integers or booleans."""
+    if kind.kind == "b":
+        return np.array([0, 1])
+    info = np.iinfo(kind.name)
+    return np.array([info.min, info.max], kind)
 
 
 def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
@@ -226,22 +234,22 @@ class Builder:
         what cannot be compiled then. Raises NodeRefused with that, and for constants out of range.
         """
         if value.data is not None:
-            if value.size and not (low <= value.data.min() and value.data.max() <= high):
+            if not _within(value.data, low, high):
                 raise NodeRefused(f"{why} lie in {low} to {high}, and a constant does not")
             return
         found = self._bounds(value.name, low, high)
-        if found is None:
+        if found is None or any(least > most for least, most in found.values()):
             if must:
                 raise NodeRefused(must)
             return
         for name, (least, most) in found.items():
             kind = self.values[name].dtype
-            holds = (0, 1) if kind.kind == "b" else _ends(np.iinfo(kind)) if kind.kind in "iu" else None
-            if least > most or (holds is not None and least <= holds[0] and holds[1] <= most):
-                continue
-            each = Precondition(input=name, low=least, high=most, why=f"{self.scope}: {why}")
-            if each not in self.preconditions:
-                self.preconditions.append(each)
+            known = any(
+                each.input == name and (each.low, each.high) == (least, most) for each in self.preconditions
+            )
+            if not known and not (kind.kind in "biu" and _within(_ends(kind), least, most)):
+                why = f"{self.scope}: {why}"
+                self.preconditions.append(Precondition(input=name, low=least, high=most, why=why))
 
     def _bounds(self, name: str, low: int, high: int, depth: int = 0) -> dict[str, tuple[int, int]] | None:
         """Return what inputs must lie in for a value to lie in `low`..`high`; None where others decide it."""
@@ -269,10 +277,9 @@ class Builder:
             return None
         found: dict[str, tuple[int, int]] = {}
         for each in read:
-            if self.values[each].data is not None:
-                continue
-            inner = self._bounds(each, low, high, depth + 1)
-            if inner is None:
+            data = self.values[each].data
+            inner = self._bounds(each, low, high, depth + 1) if data is None else {}
+            if inner is None or (data is not None and not _within(data, low, high)):
                 return None
             for one, (least, most) in inner.items():
                 before = found.get(one, (least, most))
