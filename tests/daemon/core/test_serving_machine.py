@@ -26,7 +26,7 @@ from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 
-from .serving_world import CHECKED, CLIENT, COMPILED, USERS_ENGINE, World, manifest, successor
+from .serving_world import CHECKED, CLIENT, COMPILED, ISOLATING, USERS_ENGINE, World, manifest, successor
 
 
 def serving(*, trial: bool = False, fallback: str = "") -> tuple[World, ServedModel]:
@@ -196,7 +196,7 @@ def test_a_second_worker_that_ends_loading_a_model_is_one_too_many_and_others_co
     assert world.loads[0].model.name == "b"
     world.end_load(world.loads[0], "well")
     world.lose("gpu")
-    assert "2 workers failed loading it" in world.models.get("a").reason
+    assert "ended the process of the gpu 2 times while it was loaded" in world.models.get("a").reason
     world.ready("gpu")
     assert [load.model.name for load in world.loads] == ["b"]
 
@@ -468,22 +468,26 @@ def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_tha
     world.ready(CPU_ENGINE)
     world.end_load(world.loads[0], "well")
     assert world.runs[CPU_ENGINE].ticket.number == asked
-    world.lose(CPU_ENGINE)
-    world.ready(CPU_ENGINE)
-    world.end_load(world.loads[0], "well")
-    world.end_run(CPU_ENGINE, "well")
+    crash_cpu(world)
+    world.end_run(ISOLATING, "well")
     assert asked is not None
     assert world.answers[asked] is None
     assert world.models.get("a").on_device
 
 
+def crash_cpu(world: World, engine: str = CPU_ENGINE) -> None:
+    """A CPU engine's process ends running what it began last, and each is there again."""
+    world.lose(engine)
+    for each in (CPU_ENGINE, ISOLATING):
+        world.ready(each)
+    while world.loads:
+        world.end_load(world.loads[0], "well")
+
+
 def end_twice(world: World) -> None:
-    """The CPU engine ends at both attempts of what runs, and is there again."""
-    for _ in range(2):
-        world.lose(CPU_ENGINE)
-        world.ready(CPU_ENGINE)
-        while world.loads:
-            world.end_load(world.loads[0], "well")
+    """What runs ends the process of all models, and then the one in which it runs again alone."""
+    crash_cpu(world)
+    crash_cpu(world, ISOLATING)
 
 
 def test_empty_inputs_that_end_the_cpu_engine_are_refused_and_the_model_goes_on() -> None:
@@ -491,6 +495,7 @@ def test_empty_inputs_that_end_the_cpu_engine_are_refused_and_the_model_goes_on(
     nothing = (("x", (0,)),)
     first, waits = world.ask("a", empty=nothing), world.ask("a", empty=nothing)
     end_twice(world)
+    crash_cpu(world)  # it ran among the others meanwhile
     for asked in (first, waits):
         assert asked is not None
         assert "are empty ('x' in axis 0)" in str(world.answers[asked])
@@ -512,7 +517,7 @@ def test_empty_inputs_that_were_answered_before_are_no_reason() -> None:
     world.ask("a", empty=nothing)
     end_twice(world)
     assert world.ask("a", empty=nothing) is not None
-    assert model.blame.crashes == 2
+    assert model.isolated
 
 
 @pytest.mark.parametrize("empty", [(), None])
@@ -522,7 +527,7 @@ def test_what_ends_the_cpu_engine_twice_has_wrong_inputs_where_it_is_one_request
     end_twice(world)
     assert asked is not None
     assert isinstance(world.answers[asked], Unavailable if empty is None else InvalidArgument)
-    assert (model.state, model.blame.crashes) == (State.READY, 2)
+    assert (model.state, model.engine) == (State.READY, ISOLATING)
 
 
 def test_a_compiled_form_that_does_wrong_makes_way_for_the_cpu_engine() -> None:

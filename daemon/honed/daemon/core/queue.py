@@ -39,7 +39,11 @@ def service_stops() -> Unavailable:
 
 @dataclass(slots=True, kw_only=True)
 class Ticket:
-    """A request that wants to run."""
+    """A request that wants to run.
+
+    One that is `held` needs state that lies in the process of its engine. One that is `isolated` was running
+    when the process of a CPU engine ended, and runs apart from others.
+    """
 
     number: int
     client: ClientId
@@ -50,6 +54,8 @@ class Ticket:
     attempts: int = 0
     open: bool = False  # in shapes that only the CPU engine takes
     empty: Empty = None
+    held: bool = False
+    isolated: bool = False
 
 
 class Queue:

@@ -8,20 +8,31 @@ from .state import Core
 
 
 def run_next(core: Core, engine: Engine) -> None:
-    """Start the next request if nothing runs."""
-    if engine.running is not None or engine.phase is not Phase.READY:
+    """Start the next request if one may begin; no model runs twice at once on an engine."""
+    if not engine.open_to_more or engine.phase is not Phase.READY:
+        return
+    if engine.isolating and _loading(core, engine):
         return
 
     def servable(name: str) -> bool:
         model = core.models.find(name)
         deployment = model.deployments.get(engine.name) if model is not None else None
-        return deployment is not None and deployment.state is State.READY
+        return (
+            model is not None
+            and deployment is not None
+            and deployment.state is State.READY
+            and not (engine.running and engine.runs(model))
+        )
 
     ticket = engine.queue.take(core.now, servable)
     if ticket is not None:
         model = core.models.get(ticket.model)
-        engine.running = Running(ticket=ticket, model=model)
+        engine.running[ticket.number] = Running(ticket=ticket, model=model)
         core.act(Run(engine.name, ticket, model))
+
+
+def _loading(core: Core, engine: Engine) -> bool:
+    return any(deployment.loading for _, deployment in core.on(engine))
 
 
 def wake(core: Core, engine: Engine) -> None:
@@ -33,7 +44,7 @@ def wake(core: Core, engine: Engine) -> None:
 
 def dismiss(core: Core, engine: Engine) -> None:
     """Stop a stand-in that nothing needs any more, once what runs there has ended."""
-    if not engine.stand_in or engine.running is not None or core.needed(engine):
+    if not engine.stand_in or engine.running or engine.fallen or core.needed(engine):
         return
     if not engine.asleep:
         engine.phase = Phase.STOPPING
@@ -45,7 +56,9 @@ def load_next(core: Core, engine: Engine) -> None:
 
     Models that requests wait for come first, then those that come back, then the probes that are left.
     """
-    if engine.phase is not Phase.READY or any(deployment.loading for _, deployment in core.on(engine)):
+    if engine.phase is not Phase.READY or _loading(core, engine):
+        return
+    if engine.isolating and engine.running:
         return
     while (found := _next_to_serve(core, engine)) is not None:
         model, deployment = found

@@ -145,6 +145,10 @@ class Loader:
         except NoWorker:
             return None  # it ended for another reason, and the next one loads the model
         except WorkerDied as error:
+            if not isinstance(error, BuilderLost):
+                self._forget(
+                    key
+                )  # this may have been its doing: it is proven apart before it is loaded again
             return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
             return messages.LoadRefused(action.deployment, str(error))
