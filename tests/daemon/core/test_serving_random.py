@@ -359,7 +359,8 @@ class Serving(RuleBasedStateMachine):
                 and not model.deployments[engine.name].resting
                 and (model.engine == engine.name or model.name in wanted)
             ]
-            if waiting and engine.phase is Phase.READY and not (engine.isolating and engine.running):
+            ready = engine.phase is Phase.READY and engine.name not in self.world.dying
+            if waiting and ready and not (engine.isolating and engine.running):
                 assert any(load.engine == engine.name for load in self.world.loads)
 
     @invariant()
