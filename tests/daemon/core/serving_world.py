@@ -383,10 +383,11 @@ class World:
         model = self.models.find(name)
         if model is None or not is_variant(name):
             return
+        held = {deployment.number for deployment in model.deployments.values()}
         self.tell(told.Rested(name))
         if self.models.rests(model):
             assert not any(run.model is model for run in self.runs.values())
-            assert not any(load.model is model for load in self.loads)
+            assert not any(load.deployment in held for load in self.loads)
 
     def wake(self, name: str) -> None:
         """One that rests is asked for."""
