@@ -1,4 +1,4 @@
-"""ONNX models that end ONNX Runtime's process, or take long, by what they are given; and ones that do neither."""
+"""ONNX models that end ONNX Runtime's process, or take long, by what they are given; and innocent ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 Array = NDArray[Any]
+Integers = type[np.int32] | type[np.int64]
 SIZE = 64  # of `looping`'s square input
-_KINDS = {np.int32: TensorProto.INT32, np.int64: TensorProto.INT64}
+_KINDS: dict[Integers, int] = {np.int32: TensorProto.INT32, np.int64: TensorProto.INT64}
 
 
 def _packed(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any], known: list[Any]) -> bytes:
@@ -27,13 +28,13 @@ def adding(number: float) -> bytes:
     return _packed([helper.make_node("Add", ["x", "number"], ["y"])], ends[:1], ends[1:], known)
 
 
-def dividing(kind: type[np.int32 | np.int64], op: str = "Div") -> bytes:
+def dividing(kind: Integers, op: str = "Div") -> bytes:
     """y = x / d of integers, or the rest: the processor raises a signal for the smallest integer by -1."""
     ends = [helper.make_tensor_value_info(name, _KINDS[kind], ["n"]) for name in ("x", "d", "y")]
     return _packed([helper.make_node(op, ["x", "d"], ["y"])], ends[:2], ends[2:], [])
 
 
-def dividend(kind: type[np.int32 | np.int64], *, deadly: bool = False) -> dict[str, Array]:
+def dividend(kind: Integers, *, deadly: bool = False) -> dict[str, Array]:
     """Inputs of `dividing`, which end the process if they are `deadly`."""
     x = np.array([np.iinfo(kind).min if deadly else 7, 9, 100, 25], kind)
     return {"x": x, "d": np.array([-1, 2, 7, 5], kind)}

@@ -151,13 +151,7 @@ class World:
             case do.Refuse():
                 self.end(action.request, action.error)
             case do.Load():
-                if action.engine in self.dying:  # which the machine has yet to learn
-                    return
-                assert action.engine in self.workers
-                assert action.deployment not in {load.deployment for load in self.loads}
-                if "isolated" in action.engine:
-                    assert not any(run.engine == action.engine for run in self.running), "one at a time"
-                self.loads.append(action)
+                self.load(action)
             case do.Prove():
                 self.proves.append(action)
             case do.Unload(engine, key):
@@ -166,6 +160,11 @@ class World:
                 self.judges.append(action)
             case do.Persist():
                 self.persists.append(action)
+            case _:
+                self.perform_other(action)
+
+    def perform_other(self, action: do.Action) -> None:
+        match action:
             case do.Compare(model):
                 assert self.has_cpu
                 assert model.compiled is not None
@@ -175,11 +174,6 @@ class World:
             case do.FallBack(name, left, served):
                 assert left != served
                 self.condemned.add((name, left))
-            case _:
-                self.perform_on_server(action)
-
-    def perform_on_server(self, action: do.Action) -> None:
-        match action:
             case do.Kill(engine):
                 self.break_worker(engine)
             case do.StartServer(engine):
@@ -203,6 +197,14 @@ class World:
         condemned = (model.name, model.manifest.history.number) in self.condemned
         assert is_cpu(engine) or not condemned, "what did wrong never serves again"
         self.running.append(action)
+
+    def load(self, action: do.Load) -> None:
+        if action.engine in self.dying:  # which the machine has yet to learn
+            return
+        assert action.engine in self.workers
+        assert action.deployment not in {load.deployment for load in self.loads}
+        assert "isolated" not in action.engine or action.engine not in self.runs, "one at a time"
+        self.loads.append(action)
 
     def may_begin(self, engine: str, model: ServedModel, beside: list[do.Run]) -> bool:
         """Whether an engine may begin a run of a model beside these."""
@@ -394,7 +396,7 @@ class World:
         if name in self.disk and self.models.find(name) is None:
             self.serve(self.models.entry(name).manifest, None)
 
-    def ask(self, name: str, *, is_open: bool = False, empty: Empty = None) -> int | None:
+    def ask(self, name: str, *, is_open: bool = False, empty: Empty = None, held: bool = False) -> int | None:
         """The request's number, None where it is refused at once; `is_open`: in shapes of its own."""
         model = self.models.find(name)
         if is_open and (model is None or not model.takes_open or not self.has_cpu):
@@ -410,6 +412,7 @@ class World:
             deadline=self.now + 1e6,
             open=is_open,
             empty=empty,
+            held=held,
         )
         try:
             self.tell(told.Asked(ticket))

@@ -18,9 +18,11 @@ import psutil
 import pytest
 
 pytest.importorskip("onnxruntime")
+from benchmarks import stress
+
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import DeadlineExceeded, HonedError, InvalidArgument
-from tests.crashers import adding, dividend, dividing, looped, looping, rounds
+from tests.crashers import Integers, adding, dividend, dividing, looped, looping, rounds
 from tests.daemon.raw import Raw, packed
 from tests.daemon.running import DEADLINE, NO_TUNER, Service, descriptors, memory, serving, wait_for
 
@@ -106,7 +108,7 @@ def infer_params(name: str, inputs: dict[str, Any]) -> dict[str, Any]:
 def restarts(client: Client) -> int:
     """How often the process of all models was started anew."""
     devices = client.status()["devices"]
-    return next(each["worker"]["restarts"] for each in devices if each["name"] == "ONNX Runtime/CPU")
+    return next(int(each["worker"]["restarts"]) for each in devices if each["name"] == "ONNX Runtime/CPU")
 
 
 # ---- Requests that end the process ----
@@ -116,7 +118,7 @@ def test_a_request_that_ends_the_process_is_refused_and_its_model_goes_on(client
     right = client.infer("divide", GOOD)["y"]
     before = restarts(client)
     for _ in range(4):
-        with pytest.raises(InvalidArgument, match="ends the process of ONNX Runtime/CPU.*SIGFPE"):
+        with pytest.raises(InvalidArgument, match=r"ends the process of ONNX Runtime/CPU.*SIGFPE"):
             client.infer("divide", DEADLY, timeout=DEADLINE)
         np.testing.assert_array_equal(client.infer("divide", GOOD, timeout=DEADLINE)["y"], right)
     assert restarts(client) == before + 1, "only the first ended the process of all models"
@@ -135,7 +137,7 @@ def test_others_are_served_while_models_end_processes_and_are_loaded(
     add_all(service, models)
     stop, failed = threading.Event(), list[str]()
 
-    def crash(name: str, kind: type[np.int32 | np.int64]) -> None:
+    def crash(name: str, kind: Integers) -> None:
         with service.client() as client:
             while not stop.is_set():
                 with contextlib.suppress(HonedError):
@@ -303,3 +305,11 @@ def test_thirty_rounds_leave_nothing(engine: Service, client: Client) -> None:
     wait_for(lambda: [row[:2] for row in held()] == [row[:2] for row in before], "threads to end", seconds=20)
     for (_, _, first), (_, _, last) in zip(before, held(), strict=True):
         assert last - first < 8 << 20
+
+
+@pytest.mark.slow
+def test_no_innocent_model_fails_beside_those_that_crash_and_hang(tmp_path: Path) -> None:
+    found = stress.run(20.0, 0, tmp_path)
+    assert found["failures"] == []
+    assert all(found["requests"][name]["requests"] for name in stress.innocents())
+    assert found["restarts"]["ONNX Runtime/CPU"] > 0

@@ -202,10 +202,11 @@ def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
     if needed and other.name not in model.deployments:
         deployment = core.deploy(model, other.name)
         deployment.resting = other.rests and not waiting
-        deployment.used = core.now if waiting else float("-inf")
+        deployment.used = core.now
         if before is not None and before.state is State.UNAVAILABLE:
             deployment.state, deployment.reason, deployment.again = before.state, before.reason, before.again
     for ticket in waiting:
+        ticket.isolated &= other.isolating
         other.queue.retry(ticket)
     core.unload_unused(left.name, model.key_on(left.name))
     if other.name in model.deployments and not model.deployments[other.name].resting:

@@ -19,12 +19,8 @@ CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were give
 RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
-MAX_SHARED_CRASHES = (
-    2  # in a row, of CPU engines' processes that ran one model among others: then it is isolated
-)
-MAX_ISOLATED_CRASHES = (
-    8  # in a row, of processes that ran one model alone: then its requests are refused a while
-)
+MAX_SHARED_CRASHES = 2  # in a row, of a CPU engine's process that ran one model among others: it is isolated
+MAX_ISOLATED_CRASHES = 6  # in a row, with those before: the requests of one that is isolated are refused
 RUNS_AT_ONCE = 4  # of different models in one CPU engine, each begun when those before it had taken long
 _ISOLATED_SECONDS = 60.0  # for which a model is isolated the first time
 _REFUSED_SECONDS = 2.0  # for which a model that ends processes is not tried again the first time

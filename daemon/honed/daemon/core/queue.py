@@ -123,9 +123,10 @@ class Queue:
         chosen.attempts += 1
         return chosen
 
-    def _rank(self, ticket: Ticket) -> tuple[bool, int, int, int, int]:
+    def _rank(self, ticket: Ticket) -> tuple[bool, bool, int, int, int, int]:
         client = ticket.client
         return (
+            not ticket.isolated,  # most of these are not to blame, and wait no longer than they must
             not ticket.attempts,
             self._served_users.get(client.user, 0),
             ticket.priority,
