@@ -203,17 +203,19 @@ class World:
             return
         assert action.engine in self.workers
         assert action.deployment not in {load.deployment for load in self.loads}
-        assert "isolated" not in action.engine or action.engine not in self.runs, "one at a time"
+        assert "isolated" not in action.engine or self.machine.engines[action.engine].all_long
         self.loads.append(action)
 
     def may_begin(self, engine: str, model: ServedModel, beside: list[do.Run]) -> bool:
         """Whether an engine may begin a run of a model beside these."""
+        if "isolated" in engine and any(load.engine == engine for load in self.loads):
+            return False
         if not beside:
-            return "isolated" not in engine or not any(load.engine == engine for load in self.loads)
+            return True
         running = self.machine.engines[engine].running
         long = all(running[run.ticket.number].long for run in beside)
         others = all(run.model is not model for run in beside)
-        many = engine in (CPU_ENGINE, USERS_ENGINE) and len(beside) < RUNS_AT_ONCE
+        many = is_cpu(engine) and len(beside) < RUNS_AT_ONCE
         return many and long and others
 
     def end(self, request: int, error: HonedError | None) -> None:

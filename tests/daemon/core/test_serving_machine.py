@@ -622,25 +622,52 @@ def test_a_load_is_charged_where_nothing_ran_and_tried_again_with_growing_pauses
     assert (model.state, model.reason) == (State.READY, "")
 
 
-def test_what_runs_when_the_process_ends_runs_again_apart_and_only_the_guilty_stays_there() -> None:
-    world, guilty, innocent = two_on_cpu()
+def test_what_began_last_runs_again_apart_and_the_guilty_stays_there() -> None:
+    world, long, guilty = two_on_cpu()
     first = world.ask("a")
     world.end_run(CPU_ENGINE, "lasts")
     second = world.ask("b")
-    third = world.ask("b")
-    assert len(world.running) == 2, "one of each model"
+    assert [run.ticket.number for run in world.running] == [first, second]
     crash_cpu(world)
-    assert world.runs[CPU_ENGINE].ticket.number == third, "others go on among all"
-    assert world.runs[ISOLATING].ticket.number == first, "one at a time"
-    crash_cpu(world, ISOLATING)
+    assert world.runs[CPU_ENGINE].ticket.number == first, "it goes on among all"
     assert world.runs[ISOLATING].ticket.number == second
+    crash_cpu(world, ISOLATING)
     world.settle()
     assert first is not None
-    assert "failed in 2 workers" in str(world.answers[first])
-    assert [world.answers[n] for n in (second, third) if n is not None] == [None, None]
-    assert (guilty.engine, innocent.engine) == (ISOLATING, CPU_ENGINE)
+    assert second is not None
+    assert world.answers[first] is None
+    assert "failed in 2 workers" in str(world.answers[second])
+    assert (long.engine, guilty.engine) == (CPU_ENGINE, ISOLATING)
     assert "ended the process" in guilty.remark
-    assert (innocent.remark, innocent.blame.crashes) == ("", 0)
+    assert (long.remark, long.blame.crashes) == ("", 0)
+
+
+def test_what_is_acquitted_goes_on_among_all() -> None:
+    world, model, _ = two_on_cpu()
+    asked = world.ask("a")
+    crash_cpu(world)
+    world.end_run(ISOLATING, "well")
+    assert asked is not None
+    assert world.answers[asked] is None
+    assert (model.engine, model.isolated, model.blame.crashes) == (CPU_ENGINE, "", 0)
+
+
+def test_what_ends_processes_after_a_long_while_is_found_out_in_the_end() -> None:
+    world, guilty, _ = two_on_cpu()
+    world.ask("a")
+    while not guilty.isolated:
+        while (apart := world.runs.get(ISOLATING)) is not None and apart.model is not guilty:
+            world.end_run(ISOLATING, "well")
+        while world.loads:
+            world.end_load(world.loads[0], "well")
+        where = next(run.engine for run in world.running if run.model is guilty)
+        world.end_run(where, "lasts")
+        if where == CPU_ENGINE:
+            world.ask("b")
+        crash_cpu(world, where)
+    world.settle()
+    assert guilty.isolated
+    assert (world.models.get("b").engine, world.models.get("b").isolated) == (CPU_ENGINE, "")
 
 
 def test_an_isolated_model_comes_back_by_itself_and_later_each_time() -> None:

@@ -360,7 +360,7 @@ class Serving(RuleBasedStateMachine):
                 and (model.engine == engine.name or model.name in wanted)
             ]
             ready = engine.phase is Phase.READY and engine.name not in self.world.dying
-            if waiting and ready and not (engine.isolating and engine.running):
+            if waiting and ready and (engine.all_long or not engine.isolating):
                 assert any(load.engine == engine.name for load in self.world.loads)
 
     @invariant()
@@ -378,7 +378,7 @@ class Serving(RuleBasedStateMachine):
             if engine.owner is not None:
                 names = {model.name for model, _ in self.world.machine.on(engine)}
                 assert names <= {"own"}
-            assert not engine.isolating or len(engine.running) < 2
+            assert sum(not running.long for running in engine.running.values()) < 2
         own = self.world.models.find("own")
         assert own is None or CPU_ENGINE not in own.deployments
 

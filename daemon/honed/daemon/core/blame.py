@@ -1,9 +1,10 @@
 """Who pays for a worker that ended: the model that ran, a model that was being loaded, or nobody.
 
 A run is charged, and a load only where nothing ran. On a device a model that ends workers again and again is
-given up. In a CPU engine it is isolated for a while: the engine that isolates models does one thing at a
-time, so that the end of its process leaves no doubt, and harms no other model. Requests that ran when the
-process of all other models ended run there again, too.
+given up. In a CPU engine it is isolated for a while: the engine that isolates models begins one thing at a
+time, so that the end of its process leaves no doubt, and harms no other model. The request that is suspected
+of having ended the process of all models runs again there, too. That is the one that began last: others begin
+only beside runs that have taken long.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .model import (
 from .scheduling import dismiss, load_next, run_next, wake
 from .state import Core, removed
 
+_MOST_SPARED = 2  # ends of processes for which another run is to blame, before a request is suspected, too
 _MOST_EMPTY = 64  # ways in which inputs are empty, that are remembered of a model
 _UNUSED_SECONDS = 40.0  # without a request, after which no sequence is lost with an engine's process
 
@@ -44,6 +46,20 @@ def check(model: ServedModel, engine: Engine, ticket: Ticket) -> None:
     """Raise InvalidArgument where a request is known to end the CPU engine's process."""
     if is_cpu(engine.name) and not model.blame.answers.get(ticket.empty, True):
         raise _deadly(ticket, engine)
+
+
+def suspects(engine: Engine, fallen: list[Running]) -> list[Running]:
+    """Return the runs that may have ended a worker: in a CPU engine not those that had taken long by then."""
+    found = [each for each in fallen if not each.long or each.ticket.spared >= _MOST_SPARED]
+    return found if found and is_cpu(engine.name) else fallen
+
+
+def spare(core: Core, running: Running) -> None:
+    """Run a request again that is not to blame for the end of its worker."""
+    if not running.left:
+        running.ticket.attempts -= 1
+        running.ticket.spared += 1
+        wait_again(core, running.ticket)
 
 
 def run(core: Core, engine: Engine, running: Running, event: WorkerLost) -> None:

@@ -313,10 +313,10 @@ class Engine:
 
     `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `stand_in`,
     and the CPU engine is one, runs only while it has something to do; a user's also rests with the models
-    that it serves, as does one that is `isolating`: it does one thing at a time, so that it is known what
-    ended its process. `worker` counts its workers; what one had loaded is gone with it. `running` are the
-    requests that run, by number. Those that failed with a worker whose end is not known yet are in `fallen`,
-    deployments whose loading did in `fallen_loads`.
+    that it serves, as does one that is `isolating`: it begins one thing at a time, runs and loads, so that it
+    is known what ended its process. `worker` counts its workers; what one had loaded is gone with it.
+    `running` are the requests that run, by number. Those that failed with a worker whose end is not known yet
+    are in `fallen`, deployments whose loading did in `fallen_loads`.
     """
 
     name: str
@@ -347,8 +347,12 @@ class Engine:
         """Whether another run may begin: where none runs, or in a CPU engine where all take long."""
         if not self.running:
             return True
-        many = is_cpu(self.name) and not self.isolating and len(self.running) < RUNS_AT_ONCE
-        return many and all(each.long for each in self.running.values())
+        return is_cpu(self.name) and len(self.running) < RUNS_AT_ONCE and self.all_long
+
+    @property
+    def all_long(self) -> bool:
+        """Whether all that runs takes long, or nothing runs."""
+        return all(each.long for each in self.running.values())
 
     def runs(self, model: ServedModel) -> bool:
         """Return whether a request for a model runs here."""

@@ -42,7 +42,8 @@ class Ticket:
     """A request that wants to run.
 
     One that is `held` needs state that lies in the process of its engine. One that is `isolated` was running
-    when the process of a CPU engine ended, and runs apart from others.
+    when the process of a CPU engine ended, and runs apart from others. `spared` counts the ends of processes
+    for which another run was to blame.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Ticket:
     empty: Empty = None
     held: bool = False
     isolated: bool = False
+    spared: int = 0
 
 
 class Queue:
@@ -160,6 +162,11 @@ class Queue:
     def models(self) -> set[str]:
         """Return the names of the models that tickets wait for."""
         return set(self.by_model())
+
+    def first_models(self) -> list[str]:
+        """Return the names of the models that tickets wait for, in the order of their turns."""
+        ranked = sorted(self._waiting.values(), key=self._rank)
+        return list(dict.fromkeys(ticket.model for ticket in ranked))
 
     def by_model(self) -> Counter[str]:
         """Return how many tickets wait for each model."""

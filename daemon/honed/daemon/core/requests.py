@@ -76,7 +76,7 @@ def lasts(core: Core, event: RunLasts) -> None:
     engine = core.engines[event.engine]
     if (running := engine.running.get(event.request)) is not None:
         running.long = True
-        run_next(core, engine)
+        _go_on(core, engine)
 
 
 def client_gone(core: Core, event: ClientGone) -> None:
@@ -137,8 +137,12 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
     cut_short = [running.ticket for running in engine.running.values() if not running.left]
     engine.running.clear()
     engines.worker_lost(core, event)
+    guilty = blame.suspects(engine, fallen)
     for running in fallen:
-        blame.run(core, engine, running, event)
+        if running in guilty:
+            blame.run(core, engine, running, event)
+        else:
+            blame.spare(core, running)
     blame.loads(core, engine, event, ran=bool(fallen))
     for ticket in cut_short:
         ticket.attempts -= 1

@@ -54,11 +54,12 @@ def dismiss(core: Core, engine: Engine) -> None:
 def load_next(core: Core, engine: Engine) -> None:
     """Load models one at a time on an engine.
 
-    Models that requests wait for come first, then those that come back, then the probes that are left.
+    Models that requests wait for come first, in the order of these; then those that come back, then the
+    probes that are left.
     """
     if engine.phase is not Phase.READY or _loading(core, engine):
         return
-    if engine.isolating and engine.running:
+    if engine.isolating and not engine.all_long:
         return
     while (found := _next_to_serve(core, engine)) is not None:
         model, deployment = found
@@ -103,7 +104,7 @@ def _load(core: Core, model: ServedModel, deployment: Deployment, *, awaited: bo
 
 
 def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment] | None:
-    wanted = engine.queue.models()
+    wanted = {name: turn for turn, name in enumerate(engine.queue.first_models())}
     waiting = [
         (model, deployment)
         for model, deployment in core.on(engine)
@@ -111,7 +112,8 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
         and not deployment.resting
         and (model.engine == engine.name or model.name in wanted)
     ]
-    return min(waiting, key=lambda m: (m[0].blame.load_crashes, m[0].name not in wanted), default=None)
+    last = len(wanted)
+    return min(waiting, key=lambda m: (m[0].blame.load_crashes, wanted.get(m[0].name, last)), default=None)
 
 
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
