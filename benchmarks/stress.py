@@ -3,7 +3,7 @@
 A service of its own has eight innocent models, five whose requests end ONNX Runtime's process, and one that
 hangs. Clients ask all of them at once, and some close their connection or are killed in the middle of a
 request. Each answer of an innocent model is compared with NumPy's; a single one that is wrong, refused or
-late fails the program. Prints what came of each model, how long its requests took, and what the processes
+late fails the program. Prints the errors of each model, how long its requests took, and what the processes
 held at the start and the end.
 """
 
@@ -45,7 +45,7 @@ DOOMED += "s.sendall(sys.stdin.buffer.read()); print(flush=True); time.sleep(600
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the requests for one model; `failed` says what went wrong."""
+    """The requests for one model: milliseconds, errors, and in `failed` what must not be."""
 
     ms: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -206,7 +206,7 @@ def held(service: Service) -> dict[str, dict[str, int]]:
 
 
 def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Start a service, have it asked for so long, and return what came of that."""
+    """Start a service, have it asked for so long, and return the results."""
     service = start(folder / "state", folder / "cache", config=CONFIG)
     try:
         files = {name: each.file for name, each in innocents().items()}

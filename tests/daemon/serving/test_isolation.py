@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 from benchmarks import stress
 
+from honed.daemon.observe import faults
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import DeadlineExceeded, HonedError, InvalidArgument
 from tests.crashers import Integers, adding, dividend, dividing, looped, looping, rounds
@@ -125,6 +126,11 @@ def test_a_request_that_ends_the_process_is_refused_and_its_model_goes_on(client
     shown = next(model for model in client.models() if model["name"] == "divide")
     assert shown["state"] == "READY"
     assert "ended the process of ONNX Runtime/CPU (it was ended by signal SIGFPE)" in shown["reason"]
+    service = faults.of_service(str(engine.socket))
+    assert service is not None
+    assert ("ONNX Runtime/CPU", "it was ended by signal SIGFPE") in {
+        (e.engine, e.reason) for e in service.ended
+    }
     for name in INNOCENT:
         check(client, name)
 

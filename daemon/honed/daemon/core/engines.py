@@ -114,7 +114,8 @@ def _let_go(core: Core, cpu: Engine) -> None:
     wanted = cpu.queue.models()
     for model, deployment in core.on(cpu):
         idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
-        if model.engine == cpu.name or deployment.loading or not idle:
+        served = model.engine == cpu.name or core.comes_home(model, cpu)
+        if served or deployment.loading or not idle:
             continue
         if not cpu.runs(model):
             core.leave(model, cpu)
