@@ -8,7 +8,8 @@ import pytest
 
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context
-from honed.runtime.execution.segments import CHUNK, Command, LaunchBatch
+from honed.protocol.errors import Cancelled
+from honed.runtime.execution.segments import CHUNK, Command, LaunchBatch, running_now
 
 LAUNCHES = 300
 
@@ -51,10 +52,10 @@ def gate(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate(device)
     wait = LaunchBatch._wait
 
-    def opening(batch: LaunchBatch, tails: Sequence[Any]) -> None:
-        if batch._window and len(tails) >= batch._window:
+    def opening(batch: LaunchBatch, tails: Sequence[Any], window: int) -> None:
+        if window and len(tails) >= window:
             made.open()
-        wait(batch, tails)
+        wait(batch, tails, window)
 
     monkeypatch.setattr(LaunchBatch, "_wait", opening)
     yield made
@@ -73,3 +74,16 @@ def test_without_a_cap_the_host_never_waits(gate: Gate) -> None:
     events = LaunchBatch([gate.command() for _ in range(LAUNCHES)], 0, gate.queue).run()
     assert gate.waiting == gate.enqueued == LAUNCHES
     assert len(events) == -(-LAUNCHES // CHUNK)
+
+
+def test_a_run_that_takes_long_has_few_launches_in_flight_and_ends_between_them(gate: Gate) -> None:
+    batch = LaunchBatch([gate.command() for _ in range(LAUNCHES)], 0, gate.queue)
+    batch.run(long=True)
+    assert (gate.waiting, gate.enqueued) == (2 * CHUNK, LAUNCHES)
+    running_now.ended = lambda: gate.enqueued > LAUNCHES
+    try:
+        with pytest.raises(Cancelled):
+            batch.run(long=True)
+    finally:
+        running_now.ended = None
+    assert gate.enqueued == LAUNCHES + CHUNK

@@ -8,6 +8,7 @@ import functools
 import os
 import resource
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,15 @@ def prepare(threads: int) -> ThreadPlacement:
     return placed
 
 
+class RunningNow(threading.local):
+    """What tells ONNX Runtime to end the runs of this thread."""
+
+    options: onnxruntime.RunOptions | None = None
+
+
+running_now = RunningNow()
+
+
 class Bound:
     """What a session runs on, step after step: only what is another value than before is bound again."""
 
@@ -94,7 +104,7 @@ class Bound:
 
     def run(self) -> None:
         """Run the session; raises what ONNX Runtime does."""
-        self.session.run_with_iobinding(self._binding)
+        self.session.run_with_iobinding(self._binding, running_now.options)
 
     def found(self, *, lasting: bool) -> dict[str, onnxruntime.OrtValue]:
         """Return the outputs of the latest run, valid until the next unless `lasting`, which takes longer.
@@ -159,7 +169,7 @@ class Session:
         if self._narrow:
             found = self._ran(lambda: _run_narrow(self._session, self._outputs, inputs))
         else:
-            found = self._ran(lambda: self._session.run(self._outputs, dict(inputs)))
+            found = self._ran(lambda: self._session.run(self._outputs, dict(inputs), running_now.options))
         tensors: dict[str, Array] = {}
         value: Any
         for name, value in zip(self._outputs, found, strict=True):
@@ -240,7 +250,7 @@ class Session:
                 )
                 made = {t.name: _zeros(t, self._asked.get(t.name)) for t in self.interface.inputs}
                 for _ in range(2):
-                    session.run(None, made)
+                    session.run(None, made, running_now.options)
             except Exception as error:
                 if _out_of_memory(error):
                     raise ResourceExhausted(
@@ -383,7 +393,7 @@ def _run_narrow(
 ) -> list[Array]:
     """Return the outputs of a model with inputs or outputs of such types. Raises what ONNX Runtime raises."""
     given = {name: given_value(array) for name, array in inputs.items()}
-    return [taken_value(value) for value in session.run_with_ort_values(outputs, given)]
+    return [taken_value(value) for value in session.run_with_ort_values(outputs, given, running_now.options)]
 
 
 @functools.cache  # NumPy makes a type's name anew each time

@@ -12,7 +12,9 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,21 +35,25 @@ from honed.daemon.worker.calls import (
     RunSteps,
     RunTurn,
     UnloadModel,
+    WarmUp,
 )
 from honed.daemon.worker.host import Array, Host, Stepped, connect
+from honed.daemon.worker.turns import CallUnderWay
 from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
+from honed.protocol.peer import RequestReceived
 from honed.protocol.results import Empty, ModelProfile, ObservedSizes, SessionAsked
 from honed.runtime.compiled import modelfile
 
 from . import profiling
-from .session import Session, prepare
+from .session import Session, prepare, running_now
 from .steps import HeldSequences
 
 _DEVICE = "ONNX Runtime/CPU"
+_TIMED = frozenset(each.method for each in (RunTurn, WarmUp, ProfileModel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,12 @@ class _Loaded:
     session: Session
     asked: SessionAsked
     processors: tuple[int, ...]
+
+
+class _Here(threading.local):
+    """The processors on which this thread runs, () where all are alike or it was not moved yet."""
+
+    processors: tuple[int, ...] = ()
 
 
 class CpuEngine(Host):
@@ -79,7 +91,7 @@ class CpuEngine(Host):
         self._threads = threads
         self._all_processors = all_processors
         self._fixed = fixed
-        self._here = threads.processors  # of the thread that runs models
+        self._here = _Here()
         self._models: dict[str, _Loaded] = {}
         self._sequences = HeldSequences()
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
@@ -89,14 +101,23 @@ class CpuEngine(Host):
         held = self._models.get(key)
         if held is None:
             raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
-        if held.processors != self._here:
+        if held.processors != self._here.processors:
             self._move(held.processors)
         return held.session
 
     def _move(self, where: tuple[int, ...]) -> None:
         """Have this thread run on these processors, and the threads that it starts."""
         os.sched_setaffinity(0, where)
-        self._here = where
+        self._here.processors = where
+
+    def begin_call(self, call: CallUnderWay) -> None:
+        """Have ONNX Runtime end what it runs for the call when nobody waits for that any more."""
+        running_now.options = options = onnxruntime.RunOptions()
+        call.ends_by(partial(setattr, options, "terminate", True))
+
+    def beside(self, call: RequestReceived, other: RequestReceived) -> bool:
+        """Return whether a call may begin while another one that takes long runs: not where that is timed."""
+        return other.method not in _TIMED
 
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
         """Nothing is remembered, and whole files have no parts."""

@@ -245,6 +245,10 @@ def connect(arguments: Sequence[str] | None = None) -> socket.socket:
     return connected
 
 
+class _Request(threading.local):
+    descriptors: list[int]
+
+
 class Server:
     """Answers the calls in `METHODS`, one after the other. `answer` and `progress` are for any thread."""
 
@@ -254,24 +258,37 @@ class Server:
         self._socket = connected
         self._peer = Peer(serves=True, receiving=frames, sending=frames)
         self._sending = threading.Lock()
-        self.descriptors: list[int] = []  # of the request being answered, closed after that
+        self._request = _Request()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those of the request that this thread answers, closed after that."""
+        return self._request.descriptors
 
     def serve(self) -> None:
         """Answer until the parent hangs up."""
+        while (event := self.received()) is not None:
+            if isinstance(event, RequestReceived):
+                self.asked(event)
+            else:
+                kind, handler = self.METHODS[event.method]
+                handler(self, strict.from_plain(kind, event.params, where=event.method))
+
+    def received(self) -> RequestReceived | NotificationReceived | None:
+        """Wait for the next request or notification; return None when the parent has hung up."""
         with suppress(ConnectionError):
-            while streams.receive(self._socket, self._peer):
-                while (event := self._peer.next_event()) is not None:
-                    if isinstance(event, RequestReceived):
-                        self.asked(event)
-                    elif isinstance(event, NotificationReceived):
-                        kind, handler = self.METHODS[event.method]
-                        handler(self, strict.from_plain(kind, event.params, where=event.method))
+            while True:
+                if isinstance(event := self._peer.next_event(), RequestReceived | NotificationReceived):
+                    return event
+                if event is None and not streams.receive(self._socket, self._peer):
+                    return None
+        return None
 
     def asked(self, request: RequestReceived) -> None:
         """Answer a request in its turn."""
-        self.descriptors = request.descriptors
+        self._request.descriptors = request.descriptors
         self.answer(request, self.METHODS[request.method])
-        close_all(self.descriptors)
+        close_all(request.descriptors)
 
     def answer(self, request: RequestReceived, method: Method) -> None:
         """Send what a method returns or raises."""
@@ -280,13 +297,16 @@ class Server:
             call = strict.from_plain(kind, request.params, where=request.method)
             result = strict.to_plain(handler(self, call))
         except Exception as raised:  # noqa: BLE001 - `error_of` raises those again that end this process
-            error = self.error_of(raised, request.method)
-            with self._sending:
-                self._peer.refuse(request.msgid, error)
-                streams.send(self._socket, self._peer)
+            self.refuse(request, self.error_of(raised, request.method))
             return
         with self._sending:
             self._peer.answer(request.msgid, result)
+            streams.send(self._socket, self._peer)
+
+    def refuse(self, request: RequestReceived, error: HonedError) -> None:
+        """Answer a request with an error."""
+        with self._sending:
+            self._peer.refuse(request.msgid, error)
             streams.send(self._socket, self._peer)
 
     def error_of(self, raised: Exception, method: str) -> HonedError:

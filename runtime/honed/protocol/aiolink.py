@@ -98,6 +98,11 @@ class AsyncLink:
             self._peer.cancel(msgid)
             self._write()
 
+    def notify(self, method: str, params: Map) -> None:
+        """Send a notification."""
+        self._peer.notify(method, params)
+        self._write()
+
     def usable(self) -> bool:
         """Return whether the connection is up; look for an end that the loop has not seen yet."""
         if self.broken is None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from honed.daemon.core import messages as do
 from honed.daemon.core import messages as told
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.model import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
+from honed.daemon.core.model import CPU_ENGINE, RUNS_AT_ONCE, ServedModel, State, cpu_engine, is_cpu
 from honed.daemon.core.queue import ClientId, Empty, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.selection import cpu_serves
@@ -26,6 +26,10 @@ T = TypeVar("T")
 CLIENT = ClientId(user=1, connection=1)
 USER = 7
 USERS_ENGINE = cpu_engine(USER)
+ISOLATING = cpu_engine(None, isolated=True)
+USERS_ISOLATING = cpu_engine(USER, isolated=True)
+DEVICES = ("gpu", "spare", "cpu")
+CPU_ENGINES = (CPU_ENGINE, USERS_ENGINE, ISOLATING, USERS_ISOLATING)
 COMPILED = cast(Any, "a compiled model")
 CHECKED = ModelChecked(device="", outputs=())
 
@@ -92,11 +96,10 @@ class World:
         self.workers: dict[str, int] = {}  # engines with one that calls reach
         self.starts = 0
         self.dying: set[str] = set()  # engines whose worker failed, and its end is not told yet
-        self.stopped = {"cpu", CPU_ENGINE, USERS_ENGINE}  # engines whose worker nobody keeps
-        self.loaded: dict[str, set[str]] = {
-            name: set() for name in ("gpu", "spare", "cpu", CPU_ENGINE, USERS_ENGINE)
-        }  # keys by engine
-        self.runs: dict[str, do.Run] = {}
+        self.stopped = {"cpu", *CPU_ENGINES}  # engines whose worker nobody keeps
+        self.loaded: dict[str, set[str]] = {name: set() for name in (*DEVICES, *CPU_ENGINES)}  # keys
+        self.running: list[do.Run] = []  # those begun last at the end
+        self.ended: set[tuple[str, int]] = set()  # runs that are to end, as nobody waits for them
         self.loads: list[do.Load] = []
         self.proves: list[do.Prove] = []
         self.judges: list[do.Judge] = []
@@ -106,6 +109,7 @@ class World:
         self.done: list[do.Action] = []
         self.outstanding: set[int] = set()  # requests
         self.answers: dict[int, HonedError | None] = {}
+        self.stopping = False  # the service: nobody waits for anything
         self.condemned: set[tuple[str, int]] = set()  # models' versions that did wrong
         self.numbers = numbers or itertools.count(1)
         for kept in self.disk.values():
@@ -120,6 +124,11 @@ class World:
         self.tell(event)
 
     @property
+    def runs(self) -> dict[str, do.Run]:
+        """What each engine began last, and still runs."""
+        return {run.engine: run for run in self.running}
+
+    @property
     def models(self) -> Registry:
         return self.machine.models
 
@@ -132,24 +141,17 @@ class World:
 
     def perform(self, action: do.Action) -> None:
         match action:
-            case do.Run(engine, ticket, model):
-                assert engine in self.workers
-                assert engine not in self.runs, "one at a time"
-                assert ticket.number in self.outstanding
-                assert self.models.serves(model)
-                assert engine == (model.cpu_engine if ticket.open else model.engine)
-                assert model.key_on(engine) in self.loaded[engine], "only what it has and found right"
-                condemned = (model.name, model.manifest.history.number) in self.condemned
-                assert is_cpu(engine) or not condemned, "what did wrong never serves again"
-                self.runs[engine] = action
-            case do.Answer(request):
-                self.end(request, None)
-            case do.Refuse(request, error):
-                self.end(request, error)
+            case do.Run():
+                self.run(action)
+            case do.EndRun(engine, request):
+                assert request not in self.outstanding, "somebody waits for it"
+                self.ended.add((engine, request))
+            case do.Answer():
+                self.end(action.request, None)
+            case do.Refuse():
+                self.end(action.request, action.error)
             case do.Load():
-                assert action.engine in self.workers
-                assert action.deployment not in {load.deployment for load in self.loads}
-                self.loads.append(action)
+                self.load(action)
             case do.Prove():
                 self.proves.append(action)
             case do.Unload(engine, key):
@@ -158,6 +160,11 @@ class World:
                 self.judges.append(action)
             case do.Persist():
                 self.persists.append(action)
+            case _:
+                self.perform_other(action)
+
+    def perform_other(self, action: do.Action) -> None:
+        match action:
             case do.Compare(model):
                 assert self.has_cpu
                 assert model.compiled is not None
@@ -167,21 +174,49 @@ class World:
             case do.FallBack(name, left, served):
                 assert left != served
                 self.condemned.add((name, left))
-            case _:
-                self.perform_on_server(action)
-
-    def perform_on_server(self, action: do.Action) -> None:
-        match action:
             case do.Kill(engine):
                 self.break_worker(engine)
             case do.StartServer(engine):
                 self.stopped.remove(engine)
             case do.StopServer(engine):
                 used = (model.deployments.get(engine) for model in self.models.all())
-                assert engine == USERS_ENGINE or not any(used)
+                assert self.machine.engines[engine].rests or not any(used)
                 assert not self.machine.engines[engine].queue.models()
                 assert action not in self.stops
                 self.stops.append(action)
+
+    def run(self, action: do.Run) -> None:
+        engine, ticket, model = action.engine, action.ticket, action.model
+        assert engine in self.workers
+        beside = [run for run in self.running if run.engine == engine]
+        assert self.may_begin(engine, model, beside)
+        assert ticket.number in self.outstanding
+        assert self.models.serves(model)
+        assert engine == self.machine.place(model, ticket).name
+        assert model.key_on(engine) in self.loaded[engine], "only what it has and found right"
+        condemned = (model.name, model.manifest.history.number) in self.condemned
+        assert is_cpu(engine) or not condemned, "what did wrong never serves again"
+        self.running.append(action)
+
+    def load(self, action: do.Load) -> None:
+        if action.engine in self.dying:  # which the machine has yet to learn
+            return
+        assert action.engine in self.workers
+        assert action.deployment not in {load.deployment for load in self.loads}
+        assert "isolated" not in action.engine or self.machine.engines[action.engine].all_long
+        self.loads.append(action)
+
+    def may_begin(self, engine: str, model: ServedModel, beside: list[do.Run]) -> bool:
+        """Whether an engine may begin a run of a model beside these."""
+        if "isolated" in engine and any(load.engine == engine for load in self.loads):
+            return False
+        if not beside:
+            return True
+        running = self.machine.engines[engine].running
+        long = all(running[run.ticket.number].long for run in beside)
+        others = all(run.model is not model for run in beside)
+        many = is_cpu(engine) and len(beside) < RUNS_AT_ONCE
+        return many and long and others
 
     def end(self, request: int, error: HonedError | None) -> None:
         assert request in self.outstanding, "answered once"
@@ -217,11 +252,11 @@ class World:
             return
         self.workers.pop(engine, None)
         self.loaded[engine] = set()
-        self.end_run(engine, "broken")
+        while engine in self.runs:
+            self.end_run(engine, "broken")
         for load in [each for each in self.loads if each.engine == engine]:
             self.loads.remove(load)
-            if not outside:
-                self.tell(told.LoadBroken(load.deployment, "it crashed", apart=False))
+            self.tell(told.LoadBroken(load.deployment, "it crashed", apart=False))
         self.proves = [each for each in self.proves if each.engine != engine]
         self.dying.discard(engine)
         self.tell(told.WorkerLost(engine=engine, reason="it crashed", from_outside=outside, failed=failed))
@@ -352,17 +387,18 @@ class World:
         model = self.models.find(name)
         if model is None or not is_variant(name):
             return
+        held = {deployment.number for deployment in model.deployments.values()}
         self.tell(told.Rested(name))
         if self.models.rests(model):
             assert not any(run.model is model for run in self.runs.values())
-            assert not any(load.model is model for load in self.loads)
+            assert not any(load.deployment in held for load in self.loads)
 
     def wake(self, name: str) -> None:
         """One that rests is asked for."""
         if name in self.disk and self.models.find(name) is None:
             self.serve(self.models.entry(name).manifest, None)
 
-    def ask(self, name: str, *, is_open: bool = False, empty: Empty = None) -> int | None:
+    def ask(self, name: str, *, is_open: bool = False, empty: Empty = None, held: bool = False) -> int | None:
         """The request's number, None where it is refused at once; `is_open`: in shapes of its own."""
         model = self.models.find(name)
         if is_open and (model is None or not model.takes_open or not self.has_cpu):
@@ -378,6 +414,7 @@ class World:
             deadline=self.now + 1e6,
             open=is_open,
             empty=empty,
+            held=held,
         )
         try:
             self.tell(told.Asked(ticket))
@@ -391,25 +428,30 @@ class World:
         self.tell(told.ClientGaveUp(request))
 
     def end_run(self, engine: str, how: str) -> None:
-        run = self.runs.pop(engine, None)
+        run = self.runs.get(engine)
         if run is None:
             return
+        if how == "lasts":
+            self.tell(told.RunLasts(engine, run.ticket.number))
+            return
+        self.running.remove(run)
+        number = run.ticket.number
         match how:
             case "well":
-                self.tell(told.Served(engine))
+                self.tell(told.Served(engine, number))
             case "more":
-                self.tell(told.Served(engine, more=True))
+                self.tell(told.Served(engine, number, more=True))
             case "unfit":
-                self.tell(told.RequestRejected(engine, InvalidArgument("not finite")))
+                self.tell(told.RequestRejected(engine, number, InvalidArgument("not finite")))
             case "values" if not is_cpu(engine):
-                self.tell(told.RequestRejected(engine, PreconditionBroken("it has other values")))
+                self.tell(told.RequestRejected(engine, number, PreconditionBroken("it has other values")))
             case "values":
-                self.tell(told.Served(engine))
+                self.tell(told.Served(engine, number))
             case "broken":
                 self.break_worker(engine)
-                self.tell(told.WorkerFailed(engine, "it crashed", device=False))
+                self.tell(told.WorkerFailed(engine, number, "it crashed", device=False))
             case "device":
-                self.tell(told.WorkerFailed(engine, "out of memory", device=True))
+                self.tell(told.WorkerFailed(engine, number, "out of memory", device=True))
             case "not run":  # nothing is told until the end of the worker is
                 self.break_worker(engine)
 
@@ -459,7 +501,8 @@ class World:
         for _ in range(1000):
             for engine in sorted(self.machine.engines):
                 self.ready(engine)
-                self.end_run(engine, "well")
+                while engine in self.runs:
+                    self.end_run(engine, "well")
             for load in list(self.loads):
                 if load in self.loads:
                     self.end_load(load, "well")

@@ -17,6 +17,7 @@ from honed.daemon.core.model import (
     CPU_ENGINE,
     MAX_CRASHES,
     MAX_CRASHES_AN_HOUR,
+    MAX_ISOLATED_CRASHES,
     RESTING_SECONDS,
     Phase,
     ServedModel,
@@ -26,7 +27,7 @@ from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PreconditionBroken, Unavailable
 
-from .serving_world import CHECKED, CLIENT, COMPILED, USERS_ENGINE, World, manifest, successor
+from .serving_world import CHECKED, CLIENT, COMPILED, ISOLATING, USERS_ENGINE, World, manifest, successor
 
 
 def serving(*, trial: bool = False, fallback: str = "") -> tuple[World, ServedModel]:
@@ -196,7 +197,7 @@ def test_a_second_worker_that_ends_loading_a_model_is_one_too_many_and_others_co
     assert world.loads[0].model.name == "b"
     world.end_load(world.loads[0], "well")
     world.lose("gpu")
-    assert "2 workers failed loading it" in world.models.get("a").reason
+    assert "ended the process of the gpu 2 times while it was loaded" in world.models.get("a").reason
     world.ready("gpu")
     assert [load.model.name for load in world.loads] == ["b"]
 
@@ -468,10 +469,8 @@ def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_tha
     world.ready(CPU_ENGINE)
     world.end_load(world.loads[0], "well")
     assert world.runs[CPU_ENGINE].ticket.number == asked
-    world.lose(CPU_ENGINE)
-    world.ready(CPU_ENGINE)
-    world.end_load(world.loads[0], "well")
-    world.end_run(CPU_ENGINE, "well")
+    crash_cpu(world)
+    world.end_run(ISOLATING, "well")
     assert asked is not None
     assert world.answers[asked] is None
     assert world.models.get("a").on_device
@@ -500,13 +499,21 @@ def test_values_that_a_compiled_form_does_not_serve_are_served_by_the_cpu_engine
     assert isinstance(world.answers[several], PreconditionBroken)
 
 
+def crash_cpu(world: World, engine: str = CPU_ENGINE) -> None:
+    """A CPU engine's process ends running what it began last, and each is there again."""
+    while world.loads:
+        world.end_load(world.loads[0], "well")
+    world.lose(engine)
+    for each in (CPU_ENGINE, ISOLATING):
+        world.ready(each)
+    while world.loads:
+        world.end_load(world.loads[0], "well")
+
+
 def end_twice(world: World) -> None:
-    """The CPU engine ends at both attempts of what runs, and is there again."""
-    for _ in range(2):
-        world.lose(CPU_ENGINE)
-        world.ready(CPU_ENGINE)
-        while world.loads:
-            world.end_load(world.loads[0], "well")
+    """What runs ends the process of all models, and then the one in which it runs again alone."""
+    crash_cpu(world)
+    crash_cpu(world, ISOLATING)
 
 
 def test_empty_inputs_that_end_the_cpu_engine_are_refused_and_the_model_goes_on() -> None:
@@ -514,6 +521,7 @@ def test_empty_inputs_that_end_the_cpu_engine_are_refused_and_the_model_goes_on(
     nothing = (("x", (0,)),)
     first, waits = world.ask("a", empty=nothing), world.ask("a", empty=nothing)
     end_twice(world)
+    crash_cpu(world)  # it ran among the others meanwhile
     for asked in (first, waits):
         assert asked is not None
         assert "are empty ('x' in axis 0)" in str(world.answers[asked])
@@ -535,7 +543,7 @@ def test_empty_inputs_that_were_answered_before_are_no_reason() -> None:
     world.ask("a", empty=nothing)
     end_twice(world)
     assert world.ask("a", empty=nothing) is not None
-    assert model.blame.crashes == 2
+    assert model.isolated
 
 
 @pytest.mark.parametrize("empty", [(), None])
@@ -545,7 +553,7 @@ def test_what_ends_the_cpu_engine_twice_has_wrong_inputs_where_it_is_one_request
     end_twice(world)
     assert asked is not None
     assert isinstance(world.answers[asked], Unavailable if empty is None else InvalidArgument)
-    assert (model.state, model.blame.crashes) == (State.READY, 2)
+    assert (model.state, model.engine) == (State.READY, ISOLATING)
 
 
 def test_a_compiled_form_that_does_wrong_makes_way_for_the_cpu_engine() -> None:
@@ -589,3 +597,165 @@ def test_a_users_engine_rests_with_what_it_serves_until_that_is_asked_for() -> N
     again = World(disk=world.disk, cpu=True)
     assert again.models.get("own").state is State.READY
     assert again.machine.engines[USERS_ENGINE].phase is Phase.RESTING, "a start of the service loads nothing"
+
+
+# ---- Who pays for the end of a CPU engine's process ----
+
+
+def two_on_cpu() -> tuple[World, ServedModel, ServedModel]:
+    """Models a and b, which ONNX Runtime serves."""
+    world = World(cpu=True)
+    world.ready("gpu")
+    for name in ("a", "b"):
+        world.add_given(name)
+    world.settle()
+    return world, world.models.get("a"), world.models.get("b")
+
+
+def test_a_load_is_not_charged_for_the_end_of_a_process_in_which_something_ran() -> None:
+    world, _, other = two_on_cpu()
+    for _ in range(3):
+        world.remove("b")
+        world.ask("a")
+        world.add_given("b")  # it is loaded beside the run
+        assert [load.model.name for load in world.loads] == ["b"]
+        world.lose(CPU_ENGINE)
+        world.settle()
+    other = world.models.get("b")
+    assert (other.state, other.reason, other.blame.load_crashes) == (State.READY, "", 0)
+
+
+def test_a_load_is_charged_where_nothing_ran_and_tried_again_with_growing_pauses() -> None:
+    world = World(cpu=True)
+    world.ready("gpu")
+    world.add_given("a")
+    model, pauses = world.models.get("a"), list[float]()
+    for _ in range(4):
+        while model.state is not State.UNAVAILABLE:
+            world.ready(CPU_ENGINE)
+            world.lose(CPU_ENGINE)
+        assert f"it ended the process of the {CPU_ENGINE}" in model.reason
+        begun = world.now
+        while model.state is State.UNAVAILABLE:
+            world.now += 1.0
+            world.tell(told.Tick())
+        pauses.append(world.now - begun)
+    assert pauses == [2.0, 4.0, 8.0, 16.0]
+    world.settle()
+    assert (model.state, model.reason) == (State.READY, "")
+
+
+def test_what_began_last_runs_again_apart_and_the_guilty_stays_there() -> None:
+    world, long, guilty = two_on_cpu()
+    first = world.ask("a")
+    world.end_run(CPU_ENGINE, "lasts")
+    second = world.ask("b")
+    assert [run.ticket.number for run in world.running] == [first, second]
+    crash_cpu(world)
+    assert world.runs[CPU_ENGINE].ticket.number == first, "it goes on among all"
+    assert world.runs[ISOLATING].ticket.number == second
+    crash_cpu(world, ISOLATING)
+    world.settle()
+    assert first is not None
+    assert second is not None
+    assert world.answers[first] is None
+    assert "failed in 2 workers" in str(world.answers[second])
+    assert (long.engine, guilty.engine) == (CPU_ENGINE, ISOLATING)
+    assert "ended the process" in guilty.remark
+    assert (long.remark, long.blame.crashes) == ("", 0)
+
+
+def test_what_is_acquitted_goes_on_among_all() -> None:
+    world, model, _ = two_on_cpu()
+    asked = world.ask("a")
+    crash_cpu(world)
+    world.end_run(ISOLATING, "well")
+    assert asked is not None
+    assert world.answers[asked] is None
+    assert (model.engine, model.isolated, model.blame.crashes) == (CPU_ENGINE, "", 0)
+
+
+def test_what_ends_processes_after_a_long_while_is_found_out_in_the_end() -> None:
+    world, guilty, _ = two_on_cpu()
+    world.ask("a")
+    while not guilty.isolated:
+        while (apart := world.runs.get(ISOLATING)) is not None and apart.model is not guilty:
+            world.end_run(ISOLATING, "well")
+        while world.loads:
+            world.end_load(world.loads[0], "well")
+        where = next(run.engine for run in world.running if run.model is guilty)
+        world.end_run(where, "lasts")
+        if where == CPU_ENGINE:
+            world.ask("b")
+        crash_cpu(world, where)
+    world.settle()
+    assert guilty.isolated
+    assert (world.models.get("b").engine, world.models.get("b").isolated) == (CPU_ENGINE, "")
+
+
+def test_an_isolated_model_comes_back_by_itself_and_later_each_time() -> None:
+    world, model, _ = two_on_cpu()
+    waited = list[float]()
+    for _ in range(3):
+        world.ask("a")
+        crash_cpu(world)
+        crash_cpu(world, ISOLATING)
+        begun = world.now
+        while model.isolated:
+            assert (model.engine, model.home, model.state) == (ISOLATING, ISOLATING, State.READY)
+            world.now += 10.0
+            world.tell(told.Tick())
+        waited.append(world.now - begun)
+        world.settle()
+        assert (model.engine, model.home, model.state) == (CPU_ENGINE, CPU_ENGINE, State.READY)
+    assert waited == [60.0, 120.0, 240.0]
+
+
+def test_a_model_that_ends_process_after_process_is_refused_for_a_while() -> None:
+    world, model, other = two_on_cpu()
+    world.ask("a")
+    crash_cpu(world)
+    crash_cpu(world, ISOLATING)
+    for _ in range(MAX_ISOLATED_CRASHES - 2):
+        assert world.ask("a") is not None
+        crash_cpu(world, ISOLATING)
+    assert model.state is State.UNAVAILABLE
+    assert "6 times in a row; last: it crashed; it is tried again after 2 s" in model.reason
+    assert world.ask("a") is None
+    assert other.state is State.READY
+    world.now += 2.0
+    asked = world.ask("a")
+    world.settle()
+    assert asked is not None
+    assert (world.answers[asked], model.state) == (None, State.READY)
+
+
+def test_a_step_runs_again_where_its_state_is() -> None:
+    world, _, _ = two_on_cpu()
+    asked = world.ask("a", held=True)
+    crash_cpu(world)
+    assert world.runs[CPU_ENGINE].ticket.number == asked
+
+
+# ---- Runs that take long, and runs that nobody waits for ----
+
+
+def test_other_models_run_beside_one_that_takes_long() -> None:
+    world, _, _ = two_on_cpu()
+    world.ask("a")
+    waits, other = world.ask("a"), world.ask("b")
+    assert len(world.running) == 1
+    world.end_run(CPU_ENGINE, "lasts")
+    assert world.runs[CPU_ENGINE].ticket.number == other
+    world.end_run(CPU_ENGINE, "well")
+    assert other is not None
+    assert world.answers[other] is None
+    assert waits in world.outstanding, "a model runs once at a time"
+
+
+def test_a_run_that_nobody_waits_for_is_to_end() -> None:
+    world, _, _ = two_on_cpu()
+    asked = world.ask("a")
+    assert asked is not None
+    world.leave(asked)
+    assert do.EndRun(CPU_ENGINE, asked) in world.done

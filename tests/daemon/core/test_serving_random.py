@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from honed.daemon.core import messages as told
-from honed.daemon.core.model import CPU_ENGINE, Phase, State, cpu_engine
+from honed.daemon.core.model import CPU_ENGINE, Phase, ServedModel, State, cpu_engine
 from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS
 
-from .serving_world import USERS_ENGINE, T, World, owner_of
+from .serving_world import CPU_ENGINES, DEVICES, ISOLATING, USERS_ENGINE, USERS_ISOLATING, T, World, owner_of
 
 NAMES = st.sampled_from(["a", "b", "a@2", "own"])  # the third is a variant, the last a user's own
 GIVEN = st.sampled_from(["a", "b", "own"])  # what files may be called
 ENGINES = st.sampled_from(["gpu", "spare"])
-EVERY_ENGINE = st.sampled_from(["gpu", "spare", "cpu", CPU_ENGINE, USERS_ENGINE])
+EVERY_ENGINE = st.sampled_from([*DEVICES, *CPU_ENGINES])
 PICKS = st.integers(0, 5)
 
 
@@ -58,6 +58,10 @@ class Serving(RuleBasedStateMachine):
     @rule()
     def users_engine_ready(self) -> None:
         self.world.ready(USERS_ENGINE)
+
+    @rule(engine=st.sampled_from([ISOLATING, USERS_ISOLATING]))
+    def isolating_engine_ready(self, engine: str) -> None:
+        self.world.ready(engine)
 
     @rule(name=GIVEN, proven=st.booleans(), ready=st.booleans())
     def add_given(self, name: str, proven: bool, ready: bool) -> None:
@@ -172,8 +176,27 @@ class Serving(RuleBasedStateMachine):
     def leave(self, pick: int) -> None:
         self.world.leave(chosen(sorted(self.world.outstanding), pick))
 
+    @rule(name=GIVEN, beside=st.booleans())
+    def end_the_cpu_engine(self, name: str, beside: bool) -> None:
+        """A request to a model ends the process, and there is another; at times others run beside it."""
+        model = self.world.models.find(name)
+        if model is None or not self.world.has_cpu:
+            return
+        engine = model.cpu_engine
+        self.restart(engine)
+        self.world.ask(name, is_open=True)
+        if beside:
+            self.world.end_run(engine, "lasts")
+            for other in ("a", "b"):
+                self.world.ask(other, is_open=True)
+        self.world.lose(engine)
+        self.restart(engine)
+
     @precondition(lambda self: self.world.runs)
-    @rule(pick=PICKS, how=st.sampled_from(["well", "more", "unfit", "values", "broken", "device", "not run"]))
+    @rule(
+        pick=PICKS,
+        how=st.sampled_from(["well", "more", "unfit", "values", "broken", "device", "not run", "lasts"]),
+    )
     def end_run(self, pick: int, how: str) -> None:
         self.world.end_run(chosen(sorted(self.world.runs), pick), how)
 
@@ -248,6 +271,7 @@ class Serving(RuleBasedStateMachine):
     def stopping(self, pick: int) -> None:
         if pick:  # seldom
             return
+        self.world.stopping = True
         self.world.tell(told.Stopping())
         assert not self.world.outstanding
 
@@ -264,14 +288,14 @@ class Serving(RuleBasedStateMachine):
         places: list[int] = []
         for engine in world.machine.engines.values():
             places += engine.queue._waiting
-            if engine.running is not None and not engine.running.left:
-                places.append(engine.running.ticket.number)
+            running = [*engine.running.values(), *engine.fallen]
+            places += [each.ticket.number for each in running if not each.left]
         assert sorted(places) == sorted(world.outstanding)
 
     @invariant()
     def what_is_ready_is_loaded(self) -> None:
         for model in self.world.models.all():
-            assert set(model.deployments) <= {model.engine, model.home, model.cpu_engine}
+            assert set(model.deployments) <= {model.engine, model.home, *self.cpu_engines_of(model)}
             assert model.engine in model.deployments
             if model.deployment.state is State.READY and model.engine in self.world.workers:
                 assert model.key_on(model.engine) in self.world.loaded[model.engine]
@@ -280,6 +304,21 @@ class Serving(RuleBasedStateMachine):
                     assert model.key_on(engine) in self.world.loaded[engine]
             if model.trial is not None and model.trial.before.engine in self.world.workers:
                 assert model.trial.before.manifest.name == model.name
+
+    def cpu_engines_of(self, model: ServedModel) -> set[str]:
+        return {cpu_engine(model.manifest.owner, isolated=isolated) for isolated in (False, True)}
+
+    @invariant()
+    def what_nobody_waits_for_is_to_end(self) -> None:
+        for engine in self.world.machine.engines.values():
+            for number, running in engine.running.items():
+                assert not running.left or (engine.name, number) in self.world.ended or self.world.stopping
+
+    @invariant()
+    def what_is_isolated_is_elsewhere(self) -> None:
+        for model in self.world.models.all():
+            shared = cpu_engine(model.manifest.owner)
+            assert not model.isolated or shared not in (model.engine, model.home, *model.deployments)
 
     @invariant()
     def what_rests_takes_nothing(self) -> None:
@@ -301,12 +340,14 @@ class Serving(RuleBasedStateMachine):
         for engine in world.machine.engines.values():
             for ticket in engine.queue._waiting.values():
                 model = world.models.get(ticket.model)
-                assert engine.name == (model.cpu_engine if ticket.open else model.engine)
+                assert engine is world.machine.place(model, ticket)
                 state = model.deployments[engine.name].state
                 assert not model.deployments[engine.name].resting
                 assert state is not State.UNAVAILABLE
                 assert engine.phase not in (Phase.FAILED, Phase.RESTING)
-                idle = engine.running is None and engine.phase is Phase.READY
+                idle = not engine.running and engine.phase is Phase.READY
+                if engine.isolating:
+                    idle &= not any(load.engine == engine.name for load in world.loads)
                 assert not (idle and state is State.READY), "it could run now"
 
     @invariant()
@@ -321,7 +362,8 @@ class Serving(RuleBasedStateMachine):
                 and not model.deployments[engine.name].resting
                 and (model.engine == engine.name or model.name in wanted)
             ]
-            if waiting and engine.phase is Phase.READY:
+            ready = engine.phase is Phase.READY and engine.name not in self.world.dying
+            if waiting and ready and (engine.all_long or not engine.isolating):
                 assert any(load.engine == engine.name for load in self.world.loads)
 
     @invariant()
@@ -330,7 +372,7 @@ class Serving(RuleBasedStateMachine):
         if engine is None:
             return
         used = any(CPU_ENGINE in (*m.deployments, m.home) for m in self.world.models.all())
-        if not used and engine.running is None:
+        if not used and not engine.running and not engine.fallen:
             assert engine.phase in (Phase.RESTING, Phase.STOPPING)
 
     @invariant()
@@ -339,6 +381,7 @@ class Serving(RuleBasedStateMachine):
             if engine.owner is not None:
                 names = {model.name for model, _ in self.world.machine.on(engine)}
                 assert names <= {"own"}
+            assert sum(not running.long for running in engine.running.values()) < 2
         own = self.world.models.find("own")
         assert own is None or CPU_ENGINE not in own.deployments
 
@@ -361,6 +404,14 @@ class Serving(RuleBasedStateMachine):
             assert settled or model.name in again.disk
         again.now += 100.0
         again.tell(told.Tick())
+        world.now += 7200.0
+        world.tell(told.Tick())
+        world.settle()
+        for model in world.models.all():
+            assert not model.isolated, "what was blamed comes back by itself"
+            assert (
+                model.state is State.READY or "wrong answers" in model.reason or "unavailable" in model.reason
+            )
         for model in again.models.all():
             assert set(model.deployments) == {model.engine}, "the CPU engine keeps what it does not serve"
 

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from honed.cpu.session import Bound, Session
+from honed.cpu.session import Bound, Session, running_now
 from honed.cpu.steps import HeldSequences
 from honed.daemon.features.decoding import Form, Piece, decoder_of, joint_forms, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -269,6 +270,21 @@ def test_steps_of_a_token_go_on_whatever_room_there_is_and_run_again(
         sequence.step(prompt(1))
     sequence.most = 1 << 30
     sequence.compare(prompt(1, 500))
+
+
+@pytest.mark.parametrize("made", [decoder, grouped])
+def test_a_step_that_is_ended_leaves_its_sequence_as_it_was(
+    tmp_path: Path, made: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ends = made(tmp_path / "m.onnx"), ort.RunOptions()
+    ends.terminate = True
+    sequence = Sequence(1, Session(path, 1), HeldSequences(), path)
+    for step in range(6):
+        sequence.compare(prompt(1 + step % 3, step))
+        with monkeypatch.context() as patched:
+            patched.setattr(running_now, "options", ends)
+            with pytest.raises(InvalidArgument, match="terminate"):
+                sequence.step(prompt(1 + step % 2, 99))
 
 
 def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> None:

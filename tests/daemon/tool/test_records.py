@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.daemon.observe.faults import EndedProcess, Ours
 from honed.machine.kernellog import Record
 from honed.runtime.errors import PermissionDenied
 from honed.tool.commands import faults
@@ -225,6 +226,26 @@ def test_faults_without_records_or_a_kernel_log(
     assert "The kernel log cannot be read: join group systemd-journal." in text
     monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([ORDINARY]))
     assert "holds no fault of a GPU" in hone("faults", f"--state-dir={tmp_path}")[1]
+
+
+def test_processes_of_the_service_that_crashed_are_listed(
+    hone: Hone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = EndedProcess(
+        time=1.7e9,
+        pid=4321,
+        kind="crashed",
+        reason="it was ended by signal SIGFPE",
+        engine="ONNX Runtime/CPU",
+    )
+    service = Ours(workers=frozenset({4321}), since=1.6e9, ended=(ended,))
+    monkeypatch.setattr("honed.tool.commands.faults.of_service", lambda _: service)
+    monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([ORDINARY]))
+    (listed,) = document(hone("faults", f"--state-dir={tmp_path}", "--json"))["ended_processes"]
+    assert (listed["engine"], listed["pid"], listed["kind"]) == ("ONNX Runtime/CPU", 4321, "crashed")
+    text = hone("faults", f"--state-dir={tmp_path}")[1]
+    assert "ONNX Runtime/CPU, process 4321: crashed" in text
+    assert "it was ended by signal SIGFPE" in text
 
 
 def test_every_reach_of_a_fault_is_explained() -> None:

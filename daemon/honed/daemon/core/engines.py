@@ -9,7 +9,7 @@ from typing import Any
 from honed.protocol.errors import Unavailable
 from honed.protocol.results import SessionAsked
 
-from . import versions
+from . import blame, versions
 from .messages import (
     Back,
     Compare,
@@ -27,7 +27,7 @@ from .messages import (
     WorkerLost,
     WorkerReady,
 )
-from .model import DRIFT_SECONDS, MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State, is_cpu
+from .model import DRIFT_SECONDS, Engine, Phase, ServedModel, State, is_cpu
 from .scheduling import dismiss, load_next, run_next, wake
 from .state import Core
 
@@ -64,13 +64,8 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
         engine.phase = Phase.FAILED if event.failed else Phase.STARTING
     engine.reason = event.reason
     _forget_loaded(core, engine)
-    suspect, engine.suspect = engine.suspect, None
-    if suspect is not None and not event.from_outside:
-        versions.fault(core, suspect, engine, event.reason)
-        _count_crash(core, engine, suspect, event.reason)
     if engine.phase is Phase.FAILED:
         fail_over(core, engine)
-    dismiss(core, engine)
 
 
 def server_stopped(core: Core, event: ServerStopped) -> None:
@@ -108,7 +103,8 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
 
 
 def tick(core: Core, _: Tick) -> None:
-    """Let go of what the CPU engine does not serve, and nobody asked for lately."""
+    """Let go of what the CPU engine does not serve, and nobody asked for lately; try again what failed."""
+    blame.try_again(core)
     for engine in list(core.engines.values()):
         if is_cpu(engine.name):
             _let_go(core, engine)
@@ -118,9 +114,10 @@ def _let_go(core: Core, cpu: Engine) -> None:
     wanted = cpu.queue.models()
     for model, deployment in core.on(cpu):
         idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
-        if model.on_cpu or deployment.loading or not idle:
+        served = model.engine == cpu.name or core.comes_home(model, cpu)
+        if served or deployment.loading or not idle:
             continue
-        if cpu.running is None or cpu.running.model is not model:
+        if not cpu.runs(model):
             core.leave(model, cpu)
     dismiss(core, cpu)
 
@@ -137,22 +134,9 @@ def _forget_loaded(core: Core, engine: Engine) -> None:
     wanted = engine.queue.models()
     for model, deployment in core.on(engine):
         deployment.lost()
+        deployment.resting |= engine.isolating and model.name not in wanted
         if model.engine != engine.name and model.name not in wanted and not core.comes_home(model, engine):
             del model.deployments[engine.name]
-
-
-def _count_crash(core: Core, engine: Engine, model: ServedModel, reason: str) -> None:
-    """Count a crash of a worker that ran a model.
-
-    Gives up on the model on this engine after more than `MAX_CRASHES_AN_HOUR` crashes within an hour, before
-    it disturbs other models more.
-    """
-    times = model.blame.crashed(core.now)
-    deployment = model.deployments.get(engine.name) if core.models.serves(model) else None
-    here = deployment is not None and deployment.state is not State.UNAVAILABLE
-    if times > MAX_CRASHES_AN_HOUR and here:
-        sentence = f"{times} workers ended running it within an hour; last: {reason}"
-        versions.give_up_on(core, model, engine, sentence)
 
 
 def _hand_over(core: Core, engine: Engine) -> None:
@@ -254,7 +238,7 @@ def _compare(core: Core, model: ServedModel) -> None:
 
 def comparable(core: Core, model: ServedModel) -> bool:
     """Return whether a model's engine may be chosen by times, and both engines can take part now."""
-    if core.cpu_of(model.manifest.owner) is None or model.comparing or model.trial is not None:
+    if core.cpu_engine_of(model) is None or model.isolated or model.comparing or model.trial is not None:
         return False
     device = core.engines[model.device]
     there = device.phase is Phase.READY or device.asleep

@@ -47,6 +47,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     messages.Asked: requests.asked,
     messages.ClientGaveUp: requests.left,
     messages.ClientGone: requests.client_gone,
+    messages.RunLasts: requests.lasts,
     messages.Served: requests.served,
     messages.WorkerFailed: requests.broken,
     messages.RequestRejected: requests.unfit,

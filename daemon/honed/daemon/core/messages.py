@@ -52,27 +52,38 @@ class ClientGone(Event):
 
 @dataclass(slots=True)
 class Served(Event):
-    """The run of an engine's request ended well; with `more` it has further runs to come."""
+    """The run of a request ended well; with `more` it has further runs to come."""
 
     engine: str
+    request: int
     more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed(Event):
-    """The engine's worker, or with `device` the device, failed in a run."""
+    """The engine's worker, or with `device` the device, failed in a run; WorkerLost follows."""
 
     engine: str
+    request: int
     reason: str
     device: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected(Event):
-    """The engine's worker refused to run the request."""
+    """The engine's worker refused to run the request, or ended its run because nobody waits for it."""
 
     engine: str
+    request: int
     error: HonedError
+
+
+@dataclass(frozen=True, slots=True)
+class RunLasts(Event):
+    """The run of a request takes long: others need not wait for it."""
+
+    engine: str
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +388,14 @@ class Run(Action):
     model: ServedModel
 
 
+@dataclass(frozen=True, slots=True)
+class EndRun(Action):
+    """Have the run of a request for which nobody waits any more end soon, as a Run ends."""
+
+    engine: str
+    request: int
+
+
 @dataclass(slots=True)
 class Answer(Action):
     """Give a request what its runs brought."""
@@ -531,6 +550,21 @@ class Switched(Action):
     engine: str
     other: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated(Action):
+    """Told: ONNX Runtime runs a model apart from the others from now on."""
+
+    model: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined(Action):
+    """Told: ONNX Runtime runs a model among the others again."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)

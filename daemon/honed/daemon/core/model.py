@@ -19,15 +19,25 @@ CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were give
 RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
+MAX_SHARED_CRASHES = 2  # in a row, of a CPU engine's process that ran one model among others: it is isolated
+MAX_ISOLATED_CRASHES = 6  # in a row, with those before: the requests of one that is isolated are refused
+RUNS_AT_ONCE = 4  # of different models in one CPU engine, each begun when those before it had taken long
+_ISOLATED_SECONDS = 60.0  # for which a model is isolated the first time
+_REFUSED_SECONDS = 2.0  # for which a model that ends processes is not tried again the first time
+_LONGEST_PAUSE_SECONDS = 3600.0
 _HOUR = 3600.0
 DRIFT = 1.25  # times as long, or as short, as when the engine was chosen
 DRIFT_RUNS = 20  # requests in a row that tell how long they take now
 DRIFT_SECONDS = 600.0  # between two comparisons for such a difference
 
 
-def cpu_engine(owner: int | None) -> str:
-    """Return the CPU engine that runs a user's own models, None: those of administrators."""
-    return CPU_ENGINE if owner is None else f"{CPU_ENGINE} {owner}"
+def cpu_engine(owner: int | None, *, isolated: bool = False) -> str:
+    """Return the CPU engine that runs a user's own models, None: those of administrators.
+
+    `isolated`: the one for models that ended its process.
+    """
+    name = CPU_ENGINE if owner is None else f"{CPU_ENGINE} {owner}"
+    return f"{name} isolated" if isolated else name
 
 
 def is_cpu(engine: str) -> bool:
@@ -63,7 +73,8 @@ class Deployment:
     """A version of a model on one engine.
 
     `checked` is the engine's comparison with the probes, of which those in `left` are to follow. One that
-    is `resting` is loaded when it is asked for.
+    is `resting` is loaded when it is asked for. One that is UNAVAILABLE because it ended processes is tried
+    `again` at that time, in monotonic seconds.
     """
 
     number: int
@@ -75,10 +86,15 @@ class Deployment:
     loading: bool = False  # a Load is under way
     used: float = float("-inf")  # when a request came for it last, in monotonic seconds
     resting: bool = False
+    again: float = float("inf")
 
     def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
         """Mark the deployment as ready: the engine has loaded and checked it."""
         self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
+
+    def due(self, now: float) -> bool:
+        """Return whether it is to be tried again by now."""
+        return self.state is State.UNAVAILABLE and self.again <= now
 
     def lost(self) -> None:
         """Mark the deployment as lost with the engine's worker and all that it had loaded."""
@@ -91,11 +107,15 @@ class Deployment:
 class CrashRecord:
     """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour.
 
-    Of inputs that are empty somewhere `answers` says whether they are answered, or end the CPU engine.
+    `refusals` counts how often in a row it was refused for a while for that, `isolations` how often it was
+    isolated. Of inputs that are empty somewhere `answers` says whether they are answered, or end the CPU
+    engine.
     """
 
     crashes: int = 0
     load_crashes: int = 0
+    refusals: int = 0
+    isolations: int = 0
     times: tuple[float, ...] = ()
     answers: dict[Empty, bool] = field(default_factory=dict)
 
@@ -103,6 +123,25 @@ class CrashRecord:
         """Count a crash of a worker that ran the model, and return how many there were within an hour."""
         self.times = (*(t for t in self.times if now - t < _HOUR), now)
         return len(self.times)
+
+    def ran_well(self) -> None:
+        """Record that a worker ran the model to its end."""
+        self.crashes = self.refusals = 0
+
+    def refused(self) -> float:
+        """Return for how many seconds the model is not tried again; longer each time in a row."""
+        self.refusals += 1
+        return _longer(_REFUSED_SECONDS, self.refusals)
+
+    def isolated(self) -> float:
+        """Return for how many seconds the model is isolated; longer each time."""
+        self.isolations += 1
+        return _longer(_ISOLATED_SECONDS, self.isolations)
+
+
+def _longer(first: float, times: int) -> float:
+    """Return a pause that doubles each time, up to an hour."""
+    return min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(times - 1, 20))
 
 
 class Drift:
@@ -146,7 +185,8 @@ class ServedModel:
     It belongs to the engine `home`, and `engine` is the one that serves it; `away` says why these differ, or
     "". Home is the engine `device`, where its compiled form is or would be, or the CPU engine. `compiled` is
     None where there is no compiled form or it could not be read. `failed` are engines that gave it up. A
-    variant that rests is served by nothing.
+    variant that rests is served by nothing. `isolated` says why ONNX Runtime runs it apart from the other
+    models, until `isolated_until` in monotonic seconds; "" where it does not.
     """
 
     number: int
@@ -156,6 +196,8 @@ class ServedModel:
     home: str
     engine: str
     away: str = ""
+    isolated: str = ""
+    isolated_until: float = 0.0
     failed: set[str] = field(default_factory=set)
     deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
     blame: CrashRecord = field(default_factory=CrashRecord)
@@ -182,7 +224,7 @@ class ServedModel:
     @property
     def cpu_engine(self) -> str:
         """The CPU engine that may run it."""
-        return cpu_engine(self.manifest.owner)
+        return cpu_engine(self.manifest.owner, isolated=bool(self.isolated))
 
     @property
     def on_cpu(self) -> bool:
@@ -244,7 +286,7 @@ class ServedModel:
     @property
     def remark(self) -> str:
         """What users should know of its state, or ""."""
-        return self.reason or self.away
+        return self.reason or self.away or self.isolated
 
     @property
     def checked(self) -> ModelChecked | None:
@@ -254,42 +296,67 @@ class ServedModel:
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """A request that runs; nobody waits for one that was `left`."""
+    """A request that runs; nobody waits for one that was `left`.
+
+    Others may be begun beside it once it has taken `long`.
+    """
 
     ticket: Ticket
     model: ServedModel
     left: bool = False
+    long: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One that runs models, a request at a time: the worker of an OpenCL device, or the CPU engine.
+    """One that runs models: the worker of an OpenCL device, or the CPU engine.
 
     `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `stand_in`,
     and the CPU engine is one, runs only while it has something to do; a user's also rests with the models
-    that it serves. `worker` counts its workers; what one had loaded is gone with it.
+    that it serves, as does one that is `isolating`: it begins one thing at a time, runs and loads, so that it
+    is known what ended its process. `worker` counts its workers; what one had loaded is gone with it.
+    `running` are the requests that run, by number. Those that failed with a worker whose end is not known yet
+    are in `fallen`, deployments whose loading did in `fallen_loads`.
     """
 
     name: str
     queue: Queue
     stand_in: bool = False
     owner: int | None = None  # the user whose own models it runs
+    isolating: bool = False
     phase: Phase = Phase.STARTING
     worker: int = 0
     spec: str = ""  # the device's full name, once it was seen
     family: str = ""  # of the device, once it was seen
     fingerprint: str = ""  # of the device with its driver, or of the CPU engine, once it was seen
     reason: str = ""  # the last worker ended
-    running: Running | None = None
+    running: dict[int, Running] = field(default_factory=dict)
+    fallen: list[Running] = field(default_factory=list)
+    fallen_loads: list[int] = field(default_factory=list)
     ended: float = float("-inf")  # when a request ended last, in monotonic seconds
-    suspect: ServedModel | None = None  # what ran when the worker was lost
     proving: int | None = None  # the deployment that is compared with the probes left
     kept: Counter[str] = field(default_factory=Counter)  # compiled files that no model stands for yet
 
     @property
     def rests(self) -> bool:
         """Whether it ends, too, while what it serves is not asked for."""
-        return self.owner is not None
+        return self.owner is not None or self.isolating
+
+    @property
+    def open_to_more(self) -> bool:
+        """Whether another run may begin: where none runs, or in a CPU engine where all take long."""
+        if not self.running:
+            return True
+        return is_cpu(self.name) and len(self.running) < RUNS_AT_ONCE and self.all_long
+
+    @property
+    def all_long(self) -> bool:
+        """Whether all that runs takes long, or nothing runs."""
+        return all(each.long for each in self.running.values())
+
+    def runs(self, model: ServedModel) -> bool:
+        """Return whether a request for a model runs here."""
+        return any(each.model is model for each in self.running.values())
 
     @property
     def asleep(self) -> bool:
@@ -319,4 +386,4 @@ class Engine:
 
     def idle_seconds(self, now: float) -> float:
         """Return for how many seconds no request has run or waited."""
-        return 0.0 if self.running is not None or len(self.queue) else now - self.ended
+        return 0.0 if self.running or len(self.queue) else now - self.ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 
-from . import engines, versions
+from . import blame, engines, versions
 from .messages import (
     Added,
     Damaged,
@@ -18,6 +18,7 @@ from .messages import (
     LoadRefused,
     NotRestored,
     Proven,
+    Refuse,
     Removed,
     Rested,
     SettingsChanged,
@@ -95,8 +96,9 @@ def gone(core: Core, event: Removed) -> None:
     if core.models.forget_resting(event.name):
         return
     model = core.models.pop(event.name)
-    core.refuse_waiting(model, removed(model.name))
-    core.refuse_open(model, removed(model.name))
+    for engine in core.engines.values():
+        for ticket in engine.queue.drop_model(model.name):
+            core.act(Refuse(ticket.number, removed(model.name)))
     _forget(core, model)
 
 
@@ -108,8 +110,9 @@ def rested(core: Core, event: Rested) -> None:
     if any(deployment.loading for deployment in model.deployments.values()):
         return
     for engine in core.engines.values():  # one that it has left may still be running it
-        runs = engine.running is not None and engine.running.model is model
-        if runs or model.name in engine.queue.models():
+        if engine.runs(model) or any(running.model is model for running in engine.fallen):
+            return
+        if model.name in engine.queue.models():
             return
     deployments = dict(model.deployments)
     core.models.pop(model.name)
@@ -187,7 +190,7 @@ def refused(core: Core, event: LoadRefused) -> None:
 
 
 def broken(core: Core, event: LoadBroken) -> None:
-    """Count a process that ended while loading a version; give up after the second."""
+    """Note a process that ended while loading a version; one that serves is charged when its end is known."""
     found = core.deployed(event.deployment)
     if found is None:
         if event.apart:  # else the worker is gone with it, and the next one loads what there is
@@ -199,15 +202,12 @@ def broken(core: Core, event: LoadBroken) -> None:
     if not event.apart:
         engine.worker_ends()
     comes_home = core.comes_home(model, engine)
-    if comes_home and event.apart:
+    if not event.apart:
+        engine.fallen_loads.append(event.deployment)
+    elif comes_home:
         engines.stay_away(core, model, engine, event.reason)
-    elif comes_home and model.name not in engine.queue.models():
-        del model.deployments[engine.name]  # the next worker's turn
     else:
-        model.blame.load_crashes += 1
-        if model.blame.load_crashes > 1:
-            reason = f"{model.blame.load_crashes} workers failed loading it; last: {event.reason}"
-            versions.give_up_on(core, model, engine, reason)
+        blame.load(core, model, deployment, event.reason)
     load_next(core, engine)
 
 

@@ -39,7 +39,12 @@ def service_stops() -> Unavailable:
 
 @dataclass(slots=True, kw_only=True)
 class Ticket:
-    """A request that wants to run."""
+    """A request that wants to run.
+
+    One that is `held` needs state that lies in the process of its engine. One that is `isolated` was running
+    when the process of a CPU engine ended, and runs apart from others. `spared` counts the ends of processes
+    for which another run was to blame.
+    """
 
     number: int
     client: ClientId
@@ -50,6 +55,9 @@ class Ticket:
     attempts: int = 0
     open: bool = False  # in shapes, or with values, that only the CPU engine takes
     empty: Empty = None
+    held: bool = False
+    isolated: bool = False
+    spared: int = 0
 
 
 class Queue:
@@ -117,9 +125,10 @@ class Queue:
         chosen.attempts += 1
         return chosen
 
-    def _rank(self, ticket: Ticket) -> tuple[bool, int, int, int, int]:
+    def _rank(self, ticket: Ticket) -> tuple[bool, bool, int, int, int, int]:
         client = ticket.client
         return (
+            not ticket.isolated,  # most of these are not to blame, and wait no longer than they must
             not ticket.attempts,
             self._served_users.get(client.user, 0),
             ticket.priority,
@@ -153,6 +162,11 @@ class Queue:
     def models(self) -> set[str]:
         """Return the names of the models that tickets wait for."""
         return set(self.by_model())
+
+    def first_models(self) -> list[str]:
+        """Return the names of the models that tickets wait for, in the order of their turns."""
+        ranked = sorted(self._waiting.values(), key=self._rank)
+        return list(dict.fromkeys(ticket.model for ticket in ranked))
 
     def by_model(self) -> Counter[str]:
         """Return how many tickets wait for each model."""

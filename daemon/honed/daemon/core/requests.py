@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from honed.daemon.core.queue import ATTEMPTS, Ticket, full, service_stops
-from honed.protocol.errors import InvalidArgument, PreconditionBroken, Unavailable
+from honed.daemon.core.queue import Ticket, full, service_stops
+from honed.protocol.errors import PreconditionBroken, Unavailable
 
-from . import engines, versions
+from . import blame, engines, versions
 from .messages import (
     Answer,
     Asked,
     ClientGaveUp,
     ClientGone,
+    EndRun,
     Failed,
     Kill,
     Refuse,
     RequestRejected,
+    RunLasts,
     Served,
     Stopping,
     WorkerFailed,
     WorkerLost,
 )
-from .model import MAX_CRASHES, Engine, Phase, Running, State, is_cpu
+from .model import Engine, Phase, Running, State, is_cpu
 from .scheduling import dismiss, load_next, run_next, wake
-from .state import Core, removed
-
-_MOST_EMPTY = 64  # ways in which inputs are empty, that are remembered of a model
+from .state import Core
 
 
 def asked(core: Core, event: Asked) -> None:
@@ -37,12 +37,13 @@ def asked(core: Core, event: Asked) -> None:
     model = core.models.get(ticket.model)
     engine = core.place(model, ticket)
     deployment = model.deployments.get(engine.name)
+    if deployment is not None and deployment.due(core.now):
+        blame.revive(core, deployment)
     if deployment is not None and deployment.state is State.UNAVAILABLE:
         raise Unavailable(f"model {model.name!r} cannot be used: {deployment.reason}")
     if engine.phase is Phase.FAILED:
         raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
-    if is_cpu(engine.name) and not model.blame.answers.get(ticket.empty, True):
-        raise _deadly(ticket)
+    blame.check(model, engine, ticket)
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
@@ -59,11 +60,23 @@ def asked(core: Core, event: Asked) -> None:
 
 
 def left(core: Core, event: ClientGaveUp) -> None:
-    """Forget a request that waits; one that runs ends for nobody."""
+    """Forget a request that waits; have one that runs end."""
     for engine in core.engines.values():
         engine.queue.cancel(event.request)
-        if engine.running is not None and engine.running.ticket.number == event.request:
-            engine.running.left = True
+        if (running := engine.running.get(event.request)) is not None:
+            running.left = True
+            core.act(EndRun(engine.name, event.request))
+        for fallen in engine.fallen:
+            if fallen.ticket.number == event.request:
+                fallen.left = True
+
+
+def lasts(core: Core, event: RunLasts) -> None:
+    """Begin others beside a run that takes long."""
+    engine = core.engines[event.engine]
+    if (running := engine.running.get(event.request)) is not None:
+        running.long = True
+        _go_on(core, engine)
 
 
 def client_gone(core: Core, event: ClientGone) -> None:
@@ -75,49 +88,38 @@ def client_gone(core: Core, event: ClientGone) -> None:
 def served(core: Core, event: Served) -> None:
     """Answer the request, or let it wait for its next run, which others come before."""
     engine = core.engines[event.engine]
-    running = _ended(core, engine)
-    current = core.served_by(running.model, engine)
-    if current:
-        running.model.blame.crashes = 0
-    if running.ticket.empty and is_cpu(engine.name) and len(running.model.blame.answers) < _MOST_EMPTY:
-        running.model.blame.answers[running.ticket.empty] = True
+    running = _ended(core, engine, event.request)
+    current = core.models.serves(running.model)
+    if current and (engine.isolating or is_cpu(engine.name) == running.model.on_cpu):
+        running.model.blame.ran_well()
+    blame.note_answered(running, engine)
     if not running.left and event.more:
         running.ticket.attempts = 0  # it ran well
-        _wait_again(core, running)
+        blame.wait_again(core, running.ticket)
     elif not running.left:
         core.act(Answer(running.ticket.number))
         model = running.model
-        if current and (model.trial is not None or not model.manifest.history.settled):
+        at_home = current and model.engine == engine.name
+        if at_home and (model.trial is not None or not model.manifest.history.settled):
             versions.served(core, model)
     _go_on(core, engine)
 
 
 def broken(core: Core, event: WorkerFailed) -> None:
-    """Run the request once more in a new worker, or give up."""
+    """Keep a request whose worker failed until it is known how that ended."""
     engine = core.engines[event.engine]
-    running = _ended(core, engine)
+    running = _ended(core, engine, event.request)
     engine.worker_ends()
+    engine.fallen.append(running)
     core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
         core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be broken
-    ticket = running.ticket
-    deadly = is_cpu(engine.name) and ticket.attempts >= ATTEMPTS and ticket.empty is not None
-    if deadly and _end_by_being_empty(running):
-        for other in engine.queue.drop_empty(ticket.model, ticket.empty):
-            core.act(Refuse(other.number, _deadly(other)))
-    elif core.models.serves(running.model) and engine.name in running.model.deployments:
-        _blame(core, engine, running, event.reason)
-    if deadly and not running.left:
-        core.act(Refuse(ticket.number, _deadly(ticket)))
-    elif not running.left:
-        _retry(core, running, event.reason)
-    _go_on(core, engine)
 
 
 def unfit(core: Core, event: RequestRejected) -> None:
     """Tell the client what the worker says; values that a compiled form does not serve ONNX Runtime may."""
     engine = core.engines[event.engine]
-    running = _ended(core, engine)
+    running = _ended(core, engine, event.request)
     ticket = running.ticket
     alone = ticket.empty is not None  # what runs several requests, or has state there, asks again itself
     if isinstance(event.error, PreconditionBroken) and not ticket.open:
@@ -125,7 +127,7 @@ def unfit(core: Core, event: RequestRejected) -> None:
         ticket.open = alone and _takes_open(core, ticket)
     if ticket.open and not is_cpu(engine.name) and not running.left:
         ticket.attempts = 0
-        _wait_again(core, running)
+        blame.wait_again(core, ticket)
     elif not running.left:
         core.act(Refuse(ticket.number, event.error))
     _go_on(core, engine)
@@ -134,18 +136,32 @@ def unfit(core: Core, event: RequestRejected) -> None:
 def _takes_open(core: Core, ticket: Ticket) -> bool:
     """Return whether the CPU engine may run a request."""
     model = core.models.find(ticket.model)
-    return model is not None and model.takes_open and core.cpu_of(model.manifest.owner) is not None
+    return model is not None and model.takes_open and core.cpu_engine_of(model) is not None
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
-    """Have a request that the worker did not begin wait for the next one, without counting an attempt."""
+    """Run again what failed with the worker, or refuse it, and charge who is to blame.
+
+    A request that the worker did not begin, or with which it did not end, waits for the next one without
+    counting an attempt.
+    """
     engine = core.engines[event.engine]
-    running, engine.running = engine.running, None
     engine.worker_ends()
-    if running is not None and not running.left:
-        running.ticket.attempts -= 1
-        _wait_again(core, running)
+    fallen, engine.fallen = engine.fallen, []
+    cut_short = [running.ticket for running in engine.running.values() if not running.left]
+    engine.running.clear()
     engines.worker_lost(core, event)
+    guilty = blame.suspects(engine, fallen)
+    for running in fallen:
+        if running in guilty:
+            blame.run(core, engine, running, event)
+        else:
+            blame.spare(core, running)
+    blame.loads(core, engine, event, ran=bool(fallen))
+    for ticket in cut_short:
+        ticket.attempts -= 1
+        blame.wait_again(core, ticket)
+    dismiss(core, engine)
 
 
 def stopping(core: Core, _: Stopping) -> None:
@@ -154,82 +170,19 @@ def stopping(core: Core, _: Stopping) -> None:
     for engine in core.engines.values():
         for ticket in engine.queue.drop_all():
             core.act(Refuse(ticket.number, error))
-        if engine.running is not None and not engine.running.left:
-            engine.running.left = True
-            core.act(Refuse(engine.running.ticket.number, error))
+        for running in (*engine.running.values(), *engine.fallen):
+            if not running.left:
+                running.left = True
+                core.act(Refuse(running.ticket.number, error))
 
 
-def _ended(core: Core, engine: Engine) -> Running:
-    running, engine.running = engine.running, None
-    assert running is not None
+def _ended(core: Core, engine: Engine, request: int) -> Running:
     engine.ended = core.now
-    return running
+    return engine.running.pop(request)
 
 
 def _go_on(core: Core, engine: Engine) -> None:
     run_next(core, engine)
+    if engine.isolating:
+        load_next(core, engine)
     dismiss(core, engine)
-
-
-def _wait_again(core: Core, running: Running) -> None:
-    """Have a request wait for its next run, where its model is served by now; refuse it where it is not."""
-    ticket, model = running.ticket, core.models.find(running.ticket.model)
-    if model is None:
-        core.act(Refuse(ticket.number, removed(ticket.model)))
-        return
-    other = core.place(model, ticket)
-    deployment = model.deployments.get(other.name)
-    if deployment is None:
-        deployment = core.deploy(model, other.name)
-        wake(core, other)
-    deployment.used = core.now
-    if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
-        sentence = deployment.reason or f"the worker does not start ({other.reason})"
-        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {sentence}")))
-    else:
-        other.queue.retry(ticket)
-        load_next(core, other)
-        run_next(core, other)
-
-
-def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
-    model = engine.suspect = running.model
-    model.blame.crashes += 1
-    if model.blame.crashes >= MAX_CRASHES:
-        sentence = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
-        versions.give_up_on(core, model, engine, sentence)
-
-
-def _end_by_being_empty(running: Running) -> bool:
-    """Return whether the CPU engine ends on inputs that are empty in this way: none were ever answered.
-
-    The model is not run on such inputs any more, and goes on with all others.
-    """
-    blame, empty = running.model.blame, running.ticket.empty
-    if not empty or blame.answers.get(empty) or len(blame.answers) >= _MOST_EMPTY:
-        return False
-    blame.answers[empty] = False
-    blame.crashes = 0
-    return True
-
-
-def _deadly(ticket: Ticket) -> InvalidArgument:
-    """Return the error for a request that ended the CPU engine at each attempt, or is known to do so."""
-    where = ", ".join(f"{name!r} in axis {axes[0]}" for name, axes in ticket.empty or ())
-    what = f"inputs that are empty ({where})" if where else "these inputs"
-    return InvalidArgument(f"model {ticket.model!r} ends the CPU engine's process on {what}; give others")
-
-
-def _retry(core: Core, running: Running, reason: str) -> None:
-    ticket = running.ticket
-    model = core.models.find(ticket.model)  # perhaps another version, or elsewhere by now
-    if model is not None:
-        engine = core.place(model, ticket)
-        deployment = model.deployments.get(engine.name)
-        usable = deployment is not None and deployment.state is not State.UNAVAILABLE
-        if usable and engine.phase is not Phase.FAILED and engine.queue.retry(ticket):
-            model.statistics.retried()
-            run_next(core, engine)
-            return
-    sentence = f"the request failed in {ticket.attempts} workers; last: {reason}"
-    core.act(Refuse(ticket.number, Unavailable(sentence)))

@@ -8,20 +8,31 @@ from .state import Core
 
 
 def run_next(core: Core, engine: Engine) -> None:
-    """Start the next request if nothing runs."""
-    if engine.running is not None or engine.phase is not Phase.READY:
+    """Start the next request if one may begin; no model runs twice at once on an engine."""
+    if not engine.open_to_more or engine.phase is not Phase.READY:
+        return
+    if engine.isolating and _loading(core, engine):
         return
 
     def servable(name: str) -> bool:
         model = core.models.find(name)
         deployment = model.deployments.get(engine.name) if model is not None else None
-        return deployment is not None and deployment.state is State.READY
+        return (
+            model is not None
+            and deployment is not None
+            and deployment.state is State.READY
+            and not (engine.running and engine.runs(model))
+        )
 
     ticket = engine.queue.take(core.now, servable)
     if ticket is not None:
         model = core.models.get(ticket.model)
-        engine.running = Running(ticket=ticket, model=model)
+        engine.running[ticket.number] = Running(ticket=ticket, model=model)
         core.act(Run(engine.name, ticket, model))
+
+
+def _loading(core: Core, engine: Engine) -> bool:
+    return any(deployment.loading for _, deployment in core.on(engine))
 
 
 def wake(core: Core, engine: Engine) -> None:
@@ -33,7 +44,7 @@ def wake(core: Core, engine: Engine) -> None:
 
 def dismiss(core: Core, engine: Engine) -> None:
     """Stop a stand-in that nothing needs any more, once what runs there has ended."""
-    if not engine.stand_in or engine.running is not None or core.needed(engine):
+    if not engine.stand_in or engine.running or engine.fallen or core.needed(engine):
         return
     if not engine.asleep:
         engine.phase = Phase.STOPPING
@@ -43,9 +54,12 @@ def dismiss(core: Core, engine: Engine) -> None:
 def load_next(core: Core, engine: Engine) -> None:
     """Load models one at a time on an engine.
 
-    Models that requests wait for come first, then those that come back, then the probes that are left.
+    Models that requests wait for come first, in the order of these; then those that come back, then the
+    probes that are left.
     """
-    if engine.phase is not Phase.READY or any(deployment.loading for _, deployment in core.on(engine)):
+    if engine.phase is not Phase.READY or _loading(core, engine):
+        return
+    if engine.isolating and not engine.all_long:
         return
     while (found := _next_to_serve(core, engine)) is not None:
         model, deployment = found
@@ -90,7 +104,7 @@ def _load(core: Core, model: ServedModel, deployment: Deployment, *, awaited: bo
 
 
 def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment] | None:
-    wanted = engine.queue.models()
+    wanted = {name: turn for turn, name in enumerate(engine.queue.first_models())}
     waiting = [
         (model, deployment)
         for model, deployment in core.on(engine)
@@ -98,7 +112,8 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
         and not deployment.resting
         and (model.engine == engine.name or model.name in wanted)
     ]
-    return min(waiting, key=lambda m: (m[0].blame.load_crashes, m[0].name not in wanted), default=None)
+    last = len(wanted)
+    return min(waiting, key=lambda m: (m[0].blame.load_crashes, wanted.get(m[0].name, last)), default=None)
 
 
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:

@@ -76,22 +76,27 @@ class Core:
         self.engines[name] = engine
         return engine
 
-    def cpu_of(self, owner: int | None) -> Engine | None:
+    def cpu_of(self, owner: int | None, *, isolated: bool = False) -> Engine | None:
         """Return the CPU engine for a user's own models; None where it is missing.
 
-        `owner` None stands for the models of administrators.
+        `owner` None stands for the models of administrators; `isolated` for those that are isolated.
         """
-        if self.cpu is None or owner is None:
-            return self.cpu
-        engine = self.engines.get(cpu_engine(owner))
+        if self.cpu is None:
+            return None
+        name = cpu_engine(owner, isolated=isolated)
+        engine = self.engines.get(name)
         if engine is None:
-            engine = self.add_engine(cpu_engine(owner), stand_in=True)
-            engine.owner = owner
+            engine = self.add_engine(name, stand_in=True)
+            engine.owner, engine.isolating = owner, isolated
         return engine
+
+    def cpu_engine_of(self, model: ServedModel) -> Engine | None:
+        """Return the CPU engine that may run a model; None where it is missing."""
+        return self.cpu_of(model.manifest.owner, isolated=bool(model.isolated))
 
     def of_kind(self, model: ServedModel, kind: str) -> Engine | None:
         """Return the engine of a kind, "gpu" or "cpu", that may run a model; None where that is missing."""
-        return self.cpu_of(model.manifest.owner) if kind == "cpu" else self.engines[model.device]
+        return self.cpu_engine_of(model) if kind == "cpu" else self.engines[model.device]
 
     def other_for(self, model: ServedModel, engine: Engine) -> Engine | None:
         """Return the engine of the other kind that can serve a model instead of `engine`, or None.
@@ -132,10 +137,20 @@ class Core:
         """Serve it from now on; gives what it replaces, whose requests wait for it."""
         replaced = self.models.put(model)
         if replaced is not None:
+            self._end_isolated(replaced)
             self._take_over(model, replaced)
             if replaced.engine != model.engine:
                 self.move_waiting(model.name, replaced.engine, model.engine)
         return replaced
+
+    def _end_isolated(self, model: ServedModel) -> None:
+        """Forget what an engine that isolates models does with one that was replaced."""
+        engine = self.engines.get(cpu_engine(model.manifest.owner, isolated=True))
+        if engine is not None:
+            for ticket in engine.queue.drop_model(model.name):
+                self.act(Refuse(ticket.number, replaced_error(model.name)))
+            if engine.name in model.deployments:
+                self.unload_unused(engine.name, model.key_on(engine.name))
 
     def _take_over(self, model: ServedModel, replaced: ServedModel) -> None:
         """Take over the CPU engine's deployment of a version that this one replaces.
@@ -195,7 +210,11 @@ class Core:
 
     def place(self, model: ServedModel, ticket: Ticket) -> Engine:
         """Return the engine on which a request is to run."""
-        cpu = self.cpu_of(model.manifest.owner) if ticket.open else None
+        cpu = None
+        if ticket.isolated:
+            cpu = self.cpu_of(model.manifest.owner, isolated=True)
+        elif ticket.open:
+            cpu = self.cpu_engine_of(model)
         return cpu or self.engines[model.engine]
 
     def leave(self, model: ServedModel, engine: Engine) -> None:

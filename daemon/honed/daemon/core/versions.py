@@ -28,7 +28,7 @@ from .messages import (
     TurnedAway,
     VersionChosen,
 )
-from .model import Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
+from .model import Deployment, Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
 from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
 from .state import Core
 
@@ -130,10 +130,11 @@ def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
         _fall_back(core, model, model.trial.before, f"the worker ended while it ran: {reason}")
 
 
-def give_up(core: Core, model: ServedModel, reason: str) -> None:
+def give_up(core: Core, model: ServedModel, reason: str, *, crashed: bool = False) -> None:
     """Give up on a version that cannot be served.
 
-    An earlier version may be served in its place, or another engine may serve the model; else nothing does.
+    An earlier version may be served in its place, or another engine may serve the model; else nothing does,
+    for a while where it `crashed`.
     """
     if model.on_device and model.manifest.compiled is not None:
         if model.trial is not None:
@@ -148,28 +149,39 @@ def give_up(core: Core, model: ServedModel, reason: str) -> None:
     if _switched(core, model, reason):
         return
     reason = f"{model.away}, and there {reason}" if model.away else reason
+    if crashed:
+        reason = _refused_for_a_while(core, model, model.deployment, reason)
     core.act(GiveUp(model.name, reason))
     fail(core, model, reason)
 
 
-def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
-    """Give up on a model on an engine that cannot serve it.
+def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, crashed: bool = False) -> None:
+    """Give up on a model on an engine that cannot serve it, for a while where it `crashed`.
 
     If another engine serves the model, only requests that need this engine are refused.
     """
     if core.served_by(model, engine):
-        give_up(core, model, reason)
+        give_up(core, model, reason, crashed=crashed)
         return
     deployment = model.deployments.get(engine.name)
     if deployment is not None:
+        if crashed:
+            reason = _refused_for_a_while(core, model, deployment, reason)
         deployment.state, deployment.reason = State.UNAVAILABLE, reason
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+
+
+def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
+    """Have a deployment tried again after a while; return the reason why it is refused with that."""
+    seconds = model.blame.refused()
+    deployment.again = core.now + seconds
+    return f"{reason}; it is tried again after {seconds:g} s"
 
 
 def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     """Have the other engine serve a model for good, unless it has failed, too."""
     left = core.engines[model.engine]
-    model.failed.add(left.name)
+    model.failed |= {left.name, model.cpu_engine if is_cpu(left.name) else left.name}
     other = core.other_for(model, left)
     if other is None or other.phase is Phase.FAILED:
         return False
@@ -195,7 +207,7 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
 
 
 def fail(core: Core, model: ServedModel, reason: str) -> None:
-    """Mark a model as unavailable until the service starts again, and refuse its waiting requests."""
+    """Mark a model as unavailable, and refuse its waiting requests."""
     model.deployment.state, model.deployment.reason = State.UNAVAILABLE, reason
     core.refuse_waiting(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
 

@@ -199,6 +199,8 @@ class Gatherer(Generic[W, A]):
             task = asyncio.ensure_future(self._run(group, members))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            for member in members:
+                member.answered.add_done_callback(partial(_end_unless_awaited, task, members))
         if group.timer is not None:
             group.timer.cancel()
             group.timer = None
@@ -219,7 +221,9 @@ class Gatherer(Generic[W, A]):
         except Exception as error:  # noqa: BLE001 - a fault of ours is told to each that waits
             _log.exception("running %d requests as one failed", len(members))
             found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
-        group.gathering.ended(time.monotonic() - begun)
+        finally:
+            group.gathering.ended(time.monotonic() - begun)
+            self._look(group)
         for member, result in zip(members, found, strict=True):
             if member.answered.done():
                 continue  # nobody waits for it any more
@@ -227,7 +231,14 @@ class Gatherer(Generic[W, A]):
                 member.answered.set_exception(result)
             else:
                 member.answered.set_result(result)
-        self._look(group)
+
+
+def _end_unless_awaited(
+    run: asyncio.Task[None], members: Sequence[_Waiting[W, A]], _: asyncio.Future[A]
+) -> None:
+    """Cancel the run of a batch once nobody waits for any of its members."""
+    if all(member.answered.done() for member in members):
+        run.cancel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -333,6 +333,7 @@ class Decoders(Feature):
                 timeout=deadline - time.monotonic(),
                 open_shape=file,
                 empty=form.empty if file else None,
+                held=True,
             )
             took.append((work, ran, form))
             if not runner.away and (not file or runner.compiled is None):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import METRICS, SERVER_STATUS
-from honed.protocol.service import KernelFault, KernelLog
+from honed.protocol.service import KernelFault, KernelLog, WorkerEnd
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from honed.protocol.service import Metrics, Status
 
 
+_CRASHES = ("crashed", "hung", "device")
 SERVICE, CANDIDATE, OTHER, UNKNOWN = "service", "candidate", "other", "unknown"
 WHOSE = {
     SERVICE: "a worker of the service",
@@ -76,18 +77,38 @@ class BlamedFault(KernelFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedProcess(WorkerEnd):
+    """A process of the service that crashed or hung, with the full name of its `engine`."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """The service that answers: ids of its `workers`, and since when it runs, in seconds since 1970."""
+    """The service that answers: ids of its `workers`, and since when it runs, in seconds since 1970.
+
+    `ended` are the latest of its processes that crashed or hung, the oldest first.
+    """
 
     workers: frozenset[int]
     since: float
+    ended: tuple[EndedProcess, ...] = ()
 
 
 def ours(metrics: Metrics, status: Status) -> Ours:
     """Return which processes are the service's own, from what it says of itself."""
     present = {device.worker.pid for device in status.devices}
-    ended = {end.pid for device in metrics.devices for end in device.worker.last_ends}
-    return Ours(workers=frozenset((present | ended) - {0}), since=metrics.time - metrics.uptime_seconds)
+    names = {device.name: device.spec or device.name for device in status.devices}
+    ended = [
+        EndedProcess(**asdict(end), engine=names.get(device.name, device.name))
+        for device in metrics.devices
+        for end in device.worker.last_ends
+    ]
+    return Ours(
+        workers=frozenset((present | {end.pid for end in ended}) - {0}),
+        since=metrics.time - metrics.uptime_seconds,
+        ended=tuple(sorted((end for end in ended if end.kind in _CRASHES), key=lambda end: end.time)),
+    )
 
 
 def of_service(socket: str | None) -> Ours | None:

@@ -128,7 +128,7 @@ class DeviceServer:
 
     def queue(self) -> QueueStatus:
         """Return how many requests wait and run."""
-        return QueueStatus(waiting=len(self.engine.queue), running=int(self.engine.running is not None))
+        return QueueStatus(waiting=len(self.engine.queue), running=len(self.engine.running))
 
     def _end_with_worker(self) -> None:
         for task in self._with_worker:

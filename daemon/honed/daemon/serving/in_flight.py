@@ -13,8 +13,8 @@ from typing import Any, Generic
 
 from honed.daemon.aio import DeadlineWatch
 from honed.daemon.core import messages
-from honed.daemon.core.messages import Run
-from honed.daemon.core.model import ServedModel
+from honed.daemon.core.messages import EndRun, Run
+from honed.daemon.core.model import ServedModel, is_cpu
 from honed.daemon.core.queue import ClientId, Empty, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
@@ -36,6 +36,7 @@ from .engine_server import DeviceServer
 from .plan import Answered, InferencePlan
 
 PROFILE_SECONDS = 600.0
+_LONG_SECONDS = 1.0  # of a run, after which a CPU engine begins others beside it
 _LOOK_SECONDS = 0.005  # between two looks at whether all is answered, when the service ends
 
 
@@ -56,6 +57,7 @@ class PendingRequest(Generic[R]):
     engine: str = ""  # that ran it last
     open: bool = False  # in shapes, or with values, that only the CPU engine takes
     empty: Empty = None
+    held: bool = False  # it needs state that lies in the worker
     number: int = 0
     # Called when it has its answers, or with an error; more than once where it is not ended then.
     on_end: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
@@ -84,6 +86,8 @@ class InFlightRequests:
         self._latencies = latencies
         self._work: dict[int, PendingRequest[Any]] = {}
         self._deadlines = DeadlineWatch(self._late)
+        self._calls: dict[int, tuple[str, int]] = {}  # under way: engine and call, by request
+        self._long = DeadlineWatch(self._lasts)
         self._numbers = itertools.count(1)
 
     async def infer(
@@ -120,14 +124,17 @@ class InFlightRequests:
         timeout: float,
         open_shape: bool,
         empty: Empty = None,
+        held: bool = False,
     ) -> tuple[R, PendingRequest[R]]:
         """Queue a call for a model as a request, and return the worker's answer and the ended request.
 
         `open_shape`: it has shapes that only the CPU engine takes; `empty`: which of its inputs have sizes of
-        0, and on which axes.
+        0, and on which axes; `held`: it needs state that lies in the worker, or leaves some there.
         """
-        held = {region.number: region for region in regions}
-        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape, empty=empty)
+        regions_held = {region.number: region for region in regions}
+        work = PendingRequest(
+            call=call, regions=list(regions_held.values()), open=open_shape, empty=empty, held=held
+        )
         [answer] = await self._ask(client, model, priority, timeout, work)
         return answer, work
 
@@ -215,6 +222,7 @@ class InFlightRequests:
             deadline=now + timeout,
             open=work.open,
             empty=work.empty,
+            held=work.held,
         )
         self._work[work.number] = work
         self._deadlines.set(work.number, ticket.deadline)
@@ -245,7 +253,7 @@ class InFlightRequests:
         """
         work, supervisor = self._work.get(action.ticket.number), self._servers[action.engine].supervisor
         if work is None:  # it was given up when it was about to run
-            self._on_run(messages.RequestRejected(action.engine, Cancelled("the request was cancelled")))
+            self._on_run(_cancelled(action))
             return None
         for region in work.regions:
             region.hold()
@@ -263,27 +271,53 @@ class InFlightRequests:
             self._release(work)  # as in `_begin`
         except HonedError as error:
             self._release(work)
-            self._on_run(_failed(action.engine, error))
+            self._on_run(_failed(action.engine, work.number, error))
         else:
             self._begin(action, work)
 
     def _begin(self, action: Run, work: PendingRequest[Any]) -> None:
+        if work.number not in self._work:  # it was given up meanwhile
+            self._release(work)
+            self._on_run(_cancelled(action))
+            return
         work.started = time.monotonic()
         work.model, work.version = action.model, action.model.manifest.history.number
         work.engine = action.engine
         work.open = action.ticket.open
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
+        on_end = partial(self._ran, action.engine, work, call)
+        self._calls[work.number] = action.engine, 0
+        if is_cpu(action.engine):
+            self._long.set(work.number, work.started + _LONG_SECONDS)
         try:
-            on_end = partial(self._ran, action.engine, work, call)
-            supervisor.ask(call, on_end, seconds=self._limits.run_seconds)
+            number = supervisor.ask(call, on_end, seconds=self._limits.run_seconds)
+            if work.number in self._calls:  # it may have ended at once
+                self._calls[work.number] = action.engine, number
         except NoWorker:
+            self._over(work)
             # WorkerLost comes, or has come, and lets the request wait again.
             self._release(work)
             work.started = 0.0
         except HonedError as error:
+            self._over(work)
             self._release(work)
-            self._on_run(_failed(action.engine, error))
+            self._on_run(_failed(action.engine, work.number, error))
+
+    def _over(self, work: PendingRequest[Any]) -> None:
+        """Forget the call of a run that has ended."""
+        self._calls.pop(work.number, None)
+        self._long.drop(work.number)
+
+    def _lasts(self, number: int) -> None:
+        engine, _ = self._calls[number]
+        self._on_run(messages.RunLasts(engine, number))
+
+    def end_run(self, action: EndRun) -> None:
+        """Have the worker end a run for which nobody waits any more."""
+        engine, call = self._calls.get(action.request, ("", 0))
+        if engine == action.engine:
+            self._servers[engine].supervisor.end_call(call)
 
     def _ran(
         self,
@@ -292,19 +326,22 @@ class InFlightRequests:
         call: WorkerCall[Any],
         answer: ResponseReceived | Exception,
     ) -> None:
+        self._over(work)
         self._release(work)
         try:
             if isinstance(answer, Exception):
                 raise answer
             work.answers.append(taken(call, answer))
+        except NoWorker:
+            work.started = 0.0  # WorkerLost lets the request wait again
         except HonedError as error:
-            self._on_run(_failed(engine, error))
+            self._on_run(_failed(engine, work.number, error))
         except strict.Mismatch as error:
-            self._on_run(
-                messages.WorkerFailed(engine, f"the worker's answer makes no sense: {error}", device=False)
-            )
+            reason = f"the worker's answer makes no sense: {error}"
+            self._on_run(messages.WorkerFailed(engine, work.number, reason, device=False))
+            self._servers[engine].supervisor.kill(reason)
         else:
-            self._on_run(messages.Served(engine, more=len(work.answers) < work.runs))
+            self._on_run(messages.Served(engine, work.number, more=len(work.answers) < work.runs))
 
     def answer(self, request: int) -> None:
         """Give a request what its runs brought."""
@@ -338,11 +375,16 @@ class InFlightRequests:
             self.release(region)
 
 
-def _failed(engine: str, error: HonedError) -> messages.Event:
+def _cancelled(action: Run) -> messages.Event:
+    error = Cancelled("the request was cancelled")
+    return messages.RequestRejected(action.engine, action.ticket.number, error)
+
+
+def _failed(engine: str, request: int, error: HonedError) -> messages.Event:
     if isinstance(error, WorkerDied | DeviceError):
-        return messages.WorkerFailed(engine, str(error), device=isinstance(error, DeviceError))
+        return messages.WorkerFailed(engine, request, str(error), device=isinstance(error, DeviceError))
     # Its traceback would keep the frame it was caught in, with the data.
-    return messages.RequestRejected(engine, error.with_traceback(None))
+    return messages.RequestRejected(engine, request, error.with_traceback(None))
 
 
 def merged(profiles: Sequence[ModelProfile]) -> ModelProfile:

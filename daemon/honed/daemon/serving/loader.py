@@ -91,6 +91,7 @@ class ProofCache:
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
+_LOOK_SECONDS = 0.05  # between two looks whether the engine is quiet
 _Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
 
 
@@ -145,6 +146,10 @@ class Loader:
         except NoWorker:
             return None  # it ended for another reason, and the next one loads the model
         except WorkerDied as error:
+            if not isinstance(error, BuilderLost):
+                self._forget(
+                    key
+                )  # this may have been its doing: it is proven apart before it is loaded again
             return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
             return messages.LoadRefused(action.deployment, str(error))
@@ -285,10 +290,12 @@ class Loader:
 
         Its inputs are those of the probes of its compiled form.
         """
+        await self._quiet()
         return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
 
     async def turn_on_zeros(self, key: str, inputs: tuple[GivenInput, ...]) -> int:
         """Run a loaded model once on zeros, and return nanoseconds."""
+        await self._quiet()
         return (await self._careful(WarmUp(key=key, inputs=inputs))).ns
 
     async def alone(self, key: str, turn: int) -> int:
@@ -321,6 +328,12 @@ class Loader:
         end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
         while self.engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
+
+    async def _quiet(self) -> None:
+        """Wait until no run that takes long would make another one seem slower, but not for ever."""
+        end = time.monotonic() + self._limits.run_seconds
+        while any(each.long for each in self.engine.running.values()) and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def tell(self, call: WorkerCall[Empty]) -> None:
         """Make a call whose answer changes nothing; a worker that is gone has forgotten anyway."""

@@ -58,6 +58,10 @@ def write(action: messages.Action) -> None:
             _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
         case messages.EngineChanged(model, engine, why):
             _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
+        case messages.Isolated(model, why):
+            _log.error("model %s: %s", model, why)
+        case messages.Rejoined(model):
+            _log.info("model %s runs among the other models again", model)
         case messages.Back(model, engine):
             _log.info("model %s is served by %s again", model, engine)
         case messages.StaysAway(model, engine, why):
@@ -148,7 +152,14 @@ class Placement:
 USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
 # Events that change nothing of what serves a model.
 _OF_REQUESTS = frozenset(
-    {messages.Asked, messages.ClientGaveUp, messages.ClientGone, messages.Served, messages.InferenceTimed}
+    {
+        messages.Asked,
+        messages.ClientGaveUp,
+        messages.ClientGone,
+        messages.InferenceTimed,
+        messages.RunLasts,
+        messages.Served,
+    }
 )
 _PASSED_SECONDS = 5.0  # between two looks at what is not used any more
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
@@ -202,13 +213,14 @@ class Pool:
     def _server(self, engine: Engine) -> DeviceServer:
         cache_dir = self._cache_dir
         if is_cpu(engine.name):
-            memory_mib = self._user_mib if engine.rests else self._cpu.memory_mib
+            users = engine.owner is not None
+            memory_mib = self._user_mib if users else self._cpu.memory_mib
             program = WorkerProgram(
                 module="honed.cpu.worker",
                 argument=str(self._cpu.threads),
                 memory_mib=memory_mib,
-                setting="apps.memory_mib" if engine.rests else "cpu.memory_mib",
-                niceness=USERS_NICENESS if engine.rests else 0,
+                setting="apps.memory_mib" if users else "cpu.memory_mib",
+                niceness=USERS_NICENESS if users else 0,
             )
             if engine.owner is not None:
                 # What others' files were proven to do is not known here: that would tell of them.
@@ -277,6 +289,8 @@ class Pool:
         match action:
             case messages.Run():
                 self._run(action)
+            case messages.EndRun():
+                self.asking.end_run(action)
             case messages.Answer(request):
                 self.asking.answer(request)
             case messages.Refuse(request, error):

@@ -20,11 +20,18 @@ from numpy.typing import NDArray
 from honed.process import rpc
 from honed.process.limits import no_memory
 from honed.process.rpc import Method, Server, by_name
-from honed.protocol.errors import AnswerTooLarge, HonedError, Internal, InvalidArgument, OutOfMemory
+from honed.protocol.errors import (
+    AnswerTooLarge,
+    Cancelled,
+    HonedError,
+    Internal,
+    InvalidArgument,
+    OutOfMemory,
+)
 from honed.protocol.params import ROOM_ALIGN, Data
-from honed.protocol.peer import RequestReceived
+from honed.protocol.peer import NotificationReceived, RequestReceived
 from honed.protocol.results import Empty, ObservedSizes
-from honed.protocol.wire import FrameLimits
+from honed.protocol.wire import FrameLimits, close_all
 from honed.runtime.calling.shared_memory import map_descriptor
 from honed.runtime.dtypes import STRING, dtype, is_text
 from honed.runtime.encodings import decode_text, encode_text
@@ -51,6 +58,7 @@ from .calls import (
     WantedOutput,
     WarmUp,
 )
+from .turns import CallUnderWay, Turns
 
 # ---- Requests run as one, joined along the first dimension of every tensor ----
 
@@ -169,6 +177,7 @@ class Host(Server, ABC):
         self._regions: dict[int, Array] = {}
         self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
         self._loading = 0  # number of the request that loads now
+        self._turns = Turns(self._next, self._answer_call, self._refuse_call, self.beside)
 
     @abstractmethod
     def loaded(self, key: str) -> Runs:
@@ -184,14 +193,34 @@ class Host(Server, ABC):
     def serve(self) -> None:
         """Answer until the service hangs up."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
-        super().serve()
+        self._turns.serve()
 
-    def asked(self, request: RequestReceived) -> None:
-        """Answer a request in its turn, or have it answered by the thread that loads."""
-        if request.method in self.LOADING:
-            self._loads.put(request)
-        else:
-            super().asked(request)
+    def _next(self) -> RequestReceived | None:
+        """Wait for the next request that does not load; None when the service has hung up."""
+        while (event := self.received()) is not None:
+            if isinstance(event, NotificationReceived):
+                if event.method == "Cancel":
+                    self._turns.end(event.params.get("msgid"))
+            elif event.method in self.LOADING:
+                self._loads.put(event)
+            else:
+                return event
+        return None
+
+    def _answer_call(self, call: CallUnderWay) -> None:
+        self.begin_call(call)
+        self.asked(call.request)
+
+    def _refuse_call(self, request: RequestReceived) -> None:
+        self.refuse(request, _ended())
+        close_all(request.descriptors)
+
+    def begin_call(self, call: CallUnderWay) -> None:
+        """Prepare to end the run of a call when nobody waits for it any more."""
+
+    def beside(self, call: RequestReceived, other: RequestReceived) -> bool:
+        """Return whether a call may begin while another one that takes long runs."""
+        return False
 
     def _load_all(self) -> None:
         try:
@@ -211,6 +240,8 @@ class Host(Server, ABC):
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer for an exception; a bug in one request must not end the others."""
+        if (call := self._turns.present) is not None and call.ended:
+            return _ended()
         if isinstance(raised, HonedError):
             return raised
         if isinstance(raised, MemoryError):
@@ -422,6 +453,10 @@ class Host(Server, ABC):
             WarmUp: _warm_up,
         }
     )
+
+
+def _ended() -> Cancelled:
+    return Cancelled("the run was ended, as nobody waits for it any more")
 
 
 def _row(value: Array, count: int) -> Array:

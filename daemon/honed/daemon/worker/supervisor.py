@@ -144,6 +144,7 @@ class Supervisor:
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = self._kill_kind = ""
+        self._cause: _UnderWay | None = None  # the call for which the worker was killed
         self._calls = 0  # under way
         self._deadlines = DeadlineWatch(self._late)
         self._heard = 0.0  # when the worker last answered, in monotonic seconds
@@ -219,26 +220,39 @@ class Supervisor:
         coming = aio.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
         self._count(under_way)
         coming.add_done_callback(partial(self._settled, under_way))
-        return aio.taken(call, await coming)
+        try:
+            return aio.taken(call, await coming)
+        except WorkerDied as died:
+            raise self._died_of(under_way, died) from died
 
-    def ask(self, call: WorkerCall[Any], on_answer: OnAnswer, *, seconds: float) -> None:
+    def ask(self, call: WorkerCall[Any], on_answer: OnAnswer, *, seconds: float) -> int:
         """Make a call, and have `on_answer` called with its answer, or its error, as soon as that arrives.
 
-        Raises NoWorker where it is known already that there is no worker.
+        The error is NoWorker where another call is known to be the cause. Returns the call's number. Raises
+        NoWorker where it is known already that there is no worker.
         """
         link, under_way = self._reached(), _UnderWay(call, seconds)
 
         def answered(answer: ResponseReceived | Exception) -> None:
             self._over(under_way, answer if isinstance(answer, Exception) else None)
-            on_answer(answer)
+            on_answer(self._died_of(under_way, answer) if isinstance(answer, WorkerDied) else answer)
 
         self._count(under_way)
         try:
-            link.ask(call.method, strict.to_plain(call), answered)
+            return link.ask(call.method, strict.to_plain(call), answered)
         except BaseException:
             self._calls -= 1
             self._deadlines.drop(under_way)
             raise
+
+    def end_call(self, number: int) -> None:
+        """Have the worker end a call that it runs for nobody; it is answered all the same."""
+        if self._link is not None and self._link.broken is None:
+            self._link.notify("Cancel", {"msgid": number})
+
+    def _died_of(self, call: _UnderWay, error: WorkerDied) -> WorkerDied:
+        """Return the error of a call whose worker died: NoWorker where that was for another call."""
+        return error if self._cause in (None, call) else NoWorker(str(error))
 
     def _reached(self) -> AsyncLink:
         """Return the worker's link; raises NoWorker where it is known already that there is no worker."""
@@ -266,6 +280,7 @@ class Supervisor:
             self._lost_at_work |= call.call.work
 
     def _late(self, call: _UnderWay) -> None:
+        self._cause = self._cause or call
         self.kill(f"it did not finish within {call.seconds:g} s", kind="hung")
 
     def kill(self, reason: str, *, kind: str = "device") -> None:
@@ -315,6 +330,7 @@ class Supervisor:
         """Start a worker and return it when it is ready; raise if it does not become so."""
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
+        self._cause = None
         self._lost_at_work = self._from_outside = False
         process, link = await spawn(self.program, self._cache_dir, self._lost)
         self._process, self._link = process, link

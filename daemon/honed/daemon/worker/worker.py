@@ -29,6 +29,7 @@ from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor, load
 from honed.runtime.execution.proof import Difference, aligned, check_numbered, compare, probe_count
+from honed.runtime.execution.segments import running_now
 
 from .calls import (
     BuildModel,
@@ -51,6 +52,7 @@ from .calls import (
 )
 from .host import Array, Host, Stepped, check_timeline, connect
 from .steps import FormSequences
+from .turns import CallUnderWay
 
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
 
@@ -203,6 +205,10 @@ class Worker(Host):
         else:
             self._recorder.forget(key)
         return self.loaded(key).observed
+
+    def begin_call(self, call: CallUnderWay) -> None:
+        """Have the device's launches end when nobody waits for the call any more."""
+        running_now.ended = lambda: call.ended
 
     def _find(self, call: FindDevice) -> FoundDevice:
         device = select(self._spec or None) if call.models else None

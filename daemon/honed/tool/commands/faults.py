@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from honed.daemon.observe.faults import WHOSE, BlamedFault, blamed, kernel_log, of_service
+from honed.daemon.observe.faults import WHOSE, BlamedFault, EndedProcess, blamed, kernel_log, of_service
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog
@@ -43,16 +43,21 @@ def _faults(arguments: argparse.Namespace, output: Output) -> None:
     where = find_records(arguments)
     quarantine, log = _read(where)
     found = quarantine.faults
-    faults = blamed(log, of_service(arguments.socket), found)
+    service = of_service(arguments.socket)
+    faults = blamed(log, service, found)
     document = {
         "records": str(where.path),
         "quarantined": found,
+        "ended_processes": service.ended if service is not None else None,
         "kernel_log": {"readable": log.readable, "reason": log.reason, "faults": faults},
     }
 
     def show(console: Console) -> None:
         _print_quarantine(console, found)
         console.print()
+        if service is not None:
+            _print_ended(console, service.ended)
+            console.print()
         _print_log(console, log, faults)
 
     output.emit(document, show)
@@ -88,6 +93,17 @@ def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) 
         line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
         for record in fault.records:
             _indented(console, record)
+
+
+def _print_ended(console: Console, ended: Sequence[EndedProcess]) -> None:
+    if not ended:
+        line(console, "No process of the service has crashed or hung since it started.")
+        return
+    line(console, "The latest processes of the service that crashed or hung:")
+    for each in ended:
+        console.print()
+        line(console, f"{moment_text(each.time)}  {each.engine}, process {each.pid}: {each.kind}", "bold")
+        line(console, f"  {each.reason}")
 
 
 def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> None:

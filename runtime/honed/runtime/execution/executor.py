@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from honed.machine.devices import Device, select
 from honed.machine.opencl import cl, context, driver_call
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.errors import Cancelled, DeviceError, InvalidArgument
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled.model import (
     COMPILED_PART,
@@ -76,6 +76,7 @@ def load(
     )
 
 
+_LONG_SECONDS = 0.25  # of a run; one that is expected to take so long can be ended between its launches
 _ONLY = Slot(0, 1)
 
 
@@ -101,6 +102,7 @@ class Executor:
         self.device = device
         self._lock = threading.Lock()
         self._unusable = ""  # why, once it is
+        self._seconds = 0.0  # of the latest run
         programs.check(file.model, device)
         kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
         self.programs: Sequence[Any] = kernels  # which models of this process share while they are held
@@ -326,6 +328,7 @@ class Executor:
         if self._unusable:
             raise DeviceError(f"the device failed before ({self._unusable}); load the model in a new process")
         queue = self._queue if timeline is None else timeline.queue
+        begun, long = time.monotonic(), self._seconds >= _LONG_SECONDS
         try:
             with driver_call("run the model"):
                 for port, value in zip(self._inputs.ports, given, strict=True):
@@ -337,7 +340,7 @@ class Executor:
                 events = [
                     event
                     for segment in self._segments
-                    for event in (segment.run() if timeline is None else segment.run_timed(timeline))
+                    for event in (segment.run(long=long) if timeline is None else segment.run_timed(timeline))
                 ]
                 self._outputs.enqueue(queue)
                 self._append(growing, rows, count)
@@ -351,6 +354,11 @@ class Executor:
         except DeviceError as failed:
             self._unusable = str(failed)
             raise
+        except Cancelled:
+            queue.finish()  # what is in flight must not meet the next run
+            raise
+        finally:
+            self._seconds = time.monotonic() - begun
 
 
 def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -9,14 +9,16 @@ part of the model runs in the CPU engine.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from honed.machine.opencl import LOADER, cl, driver_call, refused
 from honed.protocol.dataclass import dataclass
+from honed.protocol.errors import Cancelled
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
 from .cpuparts import OpenParts
@@ -26,6 +28,7 @@ from .timing import Called, Enqueued, Timeline
 Array = NDArray[Any]
 Call = tuple[Any, tuple[Any, ...], str]  # a function of the driver, all its arguments, and what for
 CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
+_SHORT_QUEUE = 2  # chunks in flight of a run that takes long, so that it can be ended
 _launch = LOADER.clEnqueueNDRangeKernel
 _copy = LOADER.clEnqueueCopyBuffer
 
@@ -113,6 +116,20 @@ def handle(owner: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(owner.int_ptr)
 
 
+class RunningNow(threading.local):
+    """Whether the run of this thread is to end because nobody waits for it; asked between launches."""
+
+    ended: Callable[[], bool] | None = None
+
+    def check(self) -> None:
+        """Raise Cancelled where the run is to end."""
+        if self.ended is not None and self.ended():
+            raise Cancelled("the run was ended, as nobody waits for it any more")
+
+
+running_now = RunningNow()
+
+
 class LaunchBatch:
     """Commands that run in order; at most `cap` of them are queued at once where `cap` is not 0."""
 
@@ -122,11 +139,16 @@ class LaunchBatch:
         self.chunks = [commands[i : i + size] for i in range(0, len(commands), size)]
         self._bound = [Chunk(chunk, queue) for chunk in self.chunks]
 
-    def run(self) -> Sequence[Any]:
-        """Enqueue all; the events are the last of each chunk."""
+    def run(self, *, long: bool = False) -> Sequence[Any]:
+        """Enqueue all; the events are the last of each chunk.
+
+        Few chunks of a run that takes `long` are in flight at once. Raises Cancelled where it is to end.
+        """
         tails: list[Any] = []
+        window = min(self._window or _SHORT_QUEUE, _SHORT_QUEUE) if long else self._window
         for chunk in self._bound:
-            self._wait(tails)
+            self._wait(tails, window)
+            running_now.check()
             tails.append(chunk.enqueue())
         return tails
 
@@ -136,7 +158,7 @@ class LaunchBatch:
         events: list[Any] = []
         tails: list[Any] = []
         for chunk in self.chunks:
-            self._wait(tails)
+            self._wait(tails, self._window)
             for command in chunk:
                 began = time.perf_counter()
                 events.append(command.enqueue(into))
@@ -145,10 +167,10 @@ class LaunchBatch:
             timeline.queue.flush()
         return events
 
-    def _wait(self, tails: Sequence[Any]) -> None:
-        """Wait until another chunk may be queued after those that end with `tails`."""
-        if self._window and len(tails) >= self._window:
-            tails[-self._window].wait()
+    def _wait(self, tails: Sequence[Any], window: int) -> None:
+        """Wait until another chunk may be queued after those that end with `tails`; 0: any number may be."""
+        if window and len(tails) >= window:
+            tails[-window].wait()
 
 
 class BoundPart:
@@ -164,8 +186,9 @@ class BoundPart:
         assert isinstance(wanted, tuple)
         self._part, self._wanted = part, wanted
 
-    def run(self) -> Sequence[Any]:
-        """Run the partition; raise InvalidArgument where its inputs do not fit it."""
+    def run(self, *, long: bool = False) -> Sequence[Any]:
+        """Run the partition; raise InvalidArgument where its inputs do not fit it, and Cancelled."""
+        running_now.check()
         self._call(self._queue)
         return ()
 

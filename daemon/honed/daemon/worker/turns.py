@@ -1,0 +1,182 @@
+"""Whose turn it is in a process that runs models: calls in their order, others beside one that takes long.
+
+One thread reads calls and runs them itself, which takes no switch between threads. When a call takes long
+another thread reads on in its place: it hears when nobody waits for that call any more, and it runs further
+calls, if these may run beside those under way; else they wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from honed.protocol.peer import RequestReceived
+
+_LONG_SECONDS = 0.1  # of a call, after which another thread reads, twice as much at most
+_log = logging.getLogger(__name__)
+
+
+class CallUnderWay:
+    """A call that runs, and whether it is to end because nobody waits for it."""
+
+    __slots__ = ("_how", "ended", "request")
+
+    def __init__(self, request: RequestReceived) -> None:
+        self.request = request
+        self.ended = False
+        self._how: Callable[[], object] | None = None
+
+    def ends_by(self, how: Callable[[], object]) -> None:
+        """Have `how` called, by another thread, when the call is to end."""
+        self._how = how
+        if self.ended:
+            how()
+
+    def end(self) -> None:
+        """Have the call end soon, if it can."""
+        self.ended = True
+        if self._how is not None:
+            self._how()
+
+
+class _Present(threading.local):
+    call: CallUnderWay | None = None
+
+
+class Turns:
+    """The calls of one process. `end` is for the thread that reads, the rest for any."""
+
+    def __init__(
+        self,
+        read: Callable[[], RequestReceived | None],
+        answer: Callable[[CallUnderWay], None],
+        refuse: Callable[[RequestReceived], None],
+        beside: Callable[[RequestReceived, RequestReceived], bool],
+    ) -> None:
+        """Initialise; `read` waits for the next call, and returns None at the end.
+
+        `refuse` answers a call that was given up before it began. `beside` returns whether its first call may
+        begin while its second runs.
+        """
+        self._next = read
+        self._answer = answer
+        self._refuse = refuse
+        self._beside = beside
+        self._lock = threading.Lock()
+        self._under_way: dict[int, CallUnderWay] = {}
+        self._waiting: deque[RequestReceived] = deque()
+        self._reader = 0  # the thread that reads
+        self._own: CallUnderWay | None = None  # what that runs itself now
+        self._begun = 0  # calls so far
+        self._watched = False  # a thread looks whether that takes long
+        self._watch = threading.Semaphore(0)
+        self._over = threading.Event()
+        self._present = _Present()
+
+    @property
+    def present(self) -> CallUnderWay | None:
+        """The call that this thread runs; None where it loads a model, or none."""
+        return self._present.call
+
+    def serve(self) -> None:
+        """Run what is read until the end of that."""
+        self._reader = threading.get_ident()
+        self._start_relief()
+        self._read()
+        self._over.wait()
+        if self._under_way:
+            os._exit(0)  # the library must not be taken away from under what runs
+
+    def end(self, number: object) -> None:
+        """Have a call end for which nobody waits any more, if it runs or waits."""
+        with self._lock:
+            call = self._under_way.get(number) if isinstance(number, int) else None
+            waits = next((each for each in self._waiting if each.msgid == number), None)
+            if waits is not None:
+                self._waiting.remove(waits)
+        if call is not None:
+            call.end()
+        elif waits is not None:
+            self._refuse(waits)
+
+    def _read(self) -> None:
+        try:
+            while (request := self._next()) is not None:
+                if not self._take(request):
+                    return  # another thread reads
+        except Exception:  # noqa: BLE001 - without a thread that reads the service would wait in vain
+            try:
+                _log.exception("the worker cannot read")
+            finally:
+                os._exit(1)  # the service starts another
+        self._over.set()
+
+    def _take(self, request: RequestReceived) -> bool:
+        """Run a call, or let it wait; return whether this thread still reads."""
+        with self._lock:
+            if self._waiting or not self._may_begin(request):
+                self._waiting.append(request)
+                return True
+            call = self._own = self._begin(request)
+            if not self._watched:
+                self._watched = True
+                self._watch.release()
+        while True:
+            self._present.call = call
+            self._answer(call)
+            self._present.call = None
+            with self._lock:
+                del self._under_way[call.request.msgid]
+                reads = self._reader == threading.get_ident()
+                more = bool(self._waiting) and self._may_begin(self._waiting[0])
+                if more:
+                    call = self._begin(self._waiting.popleft())
+                if reads:
+                    self._own = call if more else None
+                if not more:
+                    return reads
+
+    def _may_begin(self, request: RequestReceived) -> bool:
+        return all(self._beside(request, other.request) for other in self._under_way.values())
+
+    def _begin(self, request: RequestReceived) -> CallUnderWay:
+        self._begun += 1
+        call = self._under_way[request.msgid] = CallUnderWay(request)
+        return call
+
+    def _start_relief(self) -> None:
+        threading.Thread(target=self._relieve, name="relief", daemon=True).start()
+
+    def _relieve(self) -> None:
+        """Read in the place of a thread whose call takes long."""
+        while True:
+            self._watch.acquire()
+            if self._took_over():
+                self._read()
+                return
+
+    def _took_over(self) -> bool:
+        """Watch the thread that reads; return True where this one is to read from now on.
+
+        Returns False where nothing was called for a while: nobody needs to be watched then.
+        """
+        before, begun = None, -1
+        while True:
+            time.sleep(_LONG_SECONDS)
+            with self._lock:
+                own = self._own
+                if own is not None and own is before:
+                    try:
+                        self._start_relief()
+                    except RuntimeError:  # no room for a thread: the call is waited for
+                        continue
+                    self._reader, self._own, self._watched = threading.get_ident(), None, False
+                    return True
+                if own is None and self._begun == begun:
+                    self._watched = False
+                    return False
+                before, begun = own, self._begun
