@@ -30,7 +30,6 @@ from honed.daemon.worker.calls import (
     OpenDevice,
     ProfileModel,
     RunStep,
-    RunSteps,
     RunTurn,
     UnloadModel,
 )
@@ -121,8 +120,6 @@ class CpuEngine(Host):
             session = Session(
                 Path(call.path), threads, level=call.level, spinning=call.spinning, arena=call.arena
             )
-            if held is not None:
-                self._sequences.forget(held.session)
             self._models[call.key] = held = _Loaded(session, asked, where)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 
@@ -146,18 +143,13 @@ class CpuEngine(Host):
         """Run a step of a sequence whose state ONNX Runtime holds."""
         return self._sequences.step(self.loaded(call.run.key), call, inputs)
 
-    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
-        """Run steps of several sequences whose state is here."""
-        return self._sequences.step_together(self.loaded(call.key), call, inputs)
-
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences."""
         self._sequences.drop(call.sequences)
         return Empty()
 
     def _unload(self, call: UnloadModel) -> Empty:
-        if (held := self._models.pop(call.key, None)) is not None:
-            self._sequences.forget(held.session)
+        self._models.pop(call.key, None)
         self._sets = "", []
         return Empty()
 

@@ -231,6 +231,7 @@ async def _features(
             leasing=base.leasing,
             ledger=base.ledger,
             limits=base.config.limits,
+            drop_variants=base.changes.remove_variants,
         ),
         SizeSpecialiser(
             changes=base.changes,

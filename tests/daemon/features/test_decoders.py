@@ -7,9 +7,6 @@ import json
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +14,9 @@ import pytest
 
 from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Form, Piece, decoder_of, joint_forms, pieces
+from honed.daemon.features.decoding import Form, decoder_of, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import RunForm, RunModel, RunStep, RunSteps, WantedOutput
+from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
 from honed.daemon.worker.step_inputs import Step, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
@@ -87,27 +84,22 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     assert (own.axis, own.once, cross.axis, cross.once) == (2, False, -1, True)
 
 
-def test_forms_have_the_room_and_the_sequences_asked_for() -> None:
+def test_forms_have_the_room_asked_for() -> None:
     assert [piece.form for piece in pieces(Step(1, 65, 0))] == [Form(64, 256)] * 2
     assert [piece.form for piece in pieces(Step(1, 65, 0), 512)] == [Form(64, 512)] * 2
     assert [piece.form for piece in pieces(Step(1, 1, 600), 512)] == [Form(1, 1024)]
-    assert [form.sequences for form in joint_forms(512, 2)] == [2, 4]
-    assert [form.sequences for form in joint_forms(512, 3)] == [4, 2]
-    assert [form.sequences for form in joint_forms(512, 9)] == [4, 2]
     known = decoder_of(OPTIMUM, {})
     assert known is not None
-    assert known.has_joint_forms
-    assert [*known.shapes(Form(1, 256, 4)).values()] == [(4, 1), (4, 257), (4, 1), (4, 3, 256, 64)]
+    assert [*known.shapes(Form(1, 256)).values()] == [(1, 1), (1, 257), (1, 1), (1, 3, 256, 64)]
 
 
-@pytest.mark.parametrize("name", ["input_ids", "past_key_values.0.key", "position_ids"])
-def test_sequences_share_no_form_that_has_a_batch_of_one(name: str) -> None:
-    inputs = [
-        spec(t.name, t.dtype, 1, *(t.symbols or ())[1:]) if t.name == name else t for t in OPTIMUM.inputs
-    ]
-    known = decoder_of(interface(inputs, list(OPTIMUM.outputs)), {"present.0.key": "past_key_values.0.key"})
+def test_forms_for_several_sequences_of_earlier_versions_are_known() -> None:
+    known = decoder_of(OPTIMUM, {})
     assert known is not None
-    assert not known.has_joint_forms
+    one = known.shapes(Form(1, 512))
+    assert known.was_for_several({name: (4, *shape[1:]) for name, shape in one.items()})
+    assert not known.was_for_several(one)
+    assert not known.was_for_several(dict.fromkeys(one, (2, 7)))
 
 
 def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
@@ -151,9 +143,6 @@ def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
     assert known.held(Step(3, 1, 0))[0].begins == (3, 2, 0, 64)
 
 
-ROOM = 16
-
-
 def close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -189,63 +178,6 @@ class Sequence:
 
     def compare(self, ids: Array) -> None:
         close(self.step(ids), self.app.step(ids))
-
-    def given(self, ids: Array) -> dict[str, Array]:
-        """What a form with room for ROOM tokens is given for one."""
-        contents = self._known.contents(Piece(Form(1, ROOM), self.rows, 0, 1), ids.tobytes())
-        return {
-            tensor.name: np.frombuffer(data, np.int64).reshape(tensor.shape)
-            for tensor, data in zip(self._known.inputs(Form(1, ROOM)), contents, strict=True)
-        }
-
-
-def together(
-    session: Session, sequences: HeldSequences, members: list[Sequence], seed: int, token: int | None = None
-) -> None:
-    """Run a token of each of some sequences as one, and compare; `token` is that of the first, if given."""
-    ids = [prompt(1, seed + each.number) for each in members]
-    if token is not None:
-        ids[0][:] = token
-    call = RunSteps(key="", sequences=3, capacity=ROOM, members=tuple(each.call(1) for each in members))
-    found = sequences.step_together(
-        session, call, [each.given(one) for each, one in zip(members, ids, strict=True)]
-    )
-    for each, one, (outputs, rows, nbytes) in zip(members, ids, found, strict=True):
-        each.rows += 1
-        assert rows == each.rows
-        close(outputs["logits"], each.app.step(one))
-        assert nbytes == sum(array.nbytes for array in each.app.state.values())
-
-
-@pytest.mark.parametrize("made", [decoder, grouped])
-def test_onnx_runtime_runs_steps_of_several_as_one(tmp_path: Path, made: Callable[[Path], Path]) -> None:
-    path, sequences = made(tmp_path / "m.onnx"), HeldSequences()
-    session = Session(path, 1)
-    several = [Sequence(number, session, sequences, path) for number in range(5)]
-    for each in several[:4]:
-        each.compare(prompt(1 + each.number, each.number))
-    turns = [(0, 1, 2), (0, 2), (3,), (4, 0, 1), (2,), (4, 3, 2), (1, 2)]
-    for at, turn in enumerate(turns):
-        together(session, sequences, [several[number] for number in turn], 10 * at)
-        if at == 3:
-            several[0].compare(prompt(2, 7))
-            together(session, sequences, several[:1], 99)
-    with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
-        together(session, sequences, several[1:3], 0, token=VOCABULARY + 9)
-    several[1].compare(prompt(1, 40))  # which is not run again in the slot that it had
-    together(session, sequences, several[2:3], 41)
-    several[1].most = 10
-    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
-        together(session, sequences, several[:2], 50)
-    several[1].most = several[0].most
-    together(session, sequences, several[::2], 60)
-    sequences.forget(session)
-    for each in several:
-        each.compare(prompt(3, 80))
-    sequences.drop((1,))
-    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
-        together(session, sequences, several[1:3], 90)
-    together(session, sequences, several[2:3], 91)
 
 
 def begun(session: Session, sequences: HeldSequences, ids: Array, path: Path) -> Array:
@@ -571,17 +503,6 @@ PAUSE = 30.0  # seconds without requests, in which forms are compiled and compar
 OFTEN = IDLE + "[variants]\nrequests = 2\n"
 
 
-# A form is as fast as ONNX Runtime, and steps of two sequences take less time as one.
-FORMS_PAY = (
-    ALL_HOLDS
-    + """
-from honed.daemon.features import decoders
-
-decoders.least_at_once = lambda ratios: 2
-"""
-)
-
-
 def course(made: Path, length: int, steps: int, seed: int = 0) -> list[tuple[Array, Array]]:
     """The tokens of a sequence's steps with their logits, by ONNX Runtime."""
     own, ids, found = InApp(made), prompt(length, seed), []
@@ -610,42 +531,6 @@ def run(client: Client, made: Path, length: int, steps: int) -> list[str]:
     return ask(client, course(made, length, steps))
 
 
-def at_once(service: Service, client: Client, made: Path, count: int, line: str) -> None:
-    """Run sequences at once, until steps have overlapped, the log has that line, and some share runs."""
-
-    courses = [course(made, 70 + 20 * seed, 12, seed) for seed in range(count)]
-
-    def generate() -> None:
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(partial(ask, client), courses))
-
-    def is_logged() -> bool:
-        generate()
-        with suppress(AssertionError):  # what is done in the background has the processors meanwhile
-            wait_for(lambda: line in service.log, line, seconds=PAUSE)
-        return line in service.log
-
-    def batched() -> int:
-        generate()
-        return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
-
-    wait_for(is_logged, line, service)
-    before = batched()
-    wait_for(lambda: batched() > before, f"{count} sequences to share runs", service)
-
-
-@pytest.mark.slow
-@pytest.mark.service
-def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Service], tmp_path: Path) -> None:
-    service = start_service(config=CPU + OFTEN, patch=FORMS_PAY)
-    made = decoder(tmp_path / "dec.onnx", layers=1, slow=500)
-    with service.client() as client:
-        client.add(made, name="dec", engine="onnxruntime")
-        for count in (2, 4):
-            at_once(service, client, made, count, f"dec runs steps of 2 to {count} sequences as one")
-        assert client.status()["sequences"] == {"count": 0, "bytes": 0}
-
-
 @pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
@@ -653,7 +538,7 @@ def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Servic
 def test_forms_that_are_asked_for_often_run_sequences(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
-    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}', patch=FORMS_PAY)
+    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}', patch=ALL_HOLDS)
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=2500)
 
     with service.client(timeout=None) as client:
@@ -675,8 +560,6 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
                     ids[at] = best(expected)
 
-        for count, form in ((2, "dec@2x1x257x256"), (4, "dec@4x1x257x256")):
-            at_once(service, client, made, count, f"{form} runs steps of 2 to {count} sequences as one")
         wait_for(lambda: "dec@1x1x513x512 runs sequences" in service.log, "more room", service)
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})

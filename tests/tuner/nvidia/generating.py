@@ -80,7 +80,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
         executor.restore(growing, state)
         ours, theirs = list[float](), list[float]()
         for _ in range(_TURNS):
-            ours.append(_timed(lambda: executor.step(given, growing, [before], 1)))
+            ours.append(_timed(lambda: executor.step(given, growing, before, 1)))
             theirs.append(_timed(lambda: beside.step(before)))
         print(f"{device.cl.name}, room for {room} tokens, {before} taken; medians of {_TURNS} turns, us")
         one, other = median(ours), median(theirs)

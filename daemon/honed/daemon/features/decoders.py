@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from statistics import median
+from typing import Any
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
@@ -29,15 +29,15 @@ from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan as plans
+from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
-from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan, WorkerCall
+from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan
 from honed.daemon.worker.shared_memory import RegionLookup, RegionTable
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.process.rpc import R
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
@@ -46,18 +46,15 @@ from honed.runtime.dtypes import dtype
 
 from .decoding import (
     FORMS,
-    JOINT,
     Decoder,
     Form,
     Piece,
     decoder_of,
     difference,
-    joint_forms,
     names,
     pieces,
     rows_of,
 )
-from .joint_steps import JointSteps, Planned, Ran, Turn, steps_call
 from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of, without_sequence
 
 _log = logging.getLogger(__name__)
@@ -65,7 +62,6 @@ _log = logging.getLogger(__name__)
 # another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
 # (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
 _ALLOWED = 0.2
-_TIMED = 9  # pairs of runs of a form for several sequences, and of that for one
 # Has the engine of a model run a step that was checked, and returns the worker's answer.
 Ask = Callable[[ServedModel, CheckedForm, Callable[[str], RunStep]], Awaitable[StepRan]]
 
@@ -171,12 +167,12 @@ class _Steps:
         """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
         found = []
         for piece in pieces(self.step, min(form.capacity for form in forms)):
-            planned = self.planned(piece)
-            found.append((piece, await self.ask(forms[piece.form], planned.form, planned.call)))
+            form, call = self._planned(piece)
+            found.append((piece, await self.ask(forms[piece.form], form, call)))
         return found
 
-    def planned(self, piece: Piece) -> Planned:
-        """Return the run of a form for a piece of a request."""
+    def _planned(self, piece: Piece) -> tuple[CheckedForm, Callable[[str], RunStep]]:
+        """Return the run of a form for a piece of a request, checked, and the call for the form's key."""
         alike, decoder = self.alike, self.alike.decoder
         data = decoder.contents(piece, alike.tokens(self.data))
         if piece.form not in alike.forms:
@@ -185,7 +181,7 @@ class _Steps:
             )
             alike.forms[piece.form] = self._checked(params, decoder.without_state)
         form, step = alike.forms[piece.form], Step(1, piece.count, piece.before)
-        return Planned(piece, form, partial(self._call, form, data, step, not piece.before))
+        return form, partial(self._call, form, data, step, not piece.before)
 
     def _checked(self, params: InferParams, interface: Interface) -> CheckedForm:
         return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
@@ -218,6 +214,8 @@ class Decoders(Feature):
     leasing: Leasing
     ledger: UsageLog
     limits: Limits
+    drop_variants: Callable[[Sequence[str]], Awaitable[None]]
+    _tidied: bool = field(init=False, default=False)
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     # What models take, by name, with what that was found in.
@@ -226,14 +224,6 @@ class Decoders(Feature):
     )
     # Why forms are not used, "" where they are, by the keys of forms and model.
     _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
-    # For how many sequences forms for several take less time than runs one by one, by the same keys.
-    _least: dict[tuple[str, str], int] = field(init=False, default_factory=dict)
-    # Models that ONNX Runtime runs, and what for: steps of so many of their sequences have overlapped.
-    _wanted: set[tuple[str, Form]] = field(init=False, default_factory=set)
-    _joint: JointSteps = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._joint = JointSteps(pool=self.pool, ledger=self.ledger)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
@@ -268,8 +258,6 @@ class Decoders(Feature):
     def forget(self, model: str) -> None:
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
-        self._joint.forget(model)
-        self._wanted = {(name, form) for name, form in self._wanted if name != model}
 
     async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder, deadline: float) -> InferAnswer:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
@@ -313,7 +301,7 @@ class Decoders(Feature):
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        took: list[Ran] = []
+        took: list[tuple[PendingRequest[Any], StepRan, CheckedForm]] = []
 
         async def ask(runner: ServedModel, form: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
             file = runner is entry
@@ -346,77 +334,26 @@ class Decoders(Feature):
         found: list[tuple[Piece, StepRan]] = []
 
         on_device = bool(forms) and (sequence.on_device or not step.before)
-
-        async def alone() -> Ran:
-            if on_device:
-                found[:] = await steps.by_forms(forms)
-            elif sequence.on_device and step.before:
-                params = await self._taken_back(sequence, entry, call.params, decoder)
-                whole = _alike(params, decoder, step.before, regions, limit)
-                data = params.raw_input_contents or ()
-                await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
-            else:
-                await steps.by_file(entry)
-            return took[-1]
-
-        turn = None
-        if on_device == sequence.on_device or not step.before:
-            turn = self._turn(call, steps, cut, alone, arrived, deadline, on_device=on_device)
-        work, ran, form = await (alone() if turn is None else self._joint.run(turn))
+        if on_device:
+            found = await steps.by_forms(forms)
+        elif sequence.on_device and step.before:
+            params = await self._taken_back(sequence, entry, call.params, decoder)
+            whole = _alike(params, decoder, step.before, regions, limit)
+            data = params.raw_input_contents or ()
+            await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
+        else:
+            await steps.by_file(entry)
+        work, ran, form = took[-1]
         sequence.on_device = on_device
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
-        whole = ran.result
+        answer = ran.result
         if len(took) > 1:
             spent = sum(each.result.infer_ns for _, each, _ in took)
-            whole = dataclasses.replace(whole, infer_ns=spent)
-        answered = self.pool.asking.noted(entry, work, whole, arrived)
-        result = form.answer(whole, call.params.id or "", answered)
+            answer = dataclasses.replace(answer, infer_ns=spent)
+        answered = self.pool.asking.noted(entry, work, answer, arrived)
+        result = form.answer(answer, call.params.id or "", answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if alike.last_token or whole_runs else _joined(result, found)
-
-    def _turn(
-        self,
-        call: InferCall,
-        steps: _Steps,
-        cut: Sequence[Piece],
-        alone: Callable[[], Awaitable[Ran]],
-        arrived: float,
-        deadline: float,
-        *,
-        on_device: bool,
-    ) -> Turn | None:
-        """Return a step of one token, to be run alone or with those of others; None where it is another."""
-        entry, decoder, step = call.entry, steps.alike.decoder, steps.step
-        if step.tokens > 1 or not (cut and decoder.has_joint_forms):
-            return None
-
-        def form(capacity: int, sequences: int) -> tuple[int, ServedModel] | None:
-            for each in joint_forms(capacity, sequences):
-                runner = call.runner(decoder.shapes(each)) if on_device else entry
-                least = self._least.get(_joint_key(entry, runner, each), sequences + 1)
-                if on_device == (runner is not entry) and least <= sequences:
-                    return each.sequences, runner
-            return None
-
-        def wish(sequences: int) -> None:
-            wanted = joint_forms(cut[0].form.capacity, sequences)[0]
-            if not on_device:
-                self._wanted.add((entry.name, wanted))
-                return
-            self.ledger.asked(entry.name, decoder.variant(entry.name, wanted), decoder.shapes(wanted))
-
-        return Turn(
-            call=call,
-            number=steps.number,
-            arrived=arrived,
-            deadline=deadline,
-            capacity=cut[0].form.capacity,
-            on_device=on_device,
-            planned=lambda capacity: steps.planned(*pieces(step, capacity)),
-            form=form,
-            wish=wish,
-            alone=alone,
-        )
 
     def _forms(self, call: InferCall, decoder: Decoder, cut: Sequence[Piece]) -> Mapping[Form, ServedModel]:
         """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
@@ -461,50 +398,25 @@ class Decoders(Feature):
             cpu = self.pool.servers.get(entry.cpu_engine)
             if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
                 continue
-            for name, form in self._wanted:
-                if name == entry.name and _joint_key(entry, entry, form) not in self._compared:
-                    compare = partial(self._compare, entry, decoder, form, entry, entry)
-                    return Work(f"comparing {name} for {form.sequences} sequences at once", compare)
             loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
-            for form in (*FORMS, *(JOINT if decoder.has_joint_forms else ())):
-                runner, alone = (
-                    loaded.get(decoder.variant(entry.name, each))
-                    for each in (form, Form(form.tokens, form.capacity))
-                )
-                if runner is None or alone is None or _key(entry, runner) in self._compared:
-                    continue
-                compare = partial(self._compare, entry, decoder, form, runner, alone)
-                return Work(f"comparing {runner.name}", compare)
+            for form in FORMS:
+                runner = loaded.get(decoder.variant(entry.name, form))
+                if runner is not None and _key(entry, runner) not in self._compared:
+                    compare = partial(self._compare, entry, decoder, form, runner)
+                    return Work(f"comparing {runner.name}", compare)
         return None
 
-    async def _ask_worker(
-        self, entry: ServedModel, model: ServedModel, asked: Callable[[str], WorkerCall[R]]
-    ) -> R:
-        """Have the engine of a form, or of the file where `model` is `entry`, run a call for its key."""
-        server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
-        call = asked(model.key_on(server.name))
-        return await server.supervisor.call(call, seconds=self.limits.run_seconds)
-
-    async def _compare(
-        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, alone: ServedModel
-    ) -> None:
-        """Run made-up sequences by a form and by ONNX Runtime, and note how they differ.
-
-        `alone` is the form for one of them.
-        """
-        numbers = [next(self._numbers) for _ in range(form.sequences + 1)]
-        key, least, name = _joint_key(entry, runner, form), 1, runner.name
+    async def _compare(self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel) -> None:
+        """Run a made-up sequence by a form and by ONNX Runtime, and note how they differ."""
+        number, key, name = next(self._numbers), _key(entry, runner), runner.name
         try:
-            if form.sequences > 1:
-                worst, least = await self._joint_difference(entry, decoder, form, (runner, alone), numbers)
-            else:
-                worst = await self._difference(entry, decoder, form, runner, numbers[0])
+            worst = await self._difference(entry, decoder, form, runner, number)
         except (InvalidArgument, DeviceError, ResourceExhausted) as error:
             self._compared[key] = str(error)
             _log.warning("%s is not used in sequences: %s", name, error)
             return
         finally:
-            self.sequencer.sequences.ended += numbers
+            self.sequencer.sequences.ended.append(number)
         wrong = not worst <= _ALLOWED
         self._compared[key] = f"{worst:.2g}" if wrong else ""
         if wrong:
@@ -515,11 +427,6 @@ class Decoders(Feature):
                 worst,
                 _ALLOWED,
             )
-        elif least > form.sequences:
-            _log.info("%s: steps of %d sequences as one take longer than one by one", name, form.sequences)
-        elif form.sequences > 1:
-            self._least[key] = least
-            _log.info("%s runs steps of %d to %d sequences as one from now on", name, least, form.sequences)
         else:
             _log.info("%s runs sequences of up to %d tokens from now on", name, form.capacity)
 
@@ -527,7 +434,9 @@ class Decoders(Feature):
         """Return a step of a made-up sequence, whose tokens are those from `seed` on."""
 
         async def ask(model: ServedModel, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
-            return await self._ask_worker(entry, model, asked)
+            server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
+            call = asked(model.key_on(server.name))
+            return await server.supervisor.call(call, seconds=self.limits.run_seconds)
 
         regions = RegionTable(0)
         params = decoder.made_up(entry.name, Step(1, step.tokens, seed))
@@ -562,49 +471,22 @@ class Decoders(Feature):
             before = step.after
         return worst
 
-    async def _joint_difference(
-        self,
-        entry: ServedModel,
-        decoder: Decoder,
-        form: Form,
-        runners: tuple[ServedModel, ServedModel],
-        numbers: Sequence[int],
-    ) -> tuple[float, int]:
-        """Return what `_difference` does, of a form for several sequences, each of which begins a turn later.
-
-        Also returns for how many sequences the first of `runners`, that form, takes less time than as many
-        runs of the second, which is for one: the last of `numbers`.
-        """
-        (runner, alone), (*members, single), worst = runners, numbers, 0.0
-        for turn in range(form.sequences + 2):
-            planned: list[Planned] = []
-            expected: list[StepRan] = []
-            for at, number in enumerate(members[: turn + 1]):
-                step = Step(1, 1, turn - at)
-                steps = self._made_up(entry, decoder, number, step, turn + at)
-                expected.append(await steps.by_file(entry))
-                planned.append(steps.planned(*pieces(step, form.capacity)))
-            found = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
-            for own, other in zip(found.members, expected, strict=True):
-                for output, row, right in zip(
-                    decoder.without_state.outputs, own.result.raw, other.result.raw, strict=True
-                ):
-                    worst = max(worst, await in_thread(difference, output.dtype, row, right))
-        ratios: list[float] = []
-        for turn in range(_TIMED):
-            # A step can be run again, from the rows that it began with.
-            together = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
-            steps = self._made_up(entry, decoder, single, Step(1, 1, turn), turn)
-            if alone is entry:
-                ran = await steps.by_file(entry)
-            else:
-                [(_, ran)] = await steps.by_forms({Form(1, form.capacity): alone})
-            ratios.append(together.members[0].result.infer_ns / max(1, ran.result.infer_ns))
-        return worst, least_at_once(ratios)
-
     async def tidy(self) -> None:
-        """Have workers let go of what nobody asked for."""
+        """Have workers let go of what nobody asked for; drop the forms that nothing runs any more."""
         self._let_go()
+        for entry in self.registry.models() if not self._tidied else ():
+            decoder = self._decoder(entry)
+            if decoder is None or not decoder.has_forms:
+                continue
+            for variant in self.registry.variants(entry.name):
+                if decoder.was_for_several(variant.manifest.shapes):
+                    _log.warning(
+                        "%s runs several sequences at once, which this version does not do; it is dropped, "
+                        "sequences run one by one, and there is nothing to do",
+                        variant.name,
+                    )
+                    await self.drop_variants([variant.name])
+        self._tidied = True
 
     def _let_go(self) -> None:
         """Have workers let go of the sequences that have ended."""
@@ -623,21 +505,8 @@ class Decoders(Feature):
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
-def least_at_once(ratios: Sequence[float]) -> int:
-    """Return for how many sequences a run for several takes less time than as many runs for one.
-
-    `ratios` are those of the time of the one to that of the other, measured a few times.
-    """
-    return max(2, int(median(ratios)) + 1)
-
-
 def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
     return entry.manifest.source_key, form.key
-
-
-def _joint_key(entry: ServedModel, runner: ServedModel, form: Form) -> tuple[str, str]:
-    """Return the key of a form for several sequences, which ONNX Runtime runs where it is not compiled."""
-    return entry.manifest.source_key, runner.key if runner is not entry else str(form)
 
 
 def _joined(result: Map, found: Sequence[tuple[Piece, StepRan]]) -> Map:

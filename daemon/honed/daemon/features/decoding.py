@@ -26,37 +26,19 @@ _CONSTANT: Final = "encoder_"
 _CHUNK: Final = 64  # tokens of a form for many
 _PART: Final = 256  # tokens of a run of the file, where those before the last need no answer
 _CAPACITIES: Final = (256, 512, 1024, 2048)
-_TOGETHER: Final = (2, 4)  # sequences of a form for several
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _POSITIONS: Final = "position_ids"
 _MADE_UP: Final = 7  # tokens of made-up prompts are below
 
 
 class Form(NamedTuple):
-    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for.
-
-    It does so for some `sequences` at once, each with its own rows.
-    """
+    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for."""
 
     tokens: int
     capacity: int
-    sequences: int = 1
 
 
 FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
-JOINT: Final = tuple(Form(1, room, count) for room in _CAPACITIES for count in _TOGETHER)
-
-
-def joint_forms(capacity: int, sequences: int) -> tuple[Form, ...]:
-    """Return the forms for a token of each of several sequences: the smallest with room for so many first.
-
-    Those that are for fewer follow, the largest first.
-    """
-    forms = [form for form in JOINT if form.capacity == capacity]
-    return (
-        *(form for form in forms if form.sequences >= sequences),
-        *(form for form in reversed(forms) if form.sequences < sequences),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +154,6 @@ class Decoder:
         )
 
     @functools.cached_property
-    def has_joint_forms(self) -> bool:
-        """Whether forms can run several sequences, each in a row of the batch that all inputs have."""
-        return (
-            self.has_forms
-            and all((tensor.shape or (0,))[0] < 0 for tensor in self.interface.inputs)
-            and all(len(tensor.shape or ()) == 2 for tensor in self.made)
-        )
-
-    @functools.cached_property
     def counts(self) -> bool:
         """Whether the model counts the mask's ones for where new rows go, as nobody tells it the positions.
 
@@ -201,17 +174,23 @@ class Decoder:
             self._variants[known] = variant_name(model, self.shapes(form), self.interface)
         return self._variants[known]
 
+    def was_for_several(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Return whether shapes are those of a form for 2 or 4 sequences, as earlier versions made them."""
+        firsts = {shape[:1] for shape in shapes.values()}
+        one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
+        return firsts <= {(2,), (4,)} and any(one == self.shapes(form) for form in FORMS if form.tokens == 1)
+
     def _shapes_of(self, form: Form) -> dict[str, tuple[int, ...]]:
         held = {each.input: each for each in self._held}
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
             if (each := held.get(tensor.name)) is not None:
-                shape = [form.sequences * each.begins[0], *each.begins[1:]]
+                shape = [*each.begins]
                 shape[each.axis] = form.capacity
             else:
                 whole = form.capacity if self.counts else form.capacity + form.tokens
                 total = whole if tensor.name in _MASKS else form.tokens
-                shape = [form.sequences, total, *(tensor.shape or ())[2:]]
+                shape = [1, total, *(tensor.shape or ())[2:]]
             found[tensor.name] = tuple(shape)
         return found
 

@@ -328,28 +328,6 @@ class RunStep(WorkerCall[StepRan]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsRan:
-    """The result of each step, in their order."""
-
-    members: tuple[StepRan, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSteps(WorkerCall[StepsRan]):
-    """Run the next steps of several sequences as one, by a form that has room for so many `sequences`.
-
-    The CPU engine makes one of its model, with room for so many rows of each, the `capacity`.
-    """
-
-    method = "Steps"
-    work = True
-    key: str
-    sequences: int
-    capacity: int
-    members: tuple[RunStep, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceState:
     """The rows of what grows in a sequence, by input, row-major."""
 

@@ -45,9 +45,7 @@ from .calls import (
     RunForm,
     RunModel,
     RunStep,
-    RunSteps,
     StepRan,
-    StepsRan,
     WantedOutput,
     WarmUp,
 )
@@ -256,10 +254,6 @@ class Host(Server, ABC):
         """
 
     @abstractmethod
-    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
-        """Return what `stepped` does for each of some steps that are run as one; raise as that does."""
-
-    @abstractmethod
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences, as far as they are here."""
 
@@ -267,24 +261,8 @@ class Host(Server, ABC):
         start = time.monotonic_ns()
         inputs = self._given(call.run)
         begun = time.monotonic_ns()
-        found = self.stepped(call, inputs)
-        return self._step_ran(call, found, start, begun, time.monotonic_ns())
-
-    def _steps(self, call: RunSteps) -> StepsRan:
-        start = time.monotonic_ns()
-        inputs = [self._given(member.run) for member in call.members]
-        begun = time.monotonic_ns()
-        found = self.stepped_together(call, inputs)
+        computed, rows, nbytes = self.stepped(call, inputs)
         ended = time.monotonic_ns()
-        return StepsRan(
-            members=tuple(
-                self._step_ran(member, each, start, begun, ended)
-                for member, each in zip(call.members, found, strict=True)
-            )
-        )
-
-    def _step_ran(self, call: RunStep, found: Stepped, start: int, begun: int, ended: int) -> StepRan:
-        computed, rows, nbytes = found
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
         result = self._answer_of(call.run, computed, start, begun, ended, ())
         return StepRan(result=result, rows=rows, nbytes=nbytes)
@@ -415,7 +393,6 @@ class Host(Server, ABC):
             Ping: _ping,
             RunModel: _infer,
             RunStep: _step,
-            RunSteps: _steps,
             DropSequences: lambda host, call: host.drop_sequences(call),
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,

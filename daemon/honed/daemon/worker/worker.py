@@ -45,7 +45,6 @@ from .calls import (
     ProfileModel,
     ReadSequence,
     RunStep,
-    RunSteps,
     SequenceState,
     UnloadModel,
 )
@@ -296,19 +295,10 @@ class Worker(Host):
 
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence by a compiled form, which has its state."""
-        [found] = self._sequences.step(self._whole_form(call.run.key), 1, [call], [inputs])
-        return found
-
-    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
-        """Run steps of several sequences by a form that has their state."""
-        return self._sequences.step(self._whole_form(call.key), call.sequences, call.members, inputs)
-
-    def _whole_form(self, key: str) -> Executor:
-        """Return a form that runs steps; raise InvalidArgument where the CPU engine has a part of it."""
-        form = self._form(key)
+        form = self._form(call.run.key)
         if form.model.split is not None:
             raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
-        return form
+        return self._sequences.step(form, call, inputs)
 
     def _read_sequence(self, call: ReadSequence) -> SequenceState:
         state = self._sequences.state(call.sequence)

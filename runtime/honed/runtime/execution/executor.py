@@ -39,7 +39,7 @@ from honed.runtime.compiled.modelfile import ModelFile, read
 
 from . import memory, programs, segments
 from .cpuparts import CpuParts, PartsBehind
-from .growth import Growth, Slot
+from .growth import Growth
 from .memory import DeviceMemory, Port
 from .segments import Command, handle
 from .timing import Called, InferenceProfile, Timeline, summarise
@@ -74,9 +74,6 @@ def load(
         progress=progress,
         parts=parts,
     )
-
-
-_ONLY = Slot(0, 1)
 
 
 class Executor:
@@ -152,12 +149,11 @@ class Executor:
             return self._completed(inputs, self._infer(given, None))
 
     def step(
-        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: Sequence[int | None], count: int
+        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: int, count: int
     ) -> dict[str, Array]:
-        """Run on `inputs`, and on the first rows of what grows, which stays on the device.
+        """Run on `inputs`, and on the first `rows` rows of what grows, which stays on the device.
 
-        `rows` has how many there are of each sequence in its slot. Of the new rows the first `count` are
-        appended, where that is not None. Returns the other outputs; raises as `run` does.
+        Of the new rows the first `count` are appended. Returns the other outputs; raises as `run` does.
         """
         held = {each.input for each in growing}
         ports = tuple(port for port in self._inputs.ports if port.name not in held)
@@ -167,7 +163,7 @@ class Executor:
             return self._infer(values, None, growing, rows, count)
 
     def row_bytes(self, growing: Sequence[Growth]) -> int:
-        """Return the bytes of a row of what grows, of all sequences."""
+        """Return the bytes of a row of what grows."""
         ports = {port.name: port for port in self._inputs.ports}
         return sum(
             ports[each.input].seen.itemsize
@@ -176,28 +172,26 @@ class Executor:
             for each in growing
         )
 
-    def grown(self, growing: Sequence[Growth], rows: int, slot: Slot = _ONLY) -> dict[str, Array]:
-        """Return the first `rows` rows of what grows of the sequence in a slot, by input."""
+    def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
+        """Return the first `rows` rows of what grows, by input."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("read what the model keeps"):
             wanted = tuple(ports[each.input].buffer for each in growing)
             with self._memory.read(self._queue, wanted) as held:
                 return {
                     each.input: memory.result(
-                        ports[each.input],
-                        array[slot.within(len(array))][(slice(None),) * each.axis + (slice(rows),)],
+                        ports[each.input], array[(slice(None),) * each.axis + (slice(rows),)]
                     )
                     for each, array in zip(growing, held, strict=True)
                 }
 
-    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array], slot: Slot = _ONLY) -> None:
-        """Set the first rows of what grows in a slot, and zeros behind them: kernels read those, too."""
+    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array]) -> None:
+        """Set the first rows of what grows, and zeros behind them: kernels read those, too."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("write what the model keeps"):
             for each in growing:
                 buffer = ports[each.input].buffer
-                with self._memory.written(self._queue, buffer, kept=slot.of > 1) as whole:
-                    target = whole[slot.within(len(whole))]
+                with self._memory.written(self._queue, buffer) as target:
                     target[...] = 0
                     if (value := values.get(each.input)) is not None:
                         cut = (slice(None),) * each.axis + (slice(value.shape[each.axis]),)
@@ -280,30 +274,27 @@ class Executor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, growing: Sequence[Growth], rows: Sequence[int | None], count: int) -> None:
-        """Copy the first `count` new rows of what grows behind those of its sequence, on the device."""
+    def _append(self, growing: Sequence[Growth], rows: int, count: int) -> None:
+        """Copy the first `count` new rows of what grows behind the first `rows`, on the device."""
         inputs, outputs = ({p.name: p for p in ports} for ports in (self._inputs.ports, self._outputs.ports))
         for each in growing:
             taken, made = inputs[each.input], outputs[each.output]
             if taken.buffer == made.buffer:  # the model wrote them there
                 continue
-            outer = math.prod(taken.shape[: each.axis]) // len(rows)
+            outer = math.prod(taken.shape[: each.axis])
             row = math.prod(taken.shape[each.axis + 1 :]) * taken.held.itemsize
             capacity, made_rows = taken.shape[each.axis], made.shape[each.axis]
-            for at, before in enumerate(rows):
-                if before is None:
-                    continue
-                first = before if made_rows == capacity else capacity
-                cl.enqueue_copy(
-                    self._queue,
-                    self._memory.buffers[taken.buffer],
-                    self._memory.buffers[made.buffer],
-                    src_origin=(first * row, at * outer, 0),
-                    dst_origin=(before * row, at * outer, 0),
-                    region=(count * row, outer, 1),
-                    src_pitches=(made_rows * row,),
-                    dst_pitches=(capacity * row,),
-                )
+            first = rows if made_rows == capacity else capacity
+            cl.enqueue_copy(
+                self._queue,
+                self._memory.buffers[taken.buffer],
+                self._memory.buffers[made.buffer],
+                src_origin=(first * row, 0, 0),
+                dst_origin=(rows * row, 0, 0),
+                region=(count * row, outer, 1),
+                src_pitches=(made_rows * row,),
+                dst_pitches=(capacity * row,),
+            )
 
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
@@ -318,7 +309,7 @@ class Executor:
         given: Sequence[Array | None],
         timeline: Timeline | None,
         growing: Sequence[Growth] = (),
-        rows: Sequence[int | None] = (),
+        rows: int = 0,
         count: int = 0,
     ) -> dict[str, Array]:
         if self._unusable == "closed":
