@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.store.compiled import TensorSpec
-from honed.daemon.worker.calls import HeldTensor, RunStep
+from honed.daemon.worker.calls import HeldTensor, RunStep, SetSequence
 from honed.daemon.worker.host import Stepped
 from honed.daemon.worker.step_inputs import Step, is_made, values_of
 from honed.protocol.dataclass import dataclass
@@ -103,6 +103,19 @@ class HeldSequences:
         values = {name: taken_value(found[name]) for name in alike.wanted}
         values |= {tensor.output: _start(tensor, found[tensor.output], rows) for tensor in alike.cut}
         return values, rows, nbytes
+
+    def state(self, number: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of what grows in a sequence, by input; raise SequenceLost without them."""
+        held = self._held.get(number)
+        if held is None or held.rows < rows:
+            raise SequenceLost("the process that held its state has ended")
+        growing = [tensor for tensor in held.tensors if tensor.axis >= 0]
+        return {tensor.input: _start(tensor, held.state[tensor.input], rows) for tensor in growing}
+
+    def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Take a sequence whose rows were computed elsewhere."""
+        state = {name: given_value(np.array(value)) for name, value in values.items()}
+        self._held[call.sequence] = _Held(call.rows, call.tensors, state)
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""

@@ -13,6 +13,7 @@ import platform
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ from honed.daemon.worker.calls import (
     ProfileModel,
     RunStep,
     RunTurn,
+    SetSequence,
     UnloadModel,
 )
 from honed.daemon.worker.host import Array, Host, Stepped, connect
@@ -142,6 +144,14 @@ class CpuEngine(Host):
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence whose state ONNX Runtime holds."""
         return self._sequences.step(self.loaded(call.run.key), call, inputs)
+
+    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence."""
+        return self._sequences.state(sequence, rows)
+
+    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Hold rows that were computed elsewhere."""
+        self._sequences.set(call, values)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences."""

@@ -21,184 +21,44 @@ from dataclasses import field
 from functools import partial
 from typing import Any
 
-from honed.daemon.aio import in_thread
+from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving import plan as plans
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
-from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan
-from honed.daemon.worker.shared_memory import RegionLookup, RegionTable
+from honed.daemon.store.names import Shapes, model_of
+from honed.daemon.worker.calls import (
+    DropSequences,
+    ReadSequence,
+    RunStep,
+    SequenceState,
+    SetSequence,
+    StepRan,
+)
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import DeviceError, InvalidArgument, ResourceExhausted, SequenceLost, Unavailable
-from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.errors import ResourceExhausted, SequenceLost, Unavailable
+from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
-from .decoding import (
-    FORMS,
-    Decoder,
-    Form,
-    Piece,
-    decoder_of,
-    difference,
-    names,
-    pieces,
-    rows_of,
-)
-from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of, without_sequence
+from .decoding import Decoder, Form, Piece, decoder_of, pieces, rows_of
+from .form_trials import FormTrial
+from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
+from .stepping import Alike, Steps, alike_of
+from .variants import VariantCompiler
 
 _log = logging.getLogger(__name__)
-# Difference of a form and ONNX Runtime, of the largest value. The form's own answers are proven; rows in
-# another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
-# (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
-_ALLOWED = 0.2
-# Has the engine of a model run a step that was checked, and returns the worker's answer.
-Ask = Callable[[ServedModel, CheckedForm, Callable[[str], RunStep]], Awaitable[StepRan]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alike:
-    """What requests of a sequence have in common if they differ in their data and `id` alone, checked.
-
-    `asked` is one of them as its client sent it, without data, and `size` its size; `params` is what runs.
-    It `has_state`, or has tokens alone, and is `plain` where forms may run it: of one sequence, with outputs
-    in line that are no state. `form` is its run by the file, and `forms` are those by compiled forms.
-    """
-
-    decoder: Decoder
-    asked: InferParams
-    params: InferParams
-    size: Step
-    max_answer_bytes: int
-    last_token: bool
-    has_state: bool
-    tokens_alone: bool
-    plain: bool
-    form: CheckedForm
-    forms: dict[Form, CheckedForm]
-
-    def fits(self, call: InferCall, decoder: Decoder, max_answer_bytes: int) -> bool:
-        """Return whether a request is one of them, for a decoder that is known and under the same limit."""
-        params, asked = call.params, self.asked
-        return (
-            decoder is self.decoder
-            and max_answer_bytes == self.max_answer_bytes
-            and params.inputs == asked.inputs
-            and params.outputs == asked.outputs
-            and params.parameters == asked.parameters
-            and self.form.fits(params.raw_input_contents or (), call.connection.regions)
-        )
-
-    def tokens(self, data: Sequence[Data]) -> Data:
-        """Return the tokens of a request that has nothing else."""
-        ((_, place),) = self.form.plan.inputs
-        return data[0] if place is None else place.region.read(place.offset, place.nbytes)
-
-
-def _alike(params: InferParams, decoder: Decoder, rows: int, regions: RegionLookup, most: int) -> _Alike:
-    """Check a request after `rows` tokens, whose answer may have `most` bytes; raise InvalidArgument."""
-    size, options = decoder.step(params, rows), params.parameters or InferOptions()
-    outputs = tuple(OutputTensor(name=tensor.name) for tensor in decoder.without_state.outputs)
-    whole = dataclasses.replace(
-        params,
-        parameters=dataclasses.replace(without_sequence(options), last_token=None),
-        outputs=params.outputs or outputs,
-    )
-    tokens_alone, known = names(params) == decoder.tokens, {output.name for output in outputs}
-    return _Alike(
-        decoder=decoder,
-        asked=dataclasses.replace(params, id=None, raw_input_contents=None),
-        params=dataclasses.replace(whole, id=None, raw_input_contents=None),
-        size=size,
-        max_answer_bytes=most,
-        last_token=bool(options.last_token),
-        has_state=decoder.brings_state(params),
-        tokens_alone=tokens_alone,
-        plain=tokens_alone
-        and size.batch == 1
-        and all(output.parameters is None and output.name in known for output in whole.outputs or ()),
-        form=_checked(whole, decoder.interface_for(params, size), regions, most),
-        forms={},
-    )
-
-
-def _checked(params: InferParams, interface: Interface, regions: RegionLookup, most: int) -> CheckedForm:
-    return CheckedForm(plans.check(params, None, interface, regions, max_bytes=most, keep=False))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Steps:
-    """Runs the steps of a request; `ask` differs between requests and comparisons."""
-
-    alike: _Alike
-    data: Sequence[Data]
-    step: Step
-    number: int
-    regions: RegionLookup
-    max_state_bytes: int
-    ask: Ask
-
-    async def by_file(self, entry: ServedModel) -> StepRan:
-        """Have the CPU engine run a step."""
-        alike, decoder, step = self.alike, self.alike.decoder, self.step
-        parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
-        if len(parts) < 2:
-            begins = not step.before or alike.has_state
-            return await self.ask(entry, alike.form, partial(self._call, alike.form, self.data, step, begins))
-        tokens = alike.tokens(self.data)
-        for part in parts:
-            params = decoder.part(alike.params, tokens, step, part)
-            form = self._checked(params, decoder.interface_for(params, part))
-            call = partial(self._call, form, params.raw_input_contents or (), part, not part.before)
-            ran = await self.ask(entry, form, call)
-        return ran
-
-    async def by_forms(self, forms: Mapping[Form, ServedModel]) -> list[tuple[Piece, StepRan]]:
-        """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
-        found = []
-        for piece in pieces(self.step, min(form.capacity for form in forms)):
-            form, call = self._planned(piece)
-            found.append((piece, await self.ask(forms[piece.form], form, call)))
-        return found
-
-    def _planned(self, piece: Piece) -> tuple[CheckedForm, Callable[[str], RunStep]]:
-        """Return the run of a form for a piece of a request, checked, and the call for the form's key."""
-        alike, decoder = self.alike, self.alike.decoder
-        data = decoder.contents(piece, alike.tokens(self.data))
-        if piece.form not in alike.forms:
-            params = dataclasses.replace(
-                alike.params, inputs=decoder.inputs(piece.form), raw_input_contents=data
-            )
-            alike.forms[piece.form] = self._checked(params, decoder.without_state)
-        form, step = alike.forms[piece.form], Step(1, piece.count, piece.before)
-        return form, partial(self._call, form, data, step, not piece.before)
-
-    def _checked(self, params: InferParams, interface: Interface) -> CheckedForm:
-        return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
-
-    def _call(self, form: CheckedForm, data: Sequence[Data], step: Step, begins: bool, key: str) -> RunStep:
-        decoder = self.alike.decoder
-        return RunStep(
-            run=form.call(data, key),
-            sequence=self.number,
-            rows=step.before,
-            count=step.tokens,
-            batch=step.batch,
-            tensors=decoder.held(step) if begins else (),
-            constants=decoder.constants,
-            max_state_bytes=self.max_state_bytes,
-            last_token=decoder.of_tokens if self.alike.last_token else (),
-        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -214,7 +74,7 @@ class Decoders(Feature):
     leasing: Leasing
     ledger: UsageLog
     limits: Limits
-    drop_variants: Callable[[Sequence[str]], Awaitable[None]]
+    maker: VariantCompiler
     _tidied: bool = field(init=False, default=False)
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
@@ -222,8 +82,12 @@ class Decoders(Feature):
     _known: dict[str, tuple[Interface, Mapping[str, str], Decoder | None]] = field(
         init=False, default_factory=dict
     )
-    # Why forms are not used, "" where they are, by the keys of forms and model.
-    _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
+    _refused: set[str] = field(init=False, default_factory=set)  # keys of forms that were not right
+    _pauses: Pauses = field(init=False, default_factory=Pauses)
+
+    def __post_init__(self) -> None:
+        self.maker.trial = self.trial
+        self.pool.apart = lambda model: self.form_of(model) is not None
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
@@ -290,10 +154,10 @@ class Decoders(Feature):
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         alike, most = sequence.alike, sequences.settings.max_tokens
-        if isinstance(alike, _Alike) and alike.fits(call, decoder, limit):
+        if isinstance(alike, Alike) and alike.fits(call, decoder, limit):
             step = Step(alike.size.batch, alike.size.tokens, sequence.rows)
         else:
-            alike = _alike(call.params, decoder, sequence.rows, regions, limit)
+            alike = alike_of(call.params, decoder, sequence.rows, regions, limit)
             sequence.alike = alike if alike.form.kept and not alike.has_state else None
             step = alike.size
         if step.after > most:
@@ -303,7 +167,10 @@ class Decoders(Feature):
             )
         took: list[tuple[PendingRequest[Any], StepRan, CheckedForm]] = []
 
-        async def ask(runner: ServedModel, form: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
+        async def ask(
+            runner: ServedModel | None, form: CheckedForm, asked: Callable[[str], RunStep]
+        ) -> StepRan:
+            assert runner is not None
             file = runner is entry
             ran, work = await self.pool.asking.ask_for(
                 call.connection.client,
@@ -320,7 +187,7 @@ class Decoders(Feature):
                 self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 
-        steps = _Steps(
+        steps = Steps(
             alike=alike,
             data=call.params.raw_input_contents or (),
             step=step,
@@ -331,20 +198,20 @@ class Decoders(Feature):
         )
         cut = pieces(step) if alike.plain and decoder.has_forms else ()
         forms = self._forms(call, decoder, cut)
+        if forms and step.before and not sequence.on_device:
+            forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
         found: list[tuple[Piece, StepRan]] = []
-
-        on_device = bool(forms) and (sequence.on_device or not step.before)
-        if on_device:
+        if forms:
             found = await steps.by_forms(forms)
         elif sequence.on_device and step.before:
             params = await self._taken_back(sequence, entry, call.params, decoder)
-            whole = _alike(params, decoder, step.before, regions, limit)
+            whole = alike_of(params, decoder, step.before, regions, limit)
             data = params.raw_input_contents or ()
             await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
         else:
             await steps.by_file(entry)
         work, ran, form = took[-1]
-        sequence.on_device = on_device
+        sequence.on_device = bool(forms)
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
         answer = ran.result
         if len(took) > 1:
@@ -362,7 +229,7 @@ class Decoders(Feature):
             shapes = decoder.shapes(form)
             self.ledger.asked(call.entry.name, decoder.variant(call.entry.name, form), shapes)
             runner = call.runner(shapes)
-            if runner is call.entry or self._compared.get(_key(call.entry, runner), "?"):
+            if runner is call.entry or runner.manifest.times is None:
                 return {}
             found[form] = runner
         return found
@@ -371,12 +238,7 @@ class Decoders(Feature):
         self, sequence: HeldSequence, entry: ServedModel, params: InferParams, decoder: Decoder
     ) -> InferParams:
         """Return a request with the state that the device has, for the CPU engine to go on."""
-        server = self.pool.device_of(entry)
-        try:
-            read = ReadSequence(sequence=sequence.number)
-            state = await server.supervisor.call(read, seconds=self.limits.run_seconds)
-        except WorkerDied:
-            raise SequenceLost("the process that held its state has ended") from None
+        state = await self._read(self.pool.device_of(entry), sequence)
         inputs = tuple(
             InputTensor(name=each.name, datatype=dtype(each.dtype).datatype, shape=each.shape)
             for each in state.tensors
@@ -387,89 +249,88 @@ class Decoders(Feature):
             raw_input_contents=(*state.raw, *(params.raw_input_contents or ())),
         )
 
+    async def _handed_over(
+        self, sequence: HeldSequence, entry: ServedModel, decoder: Decoder, step: Step
+    ) -> bool:
+        """Have the device go on with a sequence whose state the CPU engine has; False where it cannot."""
+        state = await self._read(self.pool.servers[entry.cpu_engine], sequence)
+        held = {each.input: each for each in decoder.held(step)}
+        tensors = tuple(held[tensor.name] for tensor in state.tensors)
+        call = SetSequence(sequence=sequence.number, rows=step.before, tensors=tensors, raw=state.raw)
+        try:
+            await self.pool.device_of(entry).supervisor.call(call, seconds=self.limits.run_seconds)
+        except WorkerDied:
+            return False
+        return True
+
+    async def _read(self, server: DeviceServer, sequence: HeldSequence) -> SequenceState:
+        """Return the state that a worker has of a sequence, which another is to go on with."""
+        read = ReadSequence(sequence=sequence.number, rows=sequence.rows)
+        try:
+            return await server.supervisor.call(read, seconds=self.limits.run_seconds)
+        except WorkerDied:
+            raise SequenceLost("the process that held its state has ended") from None
+
     # In the background
 
-    def background(self, *, idle: bool) -> Work | None:
-        """Compare the forms that were made with ONNX Runtime, before they serve."""
-        if not idle:
+    def form_of(self, variant: ServedModel) -> tuple[ServedModel, Decoder, Form] | None:
+        """Return the model and the form that a variant is, None where it is no form of a decoder."""
+        entry = self.registry.find(model_of(variant.name))
+        decoder = self._decoder(entry) if entry is not None and entry.name != variant.name else None
+        form = decoder.form_of(variant.manifest.shapes) if decoder is not None else None
+        return (entry, decoder, form) if entry is not None and decoder is not None and form else None
+
+    def trial(
+        self, entry: ServedModel, shapes: Shapes, device: DeviceServer, key: str, cpu: DeviceServer
+    ) -> Awaitable[EngineChoice] | None:
+        """Compare a form that the device has loaded with the file in the CPU engine; None: it is no form."""
+        decoder = self._decoder(entry)
+        form = decoder.form_of(shapes) if decoder is not None else None
+        if decoder is None or form is None:
             return None
-        for entry in self.registry.models():
-            decoder = self._decoder(entry)
-            cpu = self.pool.servers.get(entry.cpu_engine)
-            if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
-                continue
-            loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
-            for form in FORMS:
-                runner = loaded.get(decoder.variant(entry.name, form))
-                if runner is not None and _key(entry, runner) not in self._compared:
-                    compare = partial(self._compare, entry, decoder, form, runner)
-                    return Work(f"comparing {runner.name}", compare)
-        return None
-
-    async def _compare(self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel) -> None:
-        """Run a made-up sequence by a form and by ONNX Runtime, and note how they differ."""
-        number, key, name = next(self._numbers), _key(entry, runner), runner.name
-        try:
-            worst = await self._difference(entry, decoder, form, runner, number)
-        except (InvalidArgument, DeviceError, ResourceExhausted) as error:
-            self._compared[key] = str(error)
-            _log.warning("%s is not used in sequences: %s", name, error)
-            return
-        finally:
-            self.sequencer.sequences.ended.append(number)
-        wrong = not worst <= _ALLOWED
-        self._compared[key] = f"{worst:.2g}" if wrong else ""
-        if wrong:
-            _log.warning(
-                "%s is not used in sequences: it differs by %.2g of the largest value from ONNX Runtime, and "
-                "%.2g is allowed",
-                name,
-                worst,
-                _ALLOWED,
-            )
-        else:
-            _log.info("%s runs sequences of up to %d tokens from now on", name, form.capacity)
-
-    def _made_up(self, entry: ServedModel, decoder: Decoder, number: int, step: Step, seed: int) -> _Steps:
-        """Return a step of a made-up sequence, whose tokens are those from `seed` on."""
-
-        async def ask(model: ServedModel, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
-            server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
-            call = asked(model.key_on(server.name))
-            return await server.supervisor.call(call, seconds=self.limits.run_seconds)
-
-        regions = RegionTable(0)
-        params = decoder.made_up(entry.name, Step(1, step.tokens, seed))
-        return _Steps(
-            alike=_alike(params, decoder, step.before, regions, self.limits.max_answer_bytes),
-            data=params.raw_input_contents or (),
-            step=step,
-            number=number,
-            regions=regions,
-            max_state_bytes=1 << 62,
-            ask=ask,
+        numbers = next(self._numbers), next(self._numbers), next(self._numbers)
+        trial = FormTrial(
+            decoder=decoder,
+            form=form,
+            entry=entry,
+            device=device.loader,
+            key=key,
+            cpu=cpu.loader,
+            max_answer_bytes=self.limits.max_answer_bytes,
+            numbers=numbers,
         )
 
-    async def _difference(
-        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, number: int
-    ) -> float:
-        """Return how far the answers of a form are from ONNX Runtime's, of the largest value."""
-        before, worst = 0, 0.0
-        # More than fits one run, and less.
-        for tokens in (form.tokens + 1, form.tokens) if form.tokens > 1 else (1, 1, 1):
-            step = Step(1, tokens, before)
-            steps = self._made_up(entry, decoder, number, step, before)
-            expected = await steps.by_file(entry)
-            found = await steps.by_forms({form: runner})
-            for at, output in enumerate(decoder.without_state.outputs):
-                right = expected.result.raw[at]
-                row = len(right) // tokens
-                piece, ran = found[-1]
-                # The last token has seen all others; a vocabulary of 150,000 takes a while to compare.
-                last = rows_of(ran.result.raw[at], piece)[-row:]
-                worst = max(worst, await in_thread(difference, output.dtype, last, bytes(right[-row:])))
-            before = step.after
-        return worst
+        async def choice() -> EngineChoice:
+            try:
+                return await trial.choice()
+            finally:
+                self.sequencer.sequences.ended += numbers
+
+        return choice()
+
+    def background(self, *, idle: bool) -> Work | None:
+        """Compare forms with ONNX Runtime that were not, or whose times do not hold any more."""
+        for variant in self.registry.variants() if idle else ():
+            if (found := self.form_of(variant)) is not None and self._due(variant):
+                return Work(f"comparing {variant.name}", partial(self._compare, found[0], variant))
+        return None
+
+    def _due(self, variant: ServedModel) -> bool:
+        times, device = variant.manifest.times, self.pool.device_of(variant)
+        cpu = self.pool.cpu_for(variant.manifest.owner)
+        if cpu is None or not device.ready or not self._pauses.over(variant.name):
+            return False
+        if times is None:
+            return variant.key not in self._refused
+        here = device.engine.fingerprint, cpu.engine.fingerprint
+        return times.others_percent is not None or (times.device, times.runtime) != here
+
+    async def _compare(self, entry: ServedModel, variant: ServedModel) -> None:
+        self._pauses.begin(variant.name)
+        with self.leasing.adding(0, "a form of a decoder is being compared"):
+            choice = await self.maker.choose_again(entry, variant)
+        if choice.times is None:
+            self._refused.add(variant.key)
 
     async def tidy(self) -> None:
         """Have workers let go of what nobody asked for; drop the forms that nothing runs any more."""
@@ -485,7 +346,7 @@ class Decoders(Feature):
                         "sequences run one by one, and there is nothing to do",
                         variant.name,
                     )
-                    await self.drop_variants([variant.name])
+                    await self.maker.changes.remove_variants([variant.name])
         self._tidied = True
 
     def _let_go(self) -> None:
@@ -503,10 +364,6 @@ class Decoders(Feature):
     async def close(self) -> None:
         """End what is under way."""
         await asyncio.gather(*self._telling, return_exceptions=True)
-
-
-def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
-    return entry.manifest.source_key, form.key
 
 
 def _joined(result: Map, found: Sequence[tuple[Piece, StepRan]]) -> Map:

@@ -174,6 +174,11 @@ class Decoder:
             self._variants[known] = variant_name(model, self.shapes(form), self.interface)
         return self._variants[known]
 
+    def form_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Form | None:
+        """Return the form that has these shapes."""
+        forms = FORMS if self.has_forms else ()
+        return next((form for form in forms if self.shapes(form) == dict(shapes)), None)
+
     def was_for_several(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Return whether shapes are those of a form for 2 or 4 sequences, as earlier versions made them."""
         firsts = {shape[:1] for shape in shapes.values()}

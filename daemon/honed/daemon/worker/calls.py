@@ -337,10 +337,25 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSequence(WorkerCall[SequenceState]):
-    """Return the state of a sequence that another engine is to go on with."""
+    """Return the first `rows` rows of a sequence, with which another engine is to go on."""
 
     method = "ReadSequence"
     sequence: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetSequence(WorkerCall[Empty]):
+    """Go on with a sequence that has `rows` rows of each of `tensors`, whose data comes in their order.
+
+    Without data the rows are made up, the same in every worker.
+    """
+
+    method = "SetSequence"
+    sequence: int
+    rows: int
+    tensors: tuple[HeldTensor, ...]
+    raw: tuple[Data, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

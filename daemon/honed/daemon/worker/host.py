@@ -36,15 +36,19 @@ from .calls import (
     DropRegion,
     DropSequences,
     GivenInput,
+    HeldTensor,
     InferenceResult,
     MapRegion,
     Ping,
+    ReadSequence,
     RegionSlice,
     RowsCompared,
     RunBatch,
     RunForm,
     RunModel,
     RunStep,
+    SequenceState,
+    SetSequence,
     StepRan,
     WantedOutput,
     WarmUp,
@@ -254,8 +258,37 @@ class Host(Server, ABC):
         """
 
     @abstractmethod
+    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence by input; raise SequenceLost where they are not here."""
+
+    @abstractmethod
+    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Go on with a sequence that has these rows, by input."""
+
+    @abstractmethod
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences, as far as they are here."""
+
+    def _read_sequence(self, call: ReadSequence) -> SequenceState:
+        found = {name: np.ascontiguousarray(a) for name, a in self.rows_of(call.sequence, call.rows).items()}
+        return SequenceState(
+            tensors=tuple(
+                GivenInput(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
+                for name, array in found.items()
+            ),
+            raw=tuple(array.reshape(-1).view(np.uint8).data for array in found.values()),
+        )
+
+    def _set_sequence(self, call: SetSequence) -> Empty:
+        rng, values = np.random.default_rng(_SEED), dict[str, Array]()
+        for at, tensor in enumerate(call.tensors):
+            shape = tuple(call.rows if axis == tensor.axis else n for axis, n in enumerate(tensor.begins))
+            if call.raw:
+                values[tensor.input] = np.frombuffer(call.raw[at], dtype(tensor.dtype).numpy).reshape(shape)
+            else:
+                values[tensor.input] = _rows_made_up(tensor, shape, rng)
+        self.set_sequence(call, values)
+        return Empty()
 
     def _step(self, call: RunStep) -> StepRan:
         start = time.monotonic_ns()
@@ -393,12 +426,23 @@ class Host(Server, ABC):
             Ping: _ping,
             RunModel: _infer,
             RunStep: _step,
+            ReadSequence: _read_sequence,
+            SetSequence: _set_sequence,
             DropSequences: lambda host, call: host.drop_sequences(call),
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,
             WarmUp: _warm_up,
         }
     )
+
+
+def _rows_made_up(tensor: HeldTensor, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return random rows of state: normal ones, or for integers small ones."""
+    made = rng.standard_normal(shape, np.float32) * (
+        32 if tensor.dtype.lstrip("u").startswith("int") else 0.5
+    )
+    made = np.abs(made) if tensor.dtype.startswith("uint") else made
+    return made.astype(dtype(tensor.dtype).numpy)
 
 
 def _row(value: Array, count: int) -> Array:

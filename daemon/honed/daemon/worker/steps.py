@@ -77,12 +77,17 @@ class FormSequences:
         sequence.rows = call.rows + call.count
         return computed, sequence.rows, nbytes
 
-    def state(self, number: int) -> dict[str, Array]:
-        """Return the rows of a sequence by input; raise SequenceLost where it is not here."""
+    def state(self, number: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence by input; raise SequenceLost where they are not here."""
         sequence = self._all.get(number)
-        if sequence is None:
+        if sequence is None or sequence.rows < rows:
             raise SequenceLost("the process that held its state has ended")
-        return dict(self._rows(sequence))
+        return _rows(sequence, rows)
+
+    def set(self, number: int, growing: tuple[Growth, ...], rows: int, values: Mapping[str, Array]) -> None:
+        """Take a sequence with so many rows, by input, in the place of what it had here."""
+        self.drop((number,))
+        self._all[number] = _Sequence(growing=growing, rows=rows, saved=values)
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
@@ -95,7 +100,7 @@ class FormSequences:
         """Save what is in a form that is about to be closed, or run for something else."""
         sequence = self.inside.pop(form, None)
         if sequence is not None:
-            sequence.saved, sequence.form = self._rows(sequence), None
+            sequence.saved, sequence.form = _rows(sequence, sequence.rows), None
 
     def _begun(self, call: RunStep) -> _Sequence:
         """Return the sequence of a step, made where the step begins it."""
@@ -112,17 +117,18 @@ class FormSequences:
         if sequence.form is form:
             return
         self.leave(form)
-        form.restore(sequence.growing, self._rows(sequence))
+        form.restore(sequence.growing, _rows(sequence, sequence.rows))
         if sequence.form is not None:
             del self.inside[sequence.form]
         sequence.form, sequence.saved = form, {}
         self.inside[form] = sequence
 
-    def _rows(self, sequence: _Sequence) -> Mapping[str, Array]:
-        if sequence.form is not None:
-            return sequence.form.grown(sequence.growing, sequence.rows)
-        cut = {each.input: (slice(None),) * each.axis + (slice(sequence.rows),) for each in sequence.growing}
-        return {name: value[cut[name]] for name, value in sequence.saved.items()}
+
+def _rows(sequence: _Sequence, rows: int) -> Mapping[str, Array]:
+    if sequence.form is not None:
+        return sequence.form.grown(sequence.growing, rows)
+    cut = {each.input: (slice(None),) * each.axis + (slice(rows),) for each in sequence.growing}
+    return {name: value[cut[name]] for name, value in sequence.saved.items()}
 
 
 def growth(tensors: Sequence[HeldTensor]) -> tuple[Growth, ...]:

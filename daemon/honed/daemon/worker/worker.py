@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -40,16 +40,14 @@ from .calls import (
     DropSequences,
     FindDevice,
     FoundDevice,
-    GivenInput,
     OpenDevice,
     ProfileModel,
-    ReadSequence,
     RunStep,
-    SequenceState,
+    SetSequence,
     UnloadModel,
 )
 from .host import Array, Host, Stepped, check_timeline, connect
-from .steps import FormSequences
+from .steps import FormSequences, growth
 
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
 
@@ -300,16 +298,13 @@ class Worker(Host):
             raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
         return self._sequences.step(form, call, inputs)
 
-    def _read_sequence(self, call: ReadSequence) -> SequenceState:
-        state = self._sequences.state(call.sequence)
-        rows = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in state.values()]
-        return SequenceState(
-            tensors=tuple(
-                GivenInput(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
-                for name, array in state.items()
-            ),
-            raw=tuple(rows),
-        )
+    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence."""
+        return self._sequences.state(sequence, rows)
+
+    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Keep the rows until a form runs a step on them."""
+        self._sequences.set(call.sequence, growth(call.tensors), call.rows, values)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences."""
@@ -324,7 +319,6 @@ class Worker(Host):
         {
             CheckProbe: _check,
             CompareTurn: _compare,
-            ReadSequence: _read_sequence,
             UnloadModel: _unload,
             ProfileModel: _profile,
         }
