@@ -103,7 +103,7 @@ def values(known: Decoder, form: Form, before: int) -> tuple[Arrays, Arrays, Arr
     for name in whole.keys() & {"attention_mask"}:
         mask = given[name] = np.zeros(known.shapes(form)[name], np.int64)
         mask[0, :before] = 1
-        first = before if known.counts else form.capacity
+        first = before if known.in_place else form.capacity
         mask[0, first : first + form.tokens] = 1
     return state, given, whole
 

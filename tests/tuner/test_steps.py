@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoding import Decoder, Form, decoder_of, pieces
+from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
 from honed.daemon.worker.calls import HeldTensor, RunForm, RunModel, RunStep
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.steps import FormSequences
@@ -91,15 +91,13 @@ class Sequence:
         """The call for tokens [1, n], and its inputs for a form for as many or more."""
         shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
         tokens, count = shapes["input_ids"][1], ids.shape[1]
-        mask = np.zeros((1, shapes["attention_mask"][1]), np.int64)
-        new = self.rows if self._known.counts else mask.shape[1] - tokens
-        mask[0, : self.rows] = mask[0, new : new + (tokens if self._known.counts else count)] = 1
+        piece = Piece(Form(tokens, shapes["past_key_values.0.key"][2]), self.rows, 0, count)
+        kinds = {tensor.name: tensor.dtype for tensor in self._known.of_forms.inputs}
+        contents = self._known.contents(piece, ids.tobytes())
         inputs = {
-            "input_ids": np.resize(ids, (1, tokens)),
-            "attention_mask": mask,
-            "position_ids": np.arange(self.rows, self.rows + tokens)[None],
+            given.name: np.frombuffer(data, kinds[given.name]).reshape(given.shape)
+            for given, data in zip(self._known.inputs(piece.form), contents, strict=True)
         }
-        inputs = {name: value for name, value in inputs.items() if name in shapes}
         nothing = RunForm(inputs=(), outputs=(), room=None, finite=False, keep=False, max_bytes=0)
         run = RunModel(key="", form=nothing.packed(), raw=())
         call = RunStep(
@@ -179,6 +177,23 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
                 each.step(forms[1 if length == 1 else CHUNK], prompt(length, 7 * at + each.number))
 
 
+@pytest.mark.parametrize("told", [{"mask": False}, {"positions": False}, {"mask": False, "positions": False}])
+def test_rows_are_found_by_the_length_of_the_state(
+    told: dict[str, bool], device: Device, tmp_path: Path
+) -> None:
+    path = decoder(tmp_path / "d.onnx", layers=1, **told)
+    known = known_of(path)
+    with ExitStack() as opened:
+        forms = {
+            tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
+            for tokens in (1, CHUNK)
+        }
+        one = Sequence(1, path, known, FormSequences())
+        for length in (1, 4, 1, 3, 2, 1, 4):
+            one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
+        assert one.rows == ROOM
+
+
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
     sequences = FormSequences()
     both = [Sequence(number, path, known, sequences) for number in (1, 2)]
@@ -196,7 +211,7 @@ def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
     sequences.leave(form)
     form.run({tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in form.model.inputs})
     one.step(form, prompt(2))
-    state = sequences.state(1)
+    state = sequences.state(1, 5)
     assert all(array.shape == (1, HEADS, 5, SIZE) for array in state.values())
 
 
@@ -224,7 +239,7 @@ def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
     with pytest.raises(SequenceLost, match="the process that held its state has ended"):
         one.asked(forms[1], prompt(1))
     with pytest.raises(SequenceLost, match="the process that held its state has ended"):
-        sequences.state(1)
+        sequences.state(1, 1)
 
 
 def test_state_that_does_not_grow_is_not_kept_in_a_form(

@@ -110,7 +110,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
         return launch(kernel, name, *args)
 
     monkeypatch.setattr(Command, "launch", noted)
-    growing = [Growth("past", "present", 1)]
+    growing = (Growth("past", "present", 1),)
     given = {
         name: value.astype(np.float16 if value.dtype == np.float32 else value.dtype)
         for name, value in _given(7).items()

@@ -137,7 +137,7 @@ class Steps:
             params = dataclasses.replace(
                 alike.params, inputs=decoder.inputs(piece.form), raw_input_contents=data
             )
-            alike.forms[piece.form] = self._checked(params, decoder.without_state)
+            alike.forms[piece.form] = self._checked(params, decoder.of_forms)
         form, step = alike.forms[piece.form], Step(1, piece.count, piece.before)
         return form, partial(self._call, form, data, step, not piece.before)
 

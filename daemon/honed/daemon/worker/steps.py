@@ -26,18 +26,18 @@ Array = NDArray[Any]
 class Form(Protocol):
     """What runs steps on state of fixed shapes, of which the first rows are used, as an `Executor` does."""
 
-    def row_bytes(self, growing: Sequence[Growth]) -> int:
+    def row_bytes(self, growing: tuple[Growth, ...]) -> int:
         """Return the bytes of a row of what grows."""
 
     def step(
-        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: int, count: int
+        self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
     ) -> dict[str, Array]:
         """Run, and append new rows."""
 
-    def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
+    def grown(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
         """Return rows."""
 
-    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array]) -> None:
+    def restore(self, growing: tuple[Growth, ...], values: Mapping[str, Array]) -> None:
         """Set rows."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,57 @@ def load(
     )
 
 
+class _RowCopy(NamedTuple):
+    """New rows from an output's buffer to an input's: `outer` times, of `row` bytes each.
+
+    The first has room for `capacity` rows, the second has `made_rows`.
+    """
+
+    taken: int
+    made: int
+    outer: int
+    row: int
+    capacity: int
+    made_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldPorts:
+    """What steps need of what grows: the inputs `given` and the outputs `made` beside it, and copies."""
+
+    names: frozenset[str]
+    given: tuple[Port, ...]
+    made: tuple[Port, ...]
+    copies: tuple[_RowCopy, ...]
+    row_bytes: int
+
+    @classmethod
+    def of(cls, growing: Sequence[Growth], inputs: Sequence[Port], outputs: Sequence[Port]) -> _HeldPorts:
+        """Look it up; raise InvalidArgument where the model does not keep all rows."""
+        given, made = ({port.name: port for port in ports} for ports in (inputs, outputs))
+        copies, row_bytes = list[_RowCopy](), 0
+        for each in growing:
+            taken, new = given.pop(each.input), made.pop(each.output)
+            capacity, rows = taken.shape[each.axis], new.shape[each.axis]
+            if rows < capacity:
+                raise InvalidArgument(
+                    f"of {capacity} rows of {each.input!r} the model keeps {rows}, and no form does"
+                )
+            elements = math.prod(taken.shape[each.axis + 1 :])
+            outer = math.prod(taken.shape[: each.axis])
+            row_bytes += outer * elements * taken.seen.itemsize
+            if taken.buffer != new.buffer:  # else the model writes them there
+                row = elements * taken.held.itemsize
+                copies.append(_RowCopy(taken.buffer, new.buffer, outer, row, capacity, rows))
+        return cls(
+            names=frozenset(each.input for each in growing),
+            given=tuple(given.values()),
+            made=tuple(made.values()),
+            copies=tuple(copies),
+            row_bytes=row_bytes,
+        )
+
+
 class Executor:
     """One model on one device. Calls from several threads take turns.
 
@@ -104,6 +155,7 @@ class Executor:
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
+        self._growing: dict[tuple[Growth, ...], _HeldPorts] = {}
         self._memory = DeviceMemory(file, device, self._queue)
         with driver_call("convert halves"):
             given, made = memory.ports(file.model, "input"), memory.ports(file.model, "output")
@@ -149,28 +201,28 @@ class Executor:
             return self._completed(inputs, self._infer(given, None))
 
     def step(
-        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: int, count: int
+        self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
     ) -> dict[str, Array]:
         """Run on `inputs`, and on the first `rows` rows of what grows, which stays on the device.
 
-        Of the new rows the first `count` are appended. Returns the other outputs; raises as `run` does.
+        Of the new rows the first `count` are appended. Returns the other outputs; raises as `run` does, and
+        InvalidArgument for a model that does not keep all rows.
         """
-        held = {each.input for each in growing}
-        ports = tuple(port for port in self._inputs.ports if port.name not in held)
-        given = dict(zip((port.name for port in ports), memory.checked(ports, inputs), strict=True))
-        values = [given.get(port.name) for port in self._inputs.ports]
+        held = self._held(growing)
+        given = iter(memory.checked(held.given, inputs))
+        values = [None if port.name in held.names else next(given) for port in self._inputs.ports]
         with self._lock:
-            return self._infer(values, None, growing, rows, count)
+            return self._infer(values, None, held, rows, count)
 
-    def row_bytes(self, growing: Sequence[Growth]) -> int:
+    def row_bytes(self, growing: tuple[Growth, ...]) -> int:
         """Return the bytes of a row of what grows."""
-        ports = {port.name: port for port in self._inputs.ports}
-        return sum(
-            ports[each.input].seen.itemsize
-            * math.prod(ports[each.input].shape)
-            // ports[each.input].shape[each.axis]
-            for each in growing
-        )
+        return self._held(growing).row_bytes
+
+    def _held(self, growing: tuple[Growth, ...]) -> _HeldPorts:
+        """Return what steps need of what grows, which is looked up once."""
+        if growing not in self._growing:
+            self._growing[growing] = _HeldPorts.of(growing, self._inputs.ports, self._outputs.ports)
+        return self._growing[growing]
 
     def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
         """Return the first `rows` rows of what grows, by input."""
@@ -274,21 +326,14 @@ class Executor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, growing: Sequence[Growth], rows: int, count: int) -> None:
+    def _append(self, copies: Sequence[_RowCopy], rows: int, count: int) -> None:
         """Copy the first `count` new rows of what grows behind the first `rows`, on the device."""
-        inputs, outputs = ({p.name: p for p in ports} for ports in (self._inputs.ports, self._outputs.ports))
-        for each in growing:
-            taken, made = inputs[each.input], outputs[each.output]
-            if taken.buffer == made.buffer:  # the model wrote them there
-                continue
-            outer = math.prod(taken.shape[: each.axis])
-            row = math.prod(taken.shape[each.axis + 1 :]) * taken.held.itemsize
-            capacity, made_rows = taken.shape[each.axis], made.shape[each.axis]
+        for taken, made, outer, row, capacity, made_rows in copies:
             first = rows if made_rows == capacity else capacity
             cl.enqueue_copy(
                 self._queue,
-                self._memory.buffers[taken.buffer],
-                self._memory.buffers[made.buffer],
+                self._memory.buffers[taken],
+                self._memory.buffers[made],
                 src_origin=(first * row, 0, 0),
                 dst_origin=(rows * row, 0, 0),
                 region=(count * row, outer, 1),
@@ -308,7 +353,7 @@ class Executor:
         self,
         given: Sequence[Array | None],
         timeline: Timeline | None,
-        growing: Sequence[Growth] = (),
+        held: _HeldPorts | None = None,
         rows: int = 0,
         count: int = 0,
     ) -> dict[str, Array]:
@@ -331,13 +376,14 @@ class Executor:
                     for event in (segment.run() if timeline is None else segment.run_timed(timeline))
                 ]
                 self._outputs.enqueue(queue)
-                self._append(growing, rows, count)
-                kept = {each.output for each in growing}
-                ports = [port for port in self._outputs.ports if port.name not in kept]
-                with self._memory.read(queue, tuple(port.buffer for port in ports)) as held:
+                if held is not None:
+                    self._append(held.copies, rows, count)
+                ports = self._outputs.ports if held is None else held.made
+                with self._memory.read(queue, tuple(port.buffer for port in ports)) as arrays:
                     _check_complete(events)
                     return {
-                        port.name: memory.result(port, array) for port, array in zip(ports, held, strict=True)
+                        port.name: memory.result(port, array)
+                        for port, array in zip(ports, arrays, strict=True)
                     }
         except DeviceError as failed:
             self._unusable = str(failed)
