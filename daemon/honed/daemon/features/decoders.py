@@ -33,6 +33,7 @@ from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice
+from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Shapes, model_of
@@ -52,7 +53,7 @@ from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
-from .decoding import Decoder, Form, Piece, decoder_of, pieces, rows_of
+from .decoding import FORMS, Decoder, Form, Piece, decoder_of, pieces, rows_of
 from .form_trials import FormTrial
 from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
 from .stepping import Alike, Steps, alike_of
@@ -118,6 +119,44 @@ class Decoders(Feature):
         if known is None or known[:2] != (interface, state):
             known = self._known[entry.name] = interface, state, decoder_of(interface, state)
         return known[2]
+
+    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+        """Return which compiled forms run steps of a decoder, and what keeps it from others."""
+        decoder = self._decoder(entry)
+        return {"forms": self._said_of_forms(entry, decoder)} if decoder is not None else {}
+
+    def _said_of_forms(self, entry: ServedModel, decoder: Decoder) -> str:
+        manifest, why = entry.manifest, decoder.no_forms
+        if not why and manifest.engine_wanted(self.maker.policy) == "cpu":
+            why = "ONNX Runtime was asked for"
+        if not why and manifest.owner is not None:
+            why = "those of users are not compiled for further sizes"
+        if not why and not places.compiler():
+            why = "the compiler is not installed (apt install honed-tuner)"
+        if why:
+            return f"no compiled form runs its steps: {why}"
+        failed = {w.name: w.failed for w in self.ledger.wishes(entry.name, self.maker.under(entry))}
+        serving, others = list[str](), list[str]()
+        for form in FORMS:
+            name = decoder.variant(entry.name, form)
+            variant, size = self.registry.variant(name), f"{form} rows of state"
+            if variant is not None and variant.manifest.times is None:
+                why = variant.manifest.why if variant.key in self._refused else "it is compared when idle"
+                others.append(f"not with {size}: {why}")
+            elif variant is not None and variant.manifest.chosen == "cpu":
+                others.append(f"not with {size}: {variant.manifest.why}")
+            elif variant is not None:
+                serving.append(str(form))
+            elif failed.get(name):
+                others.append(f"not with {size}: {failed[name]}")
+        if serving:
+            return "; ".join((f"compiled forms run {', '.join(serving)} rows of state", *others))
+        if others:
+            return "; ".join(("no compiled form runs its steps", *others))
+        return (
+            "no compiled form runs its steps yet: forms are compiled when the machine is idle, after as many "
+            "steps of a size as requests of [variants] says"
+        )
 
     def forget(self, model: str) -> None:
         """Forget what a model that was removed takes."""

@@ -43,6 +43,10 @@ class Form(NamedTuple):
     tokens: int
     capacity: int
 
+    def __str__(self) -> str:
+        """Return its size for people, before "rows of state"."""
+        return f"{self.tokens} token{'s' * (self.tokens > 1)} with up to {self.capacity}"
+
 
 FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
 

@@ -210,6 +210,15 @@ class VariantCompiler:
             return EngineChoice("gpu", "")
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
+    def under(self, entry: ServedModel) -> str:
+        """Return what must change before shapes that could not be compiled are tried again.
+
+        This is a text of the source, precision, honed's version and the device with its driver.
+        """
+        identity = self.pool.device_of(entry).identity
+        device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
+        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
+
     def _added(self, model: ServedModel, variant: Manifest, compiled: Compiled, proof: LoadedProof) -> Added:
         now = self.registry.find(model.name)
         if now is None or not same_source(variant, now.manifest):
@@ -328,7 +337,7 @@ class ShapeVariants(Feature):
 
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
         """Return the variants of a model; those that cannot be compiled, too."""
-        wishes = {wish.name: wish for wish in self.ledger.wishes(entry.name, self._under(entry))}
+        wishes = {wish.name: wish for wish in self.ledger.wishes(entry.name, self.maker.under(entry))}
         kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
         return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
@@ -408,7 +417,7 @@ class ShapeVariants(Feature):
         sizes: dict[str, int] = {}
         for entry in self.registry.models():
             if self._may_have_more(entry):
-                wishes += self.ledger.wishes(entry.name, self._under(entry))
+                wishes += self.ledger.wishes(entry.name, self.maker.under(entry))
                 sizes[entry.name] = _expected_bytes(entry, self.registry.variants(entry.name))
         return next_wish(wishes, self._kept(), self.settings(), sizes)
 
@@ -434,7 +443,7 @@ class ShapeVariants(Feature):
         except (ModelRefused, InvalidArgument) as error:
             reason = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, reason)
-            self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self._under(entry))
+            self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
 
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         lines: list[str] = []
@@ -488,15 +497,6 @@ class ShapeVariants(Feature):
             loaded=_loaded_bytes(variant),
             used=self._used.get(variant.name, float("-inf")),
         )
-
-    def _under(self, entry: ServedModel) -> str:
-        """Return what must change before shapes that could not be compiled are tried again.
-
-        This is a text of the source, precision, honed's version and the device with its driver.
-        """
-        identity = self.maker.pool.device_of(entry).identity
-        device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
-        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
 def _variant_asked(entry: ServedModel, shapes: Shapes) -> str:
