@@ -265,9 +265,9 @@ class Decoders(Feature):
         """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
         found: dict[Form, ServedModel] = {}
         for form in {piece.form for piece in cut}:
-            shapes = decoder.shapes(form)
-            self.ledger.asked(call.entry.name, decoder.variant(call.entry.name, form), shapes)
-            runner = call.runner(shapes)
+            shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
+            self.ledger.asked(call.entry.name, name, shapes)
+            runner = call.runner(shapes, name)
             if runner is call.entry or runner.manifest.times is None:
                 return {}
             found[form] = runner
@@ -341,9 +341,12 @@ class Decoders(Feature):
 
         async def choice() -> EngineChoice:
             try:
-                return await trial.choice()
+                found = await trial.choice()
             finally:
                 self.sequencer.sequences.ended += numbers
+            if found.times is None:
+                self._refused.add(key)
+            return found
 
         return choice()
 
@@ -367,9 +370,7 @@ class Decoders(Feature):
     async def _compare(self, entry: ServedModel, variant: ServedModel) -> None:
         self._pauses.begin(variant.name)
         with self.leasing.adding(0, "a form of a decoder is being compared"):
-            choice = await self.maker.choose_again(entry, variant)
-        if choice.times is None:
-            self._refused.add(variant.key)
+            await self.maker.choose_again(entry, variant)
 
     async def tidy(self) -> None:
         """Have workers let go of what nobody asked for; drop the forms that nothing runs any more."""

@@ -295,12 +295,14 @@ class ShapeVariants(Feature):
 
         return infer_in_shapes
 
-    def runner_of(self, entry: ServedModel, shapes: Shapes) -> ServedModel:
+    def runner_of(self, entry: ServedModel, shapes: Shapes, name: str = "") -> ServedModel:
         """Return the model that is to answer for inputs of these shapes: a loaded variant, else the model.
+
+        `name` is that of the variant, where it is known.
 
         A variant that rests and would be the faster engine is loaded for the next request.
         """
-        name = self._asked(entry, shapes)
+        name = name or self._asked(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
