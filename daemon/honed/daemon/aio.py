@@ -66,13 +66,13 @@ class Ending:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
-        told, context = waiting
+        callback, context = waiting
         if later or asyncio.current_task(self._loop) is not None:
-            self._loop.call_soon(told, self, context=context)
+            self._loop.call_soon(callback, self, context=context)
         elif context is not None:
-            context.run(told, self)
+            context.run(callback, self)
         else:
-            told(self)
+            callback(self)
 
     def __await__(self) -> Generator[Any, None, None]:
         """Wait for the end; raise its error."""
@@ -88,13 +88,13 @@ class Ending:
         return self._loop
 
     def add_done_callback(
-        self, told: Callable[[Any], object], *, context: contextvars.Context | None = None
+        self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Have a callback called at the end."""
         if self.ended:
-            self._loop.call_soon(told, self, context=context)
+            self._loop.call_soon(callback, self, context=context)
         else:
-            self._waiting = told, context
+            self._waiting = callback, context
 
     def cancel(self, msg: object = None) -> bool:
         """End it, as its task is cancelled; False where it has ended."""

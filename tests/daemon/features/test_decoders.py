@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import uuid
@@ -14,10 +15,11 @@ import pytest
 
 from honed.cpu.session import Bound, Session
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Form, decoder_of, pieces
+from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
 from honed.daemon.worker.step_inputs import Step, values_of
+from honed.jobs.commands import ROWS_MASK
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
@@ -100,6 +102,54 @@ def test_forms_for_several_sequences_of_earlier_versions_are_known() -> None:
     assert known.was_for_several({name: (4, *shape[1:]) for name, shape in one.items()})
     assert not known.was_for_several(one)
     assert not known.was_for_several(dict.fromkeys(one, (2, 7)))
+
+
+def told(*names: str, in_place: tuple[str, ...] | None = ()) -> Decoder:
+    """OPTIMUM's decoder with those of its inputs beside tokens and state."""
+    inputs = [t for t in OPTIMUM.inputs if t.name.startswith(("input", "past")) or t.name in names]
+    made = dataclasses.replace(interface(inputs, list(OPTIMUM.outputs)), in_place=in_place)
+    known = decoder_of(made, {})
+    assert known is not None
+    return known
+
+
+STATE, MASK, POSITIONS = "past_key_values.0.key", "attention_mask", "position_ids"
+
+
+def test_a_form_has_a_mask_of_rows_where_nothing_else_tells_which_there_are() -> None:
+    form, piece = Form(64, 256), Piece(Form(64, 256), 5, 0, 3)
+    shapes = {STATE: (1, 3, 256, 64), "input_ids": (1, 64)}
+    both = told(MASK, POSITIONS)
+    assert both.shapes(form) == {**shapes, MASK: (1, 320), POSITIONS: (1, 64)}
+    places = np.frombuffer(both.contents(piece, prompt(3).tobytes())[2], np.int64)
+    assert places.tolist() == [5, 6, *[7] * 62]  # those of the padding are within the model's table
+    untold = told(MASK, POSITIONS.upper())
+    assert untold.shapes(form) == {**shapes, MASK: (1, 320), ROWS_MASK: (1, 256)}
+    assert told().shapes(form) == {**shapes, ROWS_MASK: (1, 256)}
+    *_, rows = told().contents(piece, prompt(3).tobytes())
+    assert rows == b"\1" * 5 + bytes(251)
+    for given in ((STATE,), None):  # an earlier version did not say whether rows are written in place
+        assert told(MASK, in_place=given).shapes(form) == {**shapes, MASK: (1, 256)}
+
+
+def test_a_decoder_says_what_keeps_it_from_forms() -> None:
+    assert not told(MASK, POSITIONS).no_forms
+    whisper = decoder_of(WHISPER, {})
+    assert whisper is not None
+    assert "past_key_values.0.encoder.key' does not grow by a row for each token" in whisper.no_forms
+
+    def why(*more: TensorSpec, logits: TensorSpec = OPTIMUM.outputs[0]) -> str:
+        known = decoder_of(interface([*OPTIMUM.inputs, *more], [logits, OPTIMUM.outputs[1]]), {})
+        assert known is not None
+        return known.no_forms
+
+    assert "its input 'speaker' is neither its tokens, a mask, a position nor a length" in why(
+        spec("speaker", "int64", "batch_size")
+    )
+    assert "its input 'use_cache_branch' cannot be made" in why(spec("use_cache_branch", "bool", 1))
+    pooled = spec("logits", "float16", "batch_size", 90)
+    assert "its output 'logits' has no row of numbers for each token" in why(logits=pooled)
+    assert not why(spec("cache_position", "int64", "sequence_length"))
 
 
 def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
@@ -572,6 +622,44 @@ def test_forms_that_are_asked_for_often_run_sequences(
         kill_workers(service)
         with pytest.raises(SequenceLost, match="the process that held its state has ended"):
             sequence.infer({"input_ids": prompt(1)})
+
+
+@pytest.mark.slow
+@pytest.mark.service
+@pytest.mark.opencl
+@pytest.mark.tvm
+@pytest.mark.parametrize("inputs", [{"mask": False, "positions": False}, {"positions": False}])
+def test_prompts_around_every_boundary_of_forms_that_are_told_little(
+    inputs: dict[str, bool], start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    config = f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}'
+    service = start_service(config=config, patch=ALL_HOLDS)
+    made = decoder(tmp_path / "dec.onnx", layers=1, **inputs)
+    lengths = (1, 2, 63, 64, 65, 127, 129, 191, 192, 193, 250)
+    with service.client(timeout=None) as client:
+        client.add(made, name="dec")
+        assert "no compiled form runs its steps yet" in client.show("dec")["forms"]
+        for length in lengths:
+            run(client, made, length, 3)
+        names = [variant_name(made, form) for form in (Form(1, 256), Form(64, 256))]
+        for name in names:
+            wait_for(lambda name=name: serves(client, name), name, service)
+        for length in lengths:
+            assert set(run(client, made, length, 3)) == {"gpu"}
+        said = client.show("dec")["forms"]
+        assert said.startswith("compiled forms run 1 token with up to 256, 64 tokens with up to 256")
+        # The form for a prompt is not there yet, that for the tokens behind it is: its state moves.
+        name = variant_name(made, Form(1, 512))
+        for _ in range(3):
+            run(client, made, 255, 6)
+        wait_for(lambda: serves(client, name), name, service)
+        assert run(client, made, 260, 4)[1:] == ["gpu"] * 3
+
+
+def variant_name(made: Path, form: Form) -> str:
+    known = decoder_of(Session(made, 1).interface, {})
+    assert known is not None
+    return known.variant("dec", form)
 
 
 @pytest.mark.service
