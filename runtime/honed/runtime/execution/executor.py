@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ from . import memory, programs, segments
 from .cpuparts import CpuParts, PartsBehind
 from .growth import Growth
 from .memory import DeviceMemory, Port
-from .segments import Command, handle
+from .segments import Command, RowCopy, call_all, handle
 from .timing import Called, InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
@@ -76,20 +76,6 @@ def load(
     )
 
 
-class _RowCopy(NamedTuple):
-    """New rows from an output's buffer to an input's: `outer` times, of `row` bytes each.
-
-    The first has room for `capacity` rows, the second has `made_rows`.
-    """
-
-    taken: int
-    made: int
-    outer: int
-    row: int
-    capacity: int
-    made_rows: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldPorts:
     """What steps need of what grows: the inputs `given` and the outputs `made` beside it, and copies."""
@@ -97,14 +83,21 @@ class _HeldPorts:
     names: frozenset[str]
     given: tuple[Port, ...]
     made: tuple[Port, ...]
-    copies: tuple[_RowCopy, ...]
+    copies: tuple[RowCopy, ...]
     row_bytes: int
 
     @classmethod
-    def of(cls, growing: Sequence[Growth], inputs: Sequence[Port], outputs: Sequence[Port]) -> _HeldPorts:
+    def of(
+        cls,
+        growing: Sequence[Growth],
+        inputs: Sequence[Port],
+        outputs: Sequence[Port],
+        buffers: Sequence[Any],
+        queue: Any,
+    ) -> _HeldPorts:
         """Look it up; raise InvalidArgument where the model does not keep all rows."""
         given, made = ({port.name: port for port in ports} for ports in (inputs, outputs))
-        copies, row_bytes = list[_RowCopy](), 0
+        copies, row_bytes = list[RowCopy](), 0
         for each in growing:
             taken, new = given.pop(each.input), made.pop(each.output)
             capacity, rows = taken.shape[each.axis], new.shape[each.axis]
@@ -117,7 +110,8 @@ class _HeldPorts:
             row_bytes += outer * elements * taken.seen.itemsize
             if taken.buffer != new.buffer:  # else the model writes them there
                 row = elements * taken.held.itemsize
-                copies.append(_RowCopy(taken.buffer, new.buffer, outer, row, capacity, rows))
+                ends = buffers[new.buffer], buffers[taken.buffer]
+                copies.append(RowCopy(queue, *ends, outer=outer, row=row, made=rows, capacity=capacity))
         return cls(
             names=frozenset(each.input for each in growing),
             given=tuple(given.values()),
@@ -221,7 +215,9 @@ class Executor:
     def _held(self, growing: tuple[Growth, ...]) -> _HeldPorts:
         """Return what steps need of what grows, which is looked up once."""
         if growing not in self._growing:
-            self._growing[growing] = _HeldPorts.of(growing, self._inputs.ports, self._outputs.ports)
+            self._growing[growing] = _HeldPorts.of(
+                growing, self._inputs.ports, self._outputs.ports, self._memory.buffers, self._queue
+            )
         return self._growing[growing]
 
     def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
@@ -326,21 +322,6 @@ class Executor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, copies: Sequence[_RowCopy], rows: int, count: int) -> None:
-        """Copy the first `count` new rows of what grows behind the first `rows`, on the device."""
-        for taken, made, outer, row, capacity, made_rows in copies:
-            first = rows if made_rows == capacity else capacity
-            cl.enqueue_copy(
-                self._queue,
-                self._memory.buffers[taken],
-                self._memory.buffers[made],
-                src_origin=(first * row, 0, 0),
-                dst_origin=(rows * row, 0, 0),
-                region=(count * row, outer, 1),
-                src_pitches=(made_rows * row,),
-                dst_pitches=(capacity * row,),
-            )
-
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
@@ -377,7 +358,7 @@ class Executor:
                 ]
                 self._outputs.enqueue(queue)
                 if held is not None:
-                    self._append(held.copies, rows, count)
+                    call_all([copy.call(rows, count) for copy in held.copies])
                 ports = self._outputs.ports if held is None else held.made
                 with self._memory.read(queue, tuple(port.buffer for port in ports)) as arrays:
                     _check_complete(events)
