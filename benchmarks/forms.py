@@ -64,12 +64,12 @@ def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator
     names = [each.name for each in session.get_outputs()]
     with ready(model, first_served(model, device.profile), device) as executor:
         executor.restore(growing, state)
-        found = executor.step(given, growing, [before], form.tokens)
+        found = executor.step(given, growing, before, form.tokens)
         expected = dict(zip(names, session.run(None, whole | state), strict=True))
         differ = max(apart(expected[name], value) for name, value in found.items())
         times = in_turns(
             {
-                "form": lambda: executor.step(given, growing, [before], form.tokens),
+                "form": lambda: executor.step(given, growing, before, form.tokens),
                 "file": lambda: session.run(None, whole | state),
             },
             _TURNS,
@@ -103,7 +103,7 @@ def values(known: Decoder, form: Form, before: int) -> tuple[Arrays, Arrays, Arr
     for name in whole.keys() & {"attention_mask"}:
         mask = given[name] = np.zeros(known.shapes(form)[name], np.int64)
         mask[0, :before] = 1
-        first = before if known.counts else form.capacity
+        first = before if known.in_place else form.capacity
         mask[0, first : first + form.tokens] = 1
     return state, given, whole
 

@@ -58,38 +58,50 @@ def _info(name: str, kind: Any, shape: list[Any]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, KINDS[np.dtype(kind)], shape)
 
 
-def decoder(path: Path, *, layers: int = 2, encoder: bool = False, slow: int = 0) -> Path:
+def decoder(
+    path: Path,
+    *,
+    layers: int = 2,
+    encoder: bool = False,
+    slow: int = 0,
+    mask: bool = True,
+    positions: bool = True,
+) -> Path:
     """Write a decoder in Optimum's convention, which attends to an encoder's output with `encoder`.
 
+    Without `mask` or `positions` these are no inputs: where its tokens stand follows from its state's length.
     It keeps what it makes of that only if it is told that there is no cache.
     Twice `slow` operators are one kernel, and take ONNX Runtime a run each: the compiled form is the faster
     engine.
     """
     g = _Graph()
     batch, tokens, past, total = "batch", "tokens", "past", "past + tokens"
-    inputs = [
-        _info("input_ids", np.int64, [batch, tokens]),
-        _info("attention_mask", np.int64, [batch, total]),
-        _info("position_ids", np.int64, [batch, tokens]),
-    ]
+    inputs = [_info("input_ids", np.int64, [batch, tokens])]
+    if mask:
+        inputs.append(_info("attention_mask", np.int64, [batch, total]))
+    if positions:
+        inputs.append(_info("position_ids", np.int64, [batch, tokens]))
     outputs = [_info("logits", np.float32, [batch, tokens, VOCABULARY])]
     if encoder:
         inputs.append(_info("encoder_hidden_states", np.float32, [batch, "encoded", WIDTH]))
         inputs.append(helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1]))
     x = g.op("Gather", g.weight(VOCABULARY, WIDTH), "input_ids")
-    x = g.op("Add", x, g.op("Gather", g.weight(2048, WIDTH), "position_ids"))
     # A token sees those before it and itself, but those that the mask hides: column j of row i is hidden
     # where j > past + i.
     first = "past_key_values.0.decoder.key" if encoder else "past_key_values.0.key"
     zero, one = g.constant(0), g.constant(1)
     before = g.op("Squeeze", g.op("Shape", first, start=2, end=3))
-    columns = g.op("Squeeze", g.op("Shape", "attention_mask", start=1, end=2))
+    columns = g.op("Add", before, g.op("Squeeze", g.op("Shape", "input_ids", start=1, end=2)))
     column = g.op("Range", zero, columns, one)
-    row = g.op("Unsqueeze", g.op("Range", before, columns, one), g.constant([1]))
-    later = g.op("Cast", g.op("Greater", column, row), to=onnx.TensorProto.FLOAT)
-    seen = g.op("Cast", "attention_mask", to=onnx.TensorProto.FLOAT)
-    padding = g.op("Unsqueeze", g.op("Sub", g.constant(1, np.float32), seen), g.constant([1, 2]))
-    mask = g.op("Mul", g.op("Add", later, padding), g.constant(-1e4, np.float32))
+    places = g.op("Range", before, columns, one)
+    x = g.op("Add", x, g.op("Gather", g.weight(2048, WIDTH), "position_ids" if positions else places))
+    row = g.op("Unsqueeze", places, g.constant([1]))
+    hidden = g.op("Cast", g.op("Greater", column, row), to=onnx.TensorProto.FLOAT)
+    if mask:
+        seen = g.op("Cast", "attention_mask", to=onnx.TensorProto.FLOAT)
+        padding = g.op("Unsqueeze", g.op("Sub", g.constant(1, np.float32), seen), g.constant([1, 2]))
+        hidden = g.op("Add", hidden, padding)
+    bias = g.op("Mul", hidden, g.constant(-1e4, np.float32))
     for layer in range(layers):
         query, key, value = (g.heads(g.op("MatMul", x, g.weight(WIDTH, WIDTH))) for _ in range(3))
         for what, new in (("key", key), ("value", value)):
@@ -99,7 +111,7 @@ def decoder(path: Path, *, layers: int = 2, encoder: bool = False, slow: int = 0
             inputs.append(_info(name, np.float32, [batch, HEADS, past, SIZE]))
             outputs.append(_info(after, np.float32, [batch, HEADS, total, SIZE]))
         keys, values = outputs[-2].name, outputs[-1].name
-        x = g.op("Add", x, g.attend(query, keys, values, mask))
+        x = g.op("Add", x, g.attend(query, keys, values, bias))
         if encoder:
             x = g.op("Add", x, _cross(g, x, layer, inputs, outputs))
     begun, half = x, g.constant(0.5, np.float32)

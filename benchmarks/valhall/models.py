@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forms import decoder_in
-from honed.daemon.features.decoding import JOINT, Form
+from honed.daemon.features.decoding import Form
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
@@ -172,9 +172,8 @@ def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
     """The forms of decoders with their tasks."""
     for path in decoders:
         known = decoder_in(path)
-        together = [form for form in JOINT if form.capacity == _ROOM and known.has_joint_forms]
-        for form in (*(Form(tokens, _ROOM) for tokens in _TOKENS), *together):
-            name = f"{path.parent.name}, {form.sequences} x {form.tokens}"
+        for form in (Form(tokens, _ROOM) for tokens in _TOKENS):
+            name = f"{path.parent.name}, {form.tokens}"
             yield name, list(extract(path, known.shapes(form), "fp16", profile()).tasks)
 
 

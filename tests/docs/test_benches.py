@@ -16,7 +16,7 @@ BENCHES = sorted(
     if path.name.startswith("bench_") or path.parent.name == "nvidia" or ROOT / "benchmarks" in path.parents
 )
 
-_WITH_PYTORCH = ("sidebyside", "cudagraph")  # which is only where the GPU is
+_WITH_PYTORCH = ("sidebyside", "cudagraph", "nvidia.generating")  # which is only where the GPU is
 
 pytestmark = pytest.mark.tvm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoding import Decoder, Form, decoder_of, pieces
+from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
 from honed.daemon.worker.calls import HeldTensor, RunForm, RunModel, RunStep
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.steps import FormSequences
@@ -58,7 +58,7 @@ def compiled(
 def compile_form(path: Path, known: Decoder, form: Form, folder: Path, device: Device) -> Executor:
     request = CompileRequest(
         path=path,
-        output=folder / "{}x{}x{}.honed".format(*form),
+        output=folder / "{}x{}.honed".format(*form),
         profile=device.profile,
         device=device,
         shapes=known.shapes(form),
@@ -75,12 +75,6 @@ def forms(compiled: Callable[[Form], Executor]) -> dict[int, Executor]:
     return {tokens: compiled(Form(tokens, ROOM)) for tokens in (1, CHUNK)}
 
 
-@pytest.fixture
-def joint(compiled: Callable[[Form], Executor], request: pytest.FixtureRequest) -> Executor:
-    """The form for a token of each of so many sequences."""
-    return compiled(Form(1, ROOM, request.param))
-
-
 class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
@@ -91,22 +85,19 @@ class Sequence:
     def asked(self, form: Executor, ids: Array) -> tuple[dict[str, Array], int, int]:
         """Run tokens [1, n] by a form for as many or more."""
         call, inputs = self.given(form, ids)
-        [found] = self._sequences.step(form, 1, [call], [inputs])
-        return found
+        return self._sequences.step(form, call, inputs)
 
     def given(self, form: Executor, ids: Array) -> tuple[RunStep, dict[str, Array]]:
         """The call for tokens [1, n], and its inputs for a form for as many or more."""
         shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
         tokens, count = shapes["input_ids"][1], ids.shape[1]
-        mask = np.zeros((1, shapes["attention_mask"][1]), np.int64)
-        new = self.rows if self._known.counts else mask.shape[1] - tokens
-        mask[0, : self.rows] = mask[0, new : new + (tokens if self._known.counts else count)] = 1
+        piece = Piece(Form(tokens, shapes["past_key_values.0.key"][2]), self.rows, 0, count)
+        kinds = {tensor.name: tensor.dtype for tensor in self._known.of_forms.inputs}
+        contents = self._known.contents(piece, ids.tobytes())
         inputs = {
-            "input_ids": np.resize(ids, (1, tokens)),
-            "attention_mask": mask,
-            "position_ids": np.arange(self.rows, self.rows + tokens)[None],
+            given.name: np.frombuffer(data, kinds[given.name]).reshape(given.shape)
+            for given, data in zip(self._known.inputs(piece.form), contents, strict=True)
         }
-        inputs = {name: value for name, value in inputs.items() if name in shapes}
         nothing = RunForm(inputs=(), outputs=(), room=None, finite=False, keep=False, max_bytes=0)
         run = RunModel(key="", form=nothing.packed(), raw=())
         call = RunStep(
@@ -151,17 +142,6 @@ class Sequence:
         return token
 
 
-def together(sequences: FormSequences, form: Executor, members: Mapping[int, Sequence], seed: int) -> None:
-    """Run one token of each of some sequences as one, and compare."""
-    tokens = [prompt(1, seed + number) for number in members]
-    calls, inputs = zip(
-        *(each.given(form, ids) for each, ids in zip(members.values(), tokens, strict=True)), strict=True
-    )
-    found = sequences.step(form, form.model.inputs[0].shape[0], calls, inputs)
-    for each, answer, ids in zip(members.values(), found, tokens, strict=True):
-        each.compare(answer, ids)
-
-
 def prompt(length: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, VOCABULARY, (1, length))
 
@@ -182,8 +162,7 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
             tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
             for tokens in (1, CHUNK)
         }
-        joint = opened.enter_context(compile_form(path, known, Form(1, ROOM, 2), tmp_path, device))
-        for form in (*forms.values(), joint):
+        for form in forms.values():
             bound = {tensor.name: tensor.buffer for tensor in form.model.outputs}
             for tensor in form.model.inputs:
                 assert (
@@ -196,9 +175,23 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
             for each in both:
                 each.row_bytes = 2 * 2 * 8 * 4
                 each.step(forms[1 if length == 1 else CHUNK], prompt(length, 7 * at + each.number))
-        members = dict(enumerate(both))
-        for at, turn in enumerate([(0, 1), (1,), (0, 1)]):
-            together(sequences, joint, {number: members[number] for number in turn}, 100 + 10 * at)
+
+
+@pytest.mark.parametrize("told", [{"mask": False}, {"positions": False}, {"mask": False, "positions": False}])
+def test_rows_are_found_by_the_length_of_the_state(
+    told: dict[str, bool], device: Device, tmp_path: Path
+) -> None:
+    path = decoder(tmp_path / "d.onnx", layers=1, **told)
+    known = known_of(path)
+    with ExitStack() as opened:
+        forms = {
+            tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
+            for tokens in (1, CHUNK)
+        }
+        one = Sequence(1, path, known, FormSequences())
+        for length in (1, 4, 1, 3, 2, 1, 4):
+            one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
+        assert one.rows == ROOM
 
 
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
@@ -207,47 +200,6 @@ def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Exe
     for at, length in enumerate((4, 1, 1, 3)):
         for each in both:
             each.step(forms[CHUNK if length > 1 else 1], prompt(length, 7 * at + each.number))
-
-
-@pytest.mark.parametrize("joint", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
-def test_sequences_share_a_run(
-    path: Path, known: Decoder, forms: dict[int, Executor], joint: Executor
-) -> None:
-    """Some in each turn, while the others keep what they have, in the form or elsewhere."""
-    sequences, of = FormSequences(), joint.model.inputs[0].shape[0]
-    both = {number: Sequence(number, path, known, sequences) for number in range(1, of + 2)}
-    for number, each in both.items():
-        each.step(forms[CHUNK], prompt(1 + number % CHUNK, number))
-    turns = [(1, 2), (1, 2), (2,), (1, 2), (of, 1), (3, of), (of + 1, 2), (1,), (2, of + 1)]
-    for at, turn in enumerate(turns):
-        together(sequences, joint, {number: both[number] for number in turn}, 10 * at)
-    sequences.drop((2,))
-    both[1].step(forms[1], prompt(1, 5))
-    together(sequences, joint, {number: both[number] for number in (1, 3)}, 90)
-    assert sequences.state(1)["past_key_values.0.key"].shape == (1, HEADS, both[1].rows, SIZE)
-
-
-@pytest.mark.parametrize("joint", [2], indirect=True)
-def test_a_run_for_several_begins_sequences_and_fails_for_none_by_half(
-    path: Path, known: Decoder, joint: Executor
-) -> None:
-    sequences = FormSequences()
-    one, other = (Sequence(number, path, known, sequences) for number in (1, 2))
-    both = {1: one, 2: other}
-    for at in range(3):
-        together(sequences, joint, both, 10 * at)
-    other.most = ROW_BYTES
-    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
-        together(sequences, joint, both, 50)
-    other.most = one.most
-    together(sequences, joint, both, 60)
-    sequences.leave(joint)
-    joint.run({tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in joint.model.inputs})
-    together(sequences, joint, both, 70)
-    sequences.drop((1,))
-    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
-        together(sequences, joint, both, 80)
-    together(sequences, joint, {2: other}, 90)
 
 
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
@@ -259,7 +211,7 @@ def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
     sequences.leave(form)
     form.run({tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in form.model.inputs})
     one.step(form, prompt(2))
-    state = sequences.state(1)
+    state = sequences.state(1, 5)
     assert all(array.shape == (1, HEADS, 5, SIZE) for array in state.values())
 
 
@@ -287,7 +239,7 @@ def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
     with pytest.raises(SequenceLost, match="the process that held its state has ended"):
         one.asked(forms[1], prompt(1))
     with pytest.raises(SequenceLost, match="the process that held its state has ended"):
-        sequences.state(1)
+        sequences.state(1, 1)
 
 
 def test_state_that_does_not_grow_is_not_kept_in_a_form(

@@ -328,7 +328,9 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
         state_pairs.checked(interface, named)
     except InvalidArgument as error:
         raise ModelRefused(f"the file's metadata {state_pairs.METADATA} is wrong: {error}") from error
-    return dataclasses.replace(interface, state=tuple(named.items()))
+    return dataclasses.replace(
+        interface, state=tuple(named.items()), in_place=tuple(sorted(_in_place(model)))
+    )
 
 
 def _tensors(

@@ -1,12 +1,10 @@
 """The state of decoders' sequences, which stays in this process from one step to the next.
 
-Each sequence has values of its own, which ONNX Runtime grows. Those whose steps are run as one have rows of a
-batch, with room for as many tokens of each: there the session is a form (`FormSequences`).
+Each sequence has values of its own, which ONNX Runtime grows.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -16,14 +14,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.store.compiled import TensorSpec
-from honed.daemon.worker.calls import HeldTensor, RunStep, RunSteps
+from honed.daemon.worker.calls import HeldTensor, RunStep, SetSequence
 from honed.daemon.worker.host import Stepped
 from honed.daemon.worker.step_inputs import Step, is_made, values_of
-from honed.daemon.worker.steps import FormSequences, growth
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
 from honed.runtime.dtypes import dtype
-from honed.runtime.execution.growth import Growth, Slot
 
 from .session import Bound, Session, given_value, taken_value
 
@@ -73,44 +69,6 @@ class HeldSequences:
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
-        self._together = FormSequences()
-        self._forms: dict[tuple[Session, int, int], _SessionForm] = {}
-
-    def step_together(
-        self, session: Session, call: RunSteps, inputs: Sequence[Mapping[str, Array]]
-    ) -> list[Stepped]:
-        """Run steps of one token of several sequences as one; return and raise what `FormSequences` does."""
-        known = session, call.sequences, call.capacity
-        tensors = [m.tensors or self._held.get(m.sequence, _Held()).tensors for m in call.members]
-        if not all(tensors):
-            raise SequenceLost("the process that held its state has ended")
-        if known not in self._forms:
-            self._forms[known] = _SessionForm(session, tensors[0], call.sequences, call.capacity)
-        for member in call.members:
-            held = self._held.get(member.sequence)
-            if not member.rows:
-                self._held[member.sequence] = _Held(tensors=member.tensors)
-            elif held is not None and held.state:
-                rows = {t.input: np.array(_start(t, held.state[t.input], member.rows)) for t in held.tensors}
-                self._together.adopt(member.sequence, growth(held.tensors), member.rows, rows)
-                self._held[member.sequence] = dataclasses.replace(held, state={}, bound=None, alike=None)
-        return self._together.step(self._forms[known], call.sequences, call.members, inputs)
-
-    def forget(self, session: Session) -> None:
-        """Let go of what runs steps of several sequences by a session."""
-        for known in [known for known in self._forms if known[0] is session]:
-            self._together.leave(self._forms.pop(known))
-
-    def _taken_out(self, number: int) -> None:
-        """Give a sequence that was run with others its own values again."""
-        if self._together.holds(number):
-            state = {name: given_value(rows) for name, rows in self._together.state(number).items()}
-            self._held[number] = dataclasses.replace(self._held[number], state=state)
-            self._drop_together((number,))
-
-    def _drop_together(self, sequences: Sequence[int]) -> None:
-        self._together.drop(sequences)
-        self._forms = {known: form for known, form in self._forms.items() if self._together.is_used(form)}
 
     def step(self, session: Session, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
         """Run a step on the client's inputs; return the outputs wanted, rows and bytes of the state now.
@@ -118,7 +76,6 @@ class HeldSequences:
         Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
         step would be too large, and what `Session.run` raises.
         """
-        self._taken_out(call.sequence)
         held = self._held.get(call.sequence, _Held()) if call.rows else _Held()
         alike, rows = held.alike, call.rows + call.count
         if alike is None or alike.form != call.run.form or held.rows != call.rows or rows > alike.room:
@@ -147,66 +104,23 @@ class HeldSequences:
         values |= {tensor.output: _start(tensor, found[tensor.output], rows) for tensor in alike.cut}
         return values, rows, nbytes
 
+    def state(self, number: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of what grows in a sequence, by input; raise SequenceLost without them."""
+        held = self._held.get(number)
+        if held is None or held.rows < rows:
+            raise SequenceLost("the process that held its state has ended")
+        growing = [tensor for tensor in held.tensors if tensor.axis >= 0]
+        return {tensor.input: _start(tensor, held.state[tensor.input], rows) for tensor in growing}
+
+    def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Take a sequence whose rows were computed elsewhere."""
+        state = {name: given_value(np.array(value)) for name, value in values.items()}
+        self._held[call.sequence] = _Held(call.rows, call.tensors, state)
+
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
-        self._drop_together(sequences)
         for number in sequences:
             self._held.pop(number, None)
-
-
-class _SessionForm:
-    """A session that runs a token of each of `of` sequences, with room for `capacity` rows of each.
-
-    Those of caches that are not appended to in place are copied: the new row is last in the output.
-    """
-
-    def __init__(self, session: Session, tensors: Sequence[HeldTensor], of: int, capacity: int) -> None:
-        self._session = session
-        self._bound: Bound | None = None
-        self._arrays: dict[str, Array] = {}
-        for each in tensors:
-            shape = [of * each.begins[0], *each.begins[1:]]
-            shape[each.axis] = capacity
-            self._arrays[each.input] = np.zeros(shape, dtype(each.dtype).numpy)
-        self._values = {name: given_value(array) for name, array in self._arrays.items()}
-        self._capacity = capacity
-
-    def row_bytes(self, growing: Sequence[Growth]) -> int:
-        """Return the bytes of a row of what grows, of all sequences."""
-        return sum(self._arrays[each.input].nbytes for each in growing) // self._capacity
-
-    def step(
-        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: Sequence[int | None], count: int
-    ) -> dict[str, Array]:
-        """Run on rows of all sequences, and append the new ones of those that have rows."""
-        in_place = {e.output: self._values[e.input] for e in growing if e.input in self._session.in_place}
-        wanted = {spec.name for spec in self._session.interface.outputs} - {each.output for each in growing}
-        outputs = {**dict.fromkeys(wanted), **{each.output: in_place.get(each.output) for each in growing}}
-        self._bound = self._session.step(inputs, self._values, outputs, self._bound)
-        found = self._bound.found(lasting=False)
-        new = slice(self._capacity, self._capacity + count)
-        for each in growing:
-            made = None if each.output in in_place else taken_value(found[each.output])
-            for at, before in enumerate(rows):
-                if made is not None and before is not None:
-                    slot, place = Slot(at, len(rows)), slice(before, before + count)
-                    _part(self._arrays[each.input], each, slot, place)[...] = _part(made, each, slot, new)
-        return {name: taken_value(found[name]) for name in wanted}
-
-    def grown(self, growing: Sequence[Growth], rows: int, slot: Slot) -> dict[str, Array]:
-        """Return a copy of the first rows of a sequence, by input."""
-        return {
-            each.input: np.array(_part(self._arrays[each.input], each, slot, slice(rows)), order="C")
-            for each in growing
-        }
-
-    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array], slot: Slot) -> None:
-        """Set the first rows of a sequence, and zeros behind them."""
-        for each in growing:
-            array = self._arrays[each.input]
-            _part(array, each, slot, slice(None))[...] = 0
-            if (value := values.get(each.input)) is not None:
-                _part(array, each, slot, slice(value.shape[each.axis]))[...] = value
 
 
 def _prepared(
@@ -252,11 +166,6 @@ def _made(spec: TensorSpec, step: Step) -> Array:
     """Return an input that follows from a step."""
     shape, values = values_of(spec, step)
     return np.full(shape, values, dtype(spec.dtype).numpy)
-
-
-def _part(array: Array, grows: Growth, slot: Slot, rows: slice) -> Array:
-    """Return some rows of a sequence, where they are."""
-    return array[slot.within(len(array))][(*(slice(None),) * grows.axis, rows)]
 
 
 def _before(tensor: HeldTensor, held: _Held, rows: int) -> onnxruntime.OrtValue:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -32,8 +33,8 @@ from honed.daemon.worker.calls import (
     OpenDevice,
     ProfileModel,
     RunStep,
-    RunSteps,
     RunTurn,
+    SetSequence,
     UnloadModel,
     WarmUp,
 )
@@ -142,8 +143,6 @@ class CpuEngine(Host):
             session = Session(
                 Path(call.path), threads, level=call.level, spinning=call.spinning, arena=call.arena
             )
-            if held is not None:
-                self._sequences.forget(held.session)
             self._models[call.key] = held = _Loaded(session, asked, where)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 
@@ -167,9 +166,13 @@ class CpuEngine(Host):
         """Run a step of a sequence whose state ONNX Runtime holds."""
         return self._sequences.step(self.loaded(call.run.key), call, inputs)
 
-    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
-        """Run steps of several sequences whose state is here."""
-        return self._sequences.step_together(self.loaded(call.key), call, inputs)
+    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence."""
+        return self._sequences.state(sequence, rows)
+
+    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Hold rows that were computed elsewhere."""
+        self._sequences.set(call, values)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences."""
@@ -177,8 +180,7 @@ class CpuEngine(Host):
         return Empty()
 
     def _unload(self, call: UnloadModel) -> Empty:
-        if (held := self._models.pop(call.key, None)) is not None:
-            self._sequences.forget(held.session)
+        self._models.pop(call.key, None)
         self._sets = "", []
         return Empty()
 

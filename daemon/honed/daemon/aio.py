@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -37,6 +38,75 @@ async def cleared_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator[
         yield entered
     finally:
         await in_thread(folder.__exit__, None, None, None)
+
+
+# ---- An end that one task waits for, and learns of at once: of a future's it learns a turn later ----
+
+
+class Ending:
+    """Something that ends once, well or with an error; the task that awaits it goes on within `end`.
+
+    Where `end` is called by another task, which cannot be interrupted, it goes on in the loop's next turn.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_error", "_loop", "_waiting", "ended")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asyncio_future_blocking = False
+        self._waiting: tuple[Callable[[Any], object], contextvars.Context | None] | None = None
+        self._error: BaseException | None = None
+        self.ended = False
+
+    def end(self, error: BaseException | None = None, *, later: bool = False) -> None:
+        """End it; only the first call counts. `later`: its task goes on in the next turn in any case."""
+        if self.ended:
+            return
+        self.ended, self._error = True, error
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        callback, context = waiting
+        if later or asyncio.current_task(self._loop) is not None:
+            self._loop.call_soon(callback, self, context=context)
+        elif context is not None:
+            context.run(callback, self)
+        else:
+            callback(self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait for the end; raise its error."""
+        if not self.ended:
+            self._asyncio_future_blocking = True
+            yield self
+        self.result()
+
+    # What a task asks of what it waits for
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop it belongs to."""
+        return self._loop
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Have a callback called at the end."""
+        if self.ended:
+            self._loop.call_soon(callback, self, context=context)
+        else:
+            self._waiting = callback, context
+
+    def cancel(self, msg: object = None) -> bool:
+        """End it, as its task is cancelled; False where it has ended."""
+        if self.ended:
+            return False
+        self.end(asyncio.CancelledError(), later=True)  # who cancels may go through its tasks
+        return True
+
+    def result(self) -> None:
+        """Raise the error that it ended with, if any."""
+        if self._error is not None:
+            raise self._error
 
 
 # ---- Things that must end in time, with one timer for all: nearly all do, and none

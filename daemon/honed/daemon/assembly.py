@@ -200,6 +200,7 @@ async def _features(
         shares_file=shares,
         policy=policy,
     )
+    maker = VariantCompiler(changes=base.changes, registry=base.registry, pool=base.pool, policy=policy)
     sequencer = Sequencer(lambda: reloader.config.sequences, base.registry)
     return (
         user_models,
@@ -215,9 +216,7 @@ async def _features(
         ),
         sequencer,
         ShapeVariants(
-            maker=VariantCompiler(
-                changes=base.changes, registry=base.registry, pool=base.pool, policy=policy
-            ),
+            maker=maker,
             registry=base.registry,
             ledger=base.ledger,
             leasing=base.leasing,
@@ -231,6 +230,7 @@ async def _features(
             leasing=base.leasing,
             ledger=base.ledger,
             limits=base.config.limits,
+            maker=maker,
         ),
         SizeSpecialiser(
             changes=base.changes,

@@ -55,7 +55,7 @@ class InferCall:
     connection: Connection
     entry: ServedModel
     params: InferParams
-    runner_of: Callable[[Shapes], ServedModel] | None = None
+    runner_of: Callable[[Shapes, str], ServedModel] | None = None
     deadline: float | None = None
     alone: bool = False
     answered: tuple[Answered, ...] = ()
@@ -65,11 +65,11 @@ class InferCall:
         """The shapes of its inputs."""
         return {tensor.name: tensor.shape for tensor in self.params.inputs}
 
-    def runner(self, shapes: Shapes | None = None) -> ServedModel:
-        """Return what is to run it, or inputs of other shapes."""
+    def runner(self, shapes: Shapes | None = None, variant: str = "") -> ServedModel:
+        """Return what is to run it, or inputs of other shapes, whose `variant` the caller may know."""
         if self.runner_of is None:
             return self.entry
-        return self.runner_of(self.shapes if shapes is None else shapes)
+        return self.runner_of(self.shapes if shapes is None else shapes, variant)
 
 
 InferAnswer = Inferred | Map  # the result of ModelInfer, perhaps as it travels

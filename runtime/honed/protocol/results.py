@@ -475,6 +475,7 @@ class ModelShown:
     variants: tuple[ShownVariant, ...] = ()
     parts: tuple[ShownPart, ...] = ()
     sequence_state: dict[str, str] = field(default_factory=dict)
+    forms: str = ""
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
     in_apps: int = 0

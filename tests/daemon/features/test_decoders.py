@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +16,11 @@ import pytest
 
 from honed.cpu.session import Bound, Session, running_now
 from honed.cpu.steps import HeldSequences
-from honed.daemon.features.decoding import Form, Piece, decoder_of, joint_forms, pieces
+from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import RunForm, RunModel, RunStep, RunSteps, WantedOutput
+from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
 from honed.daemon.worker.step_inputs import Step, values_of
+from honed.jobs.commands import ROWS_MASK
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
@@ -88,27 +87,70 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     assert (own.axis, own.once, cross.axis, cross.once) == (2, False, -1, True)
 
 
-def test_forms_have_the_room_and_the_sequences_asked_for() -> None:
+def test_forms_have_the_room_asked_for() -> None:
     assert [piece.form for piece in pieces(Step(1, 65, 0))] == [Form(64, 256)] * 2
     assert [piece.form for piece in pieces(Step(1, 65, 0), 512)] == [Form(64, 512)] * 2
     assert [piece.form for piece in pieces(Step(1, 1, 600), 512)] == [Form(1, 1024)]
-    assert [form.sequences for form in joint_forms(512, 2)] == [2, 4]
-    assert [form.sequences for form in joint_forms(512, 3)] == [4, 2]
-    assert [form.sequences for form in joint_forms(512, 9)] == [4, 2]
     known = decoder_of(OPTIMUM, {})
     assert known is not None
-    assert known.has_joint_forms
-    assert [*known.shapes(Form(1, 256, 4)).values()] == [(4, 1), (4, 257), (4, 1), (4, 3, 256, 64)]
+    assert [*known.shapes(Form(1, 256)).values()] == [(1, 1), (1, 257), (1, 1), (1, 3, 256, 64)]
 
 
-@pytest.mark.parametrize("name", ["input_ids", "past_key_values.0.key", "position_ids"])
-def test_sequences_share_no_form_that_has_a_batch_of_one(name: str) -> None:
-    inputs = [
-        spec(t.name, t.dtype, 1, *(t.symbols or ())[1:]) if t.name == name else t for t in OPTIMUM.inputs
-    ]
-    known = decoder_of(interface(inputs, list(OPTIMUM.outputs)), {"present.0.key": "past_key_values.0.key"})
+def test_forms_for_several_sequences_of_earlier_versions_are_known() -> None:
+    known = decoder_of(OPTIMUM, {})
     assert known is not None
-    assert not known.has_joint_forms
+    one = known.shapes(Form(1, 512))
+    assert known.was_for_several({name: (4, *shape[1:]) for name, shape in one.items()})
+    assert not known.was_for_several(one)
+    assert not known.was_for_several(dict.fromkeys(one, (2, 7)))
+
+
+def told(*names: str, in_place: tuple[str, ...] | None = ()) -> Decoder:
+    """OPTIMUM's decoder with those of its inputs beside tokens and state."""
+    inputs = [t for t in OPTIMUM.inputs if t.name.startswith(("input", "past")) or t.name in names]
+    made = dataclasses.replace(interface(inputs, list(OPTIMUM.outputs)), in_place=in_place)
+    known = decoder_of(made, {})
+    assert known is not None
+    return known
+
+
+STATE, MASK, POSITIONS = "past_key_values.0.key", "attention_mask", "position_ids"
+
+
+def test_a_form_has_a_mask_of_rows_where_nothing_else_tells_which_there_are() -> None:
+    form, piece = Form(64, 256), Piece(Form(64, 256), 5, 0, 3)
+    shapes = {STATE: (1, 3, 256, 64), "input_ids": (1, 64)}
+    both = told(MASK, POSITIONS)
+    assert both.shapes(form) == {**shapes, MASK: (1, 320), POSITIONS: (1, 64)}
+    places = np.frombuffer(both.contents(piece, prompt(3).tobytes())[2], np.int64)
+    assert places.tolist() == [5, 6, *[7] * 62]  # those of the padding are within the model's table
+    untold = told(MASK, POSITIONS.upper())
+    assert untold.shapes(form) == {**shapes, MASK: (1, 320), ROWS_MASK: (1, 256)}
+    assert told().shapes(form) == {**shapes, ROWS_MASK: (1, 256)}
+    *_, rows = told().contents(piece, prompt(3).tobytes())
+    assert rows == b"\1" * 5 + bytes(251)
+    for given in ((STATE,), None):  # an earlier version did not say whether rows are written in place
+        assert told(MASK, in_place=given).shapes(form) == {**shapes, MASK: (1, 256)}
+
+
+def test_a_decoder_says_what_keeps_it_from_forms() -> None:
+    assert not told(MASK, POSITIONS).no_forms
+    whisper = decoder_of(WHISPER, {})
+    assert whisper is not None
+    assert "past_key_values.0.encoder.key' does not grow by a row for each token" in whisper.no_forms
+
+    def why(*more: TensorSpec, logits: TensorSpec = OPTIMUM.outputs[0]) -> str:
+        known = decoder_of(interface([*OPTIMUM.inputs, *more], [logits, OPTIMUM.outputs[1]]), {})
+        assert known is not None
+        return known.no_forms
+
+    assert "its input 'speaker' is neither its tokens, a mask, a position nor a length" in why(
+        spec("speaker", "int64", "batch_size")
+    )
+    assert "its input 'use_cache_branch' cannot be made" in why(spec("use_cache_branch", "bool", 1))
+    pooled = spec("logits", "float16", "batch_size", 90)
+    assert "its output 'logits' has no row of numbers for each token" in why(logits=pooled)
+    assert not why(spec("cache_position", "int64", "sequence_length"))
 
 
 def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
@@ -152,9 +194,6 @@ def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
     assert known.held(Step(3, 1, 0))[0].begins == (3, 2, 0, 64)
 
 
-ROOM = 16
-
-
 def close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -190,63 +229,6 @@ class Sequence:
 
     def compare(self, ids: Array) -> None:
         close(self.step(ids), self.app.step(ids))
-
-    def given(self, ids: Array) -> dict[str, Array]:
-        """What a form with room for ROOM tokens is given for one."""
-        contents = self._known.contents(Piece(Form(1, ROOM), self.rows, 0, 1), ids.tobytes())
-        return {
-            tensor.name: np.frombuffer(data, np.int64).reshape(tensor.shape)
-            for tensor, data in zip(self._known.inputs(Form(1, ROOM)), contents, strict=True)
-        }
-
-
-def together(
-    session: Session, sequences: HeldSequences, members: list[Sequence], seed: int, token: int | None = None
-) -> None:
-    """Run a token of each of some sequences as one, and compare; `token` is that of the first, if given."""
-    ids = [prompt(1, seed + each.number) for each in members]
-    if token is not None:
-        ids[0][:] = token
-    call = RunSteps(key="", sequences=3, capacity=ROOM, members=tuple(each.call(1) for each in members))
-    found = sequences.step_together(
-        session, call, [each.given(one) for each, one in zip(members, ids, strict=True)]
-    )
-    for each, one, (outputs, rows, nbytes) in zip(members, ids, found, strict=True):
-        each.rows += 1
-        assert rows == each.rows
-        close(outputs["logits"], each.app.step(one))
-        assert nbytes == sum(array.nbytes for array in each.app.state.values())
-
-
-@pytest.mark.parametrize("made", [decoder, grouped])
-def test_onnx_runtime_runs_steps_of_several_as_one(tmp_path: Path, made: Callable[[Path], Path]) -> None:
-    path, sequences = made(tmp_path / "m.onnx"), HeldSequences()
-    session = Session(path, 1)
-    several = [Sequence(number, session, sequences, path) for number in range(5)]
-    for each in several[:4]:
-        each.compare(prompt(1 + each.number, each.number))
-    turns = [(0, 1, 2), (0, 2), (3,), (4, 0, 1), (2,), (4, 3, 2), (1, 2)]
-    for at, turn in enumerate(turns):
-        together(session, sequences, [several[number] for number in turn], 10 * at)
-        if at == 3:
-            several[0].compare(prompt(2, 7))
-            together(session, sequences, several[:1], 99)
-    with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
-        together(session, sequences, several[1:3], 0, token=VOCABULARY + 9)
-    several[1].compare(prompt(1, 40))  # which is not run again in the slot that it had
-    together(session, sequences, several[2:3], 41)
-    several[1].most = 10
-    with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
-        together(session, sequences, several[:2], 50)
-    several[1].most = several[0].most
-    together(session, sequences, several[::2], 60)
-    sequences.forget(session)
-    for each in several:
-        each.compare(prompt(3, 80))
-    sequences.drop((1,))
-    with pytest.raises(SequenceLost, match="the process that held its state has ended"):
-        together(session, sequences, several[1:3], 90)
-    together(session, sequences, several[2:3], 91)
 
 
 def begun(session: Session, sequences: HeldSequences, ids: Array, path: Path) -> Array:
@@ -587,17 +569,6 @@ PAUSE = 30.0  # seconds without requests, in which forms are compiled and compar
 OFTEN = IDLE + "[variants]\nrequests = 2\n"
 
 
-# A form is as fast as ONNX Runtime, and steps of two sequences take less time as one.
-FORMS_PAY = (
-    ALL_HOLDS
-    + """
-from honed.daemon.features import decoders
-
-decoders.least_at_once = lambda ratios: 2
-"""
-)
-
-
 def course(made: Path, length: int, steps: int, seed: int = 0) -> list[tuple[Array, Array]]:
     """The tokens of a sequence's steps with their logits, by ONNX Runtime."""
     own, ids, found = InApp(made), prompt(length, seed), []
@@ -626,40 +597,10 @@ def run(client: Client, made: Path, length: int, steps: int) -> list[str]:
     return ask(client, course(made, length, steps))
 
 
-def at_once(service: Service, client: Client, made: Path, count: int, line: str) -> None:
-    """Run sequences at once, until steps have overlapped, the log has that line, and some share runs."""
-
-    courses = [course(made, 70 + 20 * seed, 12, seed) for seed in range(count)]
-
-    def generate() -> None:
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(partial(ask, client), courses))
-
-    def is_logged() -> bool:
-        generate()
-        with suppress(AssertionError):  # what is done in the background has the processors meanwhile
-            wait_for(lambda: line in service.log, line, seconds=PAUSE)
-        return line in service.log
-
-    def batched() -> int:
-        generate()
-        return next(each["batched"] for each in client.metrics()["models"] if each["name"] == "dec")
-
-    wait_for(is_logged, line, service)
-    before = batched()
-    wait_for(lambda: batched() > before, f"{count} sequences to share runs", service)
-
-
-@pytest.mark.slow
-@pytest.mark.service
-def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Service], tmp_path: Path) -> None:
-    service = start_service(config=CPU + OFTEN, patch=FORMS_PAY)
-    made = decoder(tmp_path / "dec.onnx", layers=1, slow=500)
-    with service.client() as client:
-        client.add(made, name="dec", engine="onnxruntime")
-        for count in (2, 4):
-            at_once(service, client, made, count, f"dec runs steps of 2 to {count} sequences as one")
-        assert client.status()["sequences"] == {"count": 0, "bytes": 0}
+def serves(client: Client, form: str) -> bool:
+    """Whether a form was compared with ONNX Runtime and serves."""
+    variants = {each["name"]: each for each in client.show("dec")["variants"]}
+    return form in variants and (variants[form]["engine"], variants[form]["state"]) == ("gpu", "READY")
 
 
 @pytest.mark.slow
@@ -669,7 +610,7 @@ def test_onnx_runtime_runs_sequences_at_once(start_service: Callable[..., Servic
 def test_forms_that_are_asked_for_often_run_sequences(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
-    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}', patch=FORMS_PAY)
+    service = start_service(config=f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}', patch=ALL_HOLDS)
     made = decoder(tmp_path / "dec.onnx", layers=1, slow=2500)
 
     with service.client(timeout=None) as client:
@@ -677,7 +618,7 @@ def test_forms_that_are_asked_for_often_run_sequences(
         for _ in range(3):
             run(client, made, 70, 2)
         for form in ("dec@1x1x257x256", "dec@1x64x320x256"):
-            wait_for(lambda form=form: f"{form} runs sequences of up to 256" in service.log, form, service)
+            wait_for(lambda form=form: serves(client, form), form, service)
         for length in (1, 150):
             assert set(run(client, made, length, 8)) == {"gpu"}
         # There is no form yet for more tokens: the CPU engine goes on with the state of the device.
@@ -691,14 +632,50 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
                     ids[at] = best(expected)
 
-        for count, form in ((2, "dec@2x1x257x256"), (4, "dec@4x1x257x256")):
-            at_once(service, client, made, count, f"{form} runs steps of 2 to {count} sequences as one")
-        wait_for(lambda: "dec@1x1x513x512 runs sequences" in service.log, "more room", service)
+        wait_for(lambda: serves(client, "dec@1x1x513x512"), "more room", service)
         sequence = client.sequence("dec")
         sequence.infer({"input_ids": prompt(4)})
         kill_workers(service)
         with pytest.raises(SequenceLost, match="the process that held its state has ended"):
             sequence.infer({"input_ids": prompt(1)})
+
+
+@pytest.mark.slow
+@pytest.mark.service
+@pytest.mark.opencl
+@pytest.mark.tvm
+@pytest.mark.parametrize("inputs", [{"mask": False, "positions": False}, {"positions": False}])
+def test_prompts_around_every_boundary_of_forms_that_are_told_little(
+    inputs: dict[str, bool], start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    config = f'[serve]\nengine = "fastest"\n{NO_TUNER}{OFTEN}'
+    service = start_service(config=config, patch=ALL_HOLDS)
+    made = decoder(tmp_path / "dec.onnx", layers=1, **inputs)
+    lengths = (1, 2, 63, 64, 65, 127, 129, 191, 192, 193, 250)
+    with service.client(timeout=None) as client:
+        client.add(made, name="dec")
+        assert "no compiled form runs its steps yet" in client.show("dec")["forms"]
+        for length in lengths:
+            run(client, made, length, 3)
+        names = [variant_name(made, form) for form in (Form(1, 256), Form(64, 256))]
+        for name in names:
+            wait_for(lambda name=name: serves(client, name), name, service)
+        for length in lengths:
+            assert set(run(client, made, length, 3)) == {"gpu"}
+        said = client.show("dec")["forms"]
+        assert said.startswith("compiled forms run 1 token with up to 256, 64 tokens with up to 256")
+        # The form for a prompt is not there yet, that for the tokens behind it is: its state moves.
+        name = variant_name(made, Form(1, 512))
+        for _ in range(3):
+            run(client, made, 255, 6)
+        wait_for(lambda: serves(client, name), name, service)
+        assert run(client, made, 260, 4)[1:] == ["gpu"] * 3
+
+
+def variant_name(made: Path, form: Form) -> str:
+    known = decoder_of(Session(made, 1).interface, {})
+    assert known is not None
+    return known.variant("dec", form)
 
 
 @pytest.mark.service

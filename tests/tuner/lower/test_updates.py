@@ -110,7 +110,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
         return launch(kernel, name, *args)
 
     monkeypatch.setattr(Command, "launch", noted)
-    growing = [Growth("past", "present", 1)]
+    growing = (Growth("past", "present", 1),)
     given = {
         name: value.astype(np.float16 if value.dtype == np.float32 else value.dtype)
         for name, value in _given(7).items()
@@ -118,7 +118,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
     with ready(normalised, lowered, device) as executor:
         assert converted in ([], ["widened"]), "of what is given alone"
         executor.restore(growing, {"past": given.pop("past")[:, :7]})
-        assert executor.step(given, growing, [7], 1) == {}
+        assert executor.step(given, growing, 7, 1) == {}
         found = executor.grown(growing, 8)["past"]
     assert found.dtype == np.float16
     expected = _expected({name: value.astype(np.float32) for name, value in _given(7).items()})

@@ -75,12 +75,12 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
     model = normalised(path, device.profile, known.shapes(form))
     state, given, _ = values(known, form, before)
     growing = growth(known.held(Step(1, 1, 0)))
-    beside = _Torch(_sizes(path), room)
+    beside = TorchDecoder(_sizes(path), room)
     with ready(model, first_served(model, device.profile), device) as executor:
         executor.restore(growing, state)
         ours, theirs = list[float](), list[float]()
         for _ in range(_TURNS):
-            ours.append(_timed(lambda: executor.step(given, growing, [before], 1)))
+            ours.append(_timed(lambda: executor.step(given, growing, before, 1)))
             theirs.append(_timed(lambda: beside.step(before)))
         print(f"{device.cl.name}, room for {room} tokens, {before} taken; medians of {_TURNS} turns, us")
         one, other = median(ours), median(theirs)
@@ -102,7 +102,9 @@ def _timed(step: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class Sizes:
+    """Of Llama's architecture."""
+
     layers: int
     hidden: int
     heads: int
@@ -111,7 +113,7 @@ class _Sizes:
     vocabulary: int
 
 
-def _sizes(path: Path) -> _Sizes:
+def _sizes(path: Path) -> Sizes:
     graph = onnx.load(path, load_external_data=False).graph
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
     numbers = {one.name: one.i for one in attentions[0].attribute}
@@ -120,13 +122,13 @@ def _sizes(path: Path) -> _Sizes:
     hidden = next(min(shape) for shape in shapes if max(shape) == vocabulary)
     inner = max(max(s) for s in shapes if hidden in s and vocabulary not in s)
     heads, of_keys = numbers["num_heads"], numbers["kv_num_heads"]
-    return _Sizes(len(attentions), hidden, heads, of_keys, inner, vocabulary)
+    return Sizes(len(attentions), hidden, heads, of_keys, inner, vocabulary)
 
 
-class _Torch:
+class TorchDecoder:
     """Llama's architecture with caches of fixed size; a step is a CUDA graph."""
 
-    def __init__(self, sizes: _Sizes, room: int) -> None:
+    def __init__(self, sizes: Sizes, room: int) -> None:
         self._sizes, self._size = sizes, sizes.hidden // sizes.heads
         rows = sizes.heads + 2 * sizes.of_keys
         self._layers = [
@@ -152,9 +154,10 @@ class _Torch:
         self._token, self._at = (torch.zeros(1, dtype=torch.long, device="cuda") for _ in range(2))
         self._graph = self._captured()
 
-    def step(self, before: int) -> Any:
-        """Run a step after so many tokens, and return its logits on the host."""
+    def step(self, before: int, token: int = 0) -> Any:
+        """Run a step on a token after so many others, and return its logits on the host."""
         self._at.fill_(before)
+        self._token.fill_(token)
         self._graph.replay()
         return self._logits.cpu()
 

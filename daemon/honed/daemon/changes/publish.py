@@ -186,7 +186,7 @@ class Publisher:
         """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
-        if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
+        if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted) or self.pool.apart(entry):
             return EngineChoice("cpu", manifest.why)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 

@@ -187,11 +187,6 @@ class Gatherer(Generic[W, A]):
                 group.gathering.left(member.number)
                 self._look(group)
 
-    def look(self, kind: Hashable) -> None:
-        """Run what is due of a kind, as something has changed."""
-        if (group := self._groups.get(kind)) is not None:
-            self._look(group)
-
     def _look(self, group: _Group[W, A]) -> None:
         """Run what is due, and look again when the next is."""
         for batch in group.gathering.due(time.monotonic()):

@@ -19,197 +19,47 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from statistics import median
+from typing import Any
 
-from honed.daemon.aio import in_thread
+from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving import plan as plans
+from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.selection import EngineChoice
+from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
-from honed.daemon.worker.calls import DropSequences, ReadSequence, RunStep, StepRan, WorkerCall
-from honed.daemon.worker.shared_memory import RegionLookup, RegionTable
+from honed.daemon.store.names import Shapes, model_of
+from honed.daemon.worker.calls import (
+    DropSequences,
+    ReadSequence,
+    RunStep,
+    SequenceState,
+    SetSequence,
+    StepRan,
+)
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.process.rpc import R
 from honed.protocol.dataclass import dataclass
-from honed.protocol.errors import (
-    DeviceError,
-    InvalidArgument,
-    PreconditionBroken,
-    ResourceExhausted,
-    SequenceLost,
-    Unavailable,
-)
-from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
+from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
-from .decoding import (
-    FORMS,
-    JOINT,
-    Decoder,
-    Form,
-    Piece,
-    decoder_of,
-    difference,
-    joint_forms,
-    names,
-    pieces,
-    rows_of,
-)
-from .joint_steps import JointSteps, Planned, Ran, Turn, steps_call
-from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of, without_sequence
+from .decoding import FORMS, Decoder, Form, Piece, decoder_of, pieces, rows_of
+from .form_trials import FormTrial
+from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
+from .stepping import Alike, Steps, alike_of
+from .variants import VariantCompiler
 
 _log = logging.getLogger(__name__)
-# Difference of a form and ONNX Runtime, of the largest value. The form's own answers are proven; rows in
-# another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
-# (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
-_ALLOWED = 0.2
-_TIMED = 9  # pairs of runs of a form for several sequences, and of that for one
-# Has the engine of a model run a step that was checked, and returns the worker's answer.
-Ask = Callable[[ServedModel, CheckedForm, Callable[[str], RunStep]], Awaitable[StepRan]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alike:
-    """What requests of a sequence have in common if they differ in their data and `id` alone, checked.
-
-    `asked` is one of them as its client sent it, without data, and `size` its size; `params` is what runs.
-    It `has_state`, or has tokens alone, and is `plain` where forms may run it: of one sequence, with outputs
-    in line that are no state. `form` is its run by the file, and `forms` are those by compiled forms.
-    """
-
-    decoder: Decoder
-    asked: InferParams
-    params: InferParams
-    size: Step
-    max_answer_bytes: int
-    last_token: bool
-    has_state: bool
-    tokens_alone: bool
-    plain: bool
-    form: CheckedForm
-    forms: dict[Form, CheckedForm]
-
-    def fits(self, call: InferCall, decoder: Decoder, max_answer_bytes: int) -> bool:
-        """Return whether a request is one of them, for a decoder that is known and under the same limit."""
-        params, asked = call.params, self.asked
-        return (
-            decoder is self.decoder
-            and max_answer_bytes == self.max_answer_bytes
-            and params.inputs == asked.inputs
-            and params.outputs == asked.outputs
-            and params.parameters == asked.parameters
-            and self.form.fits(params.raw_input_contents or (), call.connection.regions)
-        )
-
-    def tokens(self, data: Sequence[Data]) -> Data:
-        """Return the tokens of a request that has nothing else."""
-        ((_, place),) = self.form.plan.inputs
-        return data[0] if place is None else place.region.read(place.offset, place.nbytes)
-
-
-def _alike(params: InferParams, decoder: Decoder, rows: int, regions: RegionLookup, most: int) -> _Alike:
-    """Check a request after `rows` tokens, whose answer may have `most` bytes; raise InvalidArgument."""
-    size, options = decoder.step(params, rows), params.parameters or InferOptions()
-    outputs = tuple(OutputTensor(name=tensor.name) for tensor in decoder.without_state.outputs)
-    whole = dataclasses.replace(
-        params,
-        parameters=dataclasses.replace(without_sequence(options), last_token=None),
-        outputs=params.outputs or outputs,
-    )
-    tokens_alone, known = names(params) == decoder.tokens, {output.name for output in outputs}
-    return _Alike(
-        decoder=decoder,
-        asked=dataclasses.replace(params, id=None, raw_input_contents=None),
-        params=dataclasses.replace(whole, id=None, raw_input_contents=None),
-        size=size,
-        max_answer_bytes=most,
-        last_token=bool(options.last_token),
-        has_state=decoder.brings_state(params),
-        tokens_alone=tokens_alone,
-        plain=tokens_alone
-        and size.batch == 1
-        and all(output.parameters is None and output.name in known for output in whole.outputs or ()),
-        form=_checked(whole, decoder.interface_for(params, size), regions, most),
-        forms={},
-    )
-
-
-def _checked(params: InferParams, interface: Interface, regions: RegionLookup, most: int) -> CheckedForm:
-    return CheckedForm(plans.check(params, None, interface, regions, max_bytes=most, keep=False))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Steps:
-    """Runs the steps of a request; `ask` differs between requests and comparisons."""
-
-    alike: _Alike
-    data: Sequence[Data]
-    step: Step
-    number: int
-    regions: RegionLookup
-    max_state_bytes: int
-    ask: Ask
-
-    async def by_file(self, entry: ServedModel) -> StepRan:
-        """Have the CPU engine run a step."""
-        alike, decoder, step = self.alike, self.alike.decoder, self.step
-        parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
-        if len(parts) < 2:
-            begins = not step.before or alike.has_state
-            return await self.ask(entry, alike.form, partial(self._call, alike.form, self.data, step, begins))
-        tokens = alike.tokens(self.data)
-        for part in parts:
-            params = decoder.part(alike.params, tokens, step, part)
-            form = self._checked(params, decoder.interface_for(params, part))
-            call = partial(self._call, form, params.raw_input_contents or (), part, not part.before)
-            ran = await self.ask(entry, form, call)
-        return ran
-
-    async def by_forms(self, forms: Mapping[Form, ServedModel]) -> list[tuple[Piece, StepRan]]:
-        """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
-        found = []
-        for piece in pieces(self.step, min(form.capacity for form in forms)):
-            planned = self.planned(piece)
-            found.append((piece, await self.ask(forms[piece.form], planned.form, planned.call)))
-        return found
-
-    def planned(self, piece: Piece) -> Planned:
-        """Return the run of a form for a piece of a request."""
-        alike, decoder = self.alike, self.alike.decoder
-        data = decoder.contents(piece, alike.tokens(self.data))
-        if piece.form not in alike.forms:
-            params = dataclasses.replace(
-                alike.params, inputs=decoder.inputs(piece.form), raw_input_contents=data
-            )
-            alike.forms[piece.form] = self._checked(params, decoder.without_state)
-        form, step = alike.forms[piece.form], Step(1, piece.count, piece.before)
-        return Planned(piece, form, partial(self._call, form, data, step, not piece.before))
-
-    def _checked(self, params: InferParams, interface: Interface) -> CheckedForm:
-        return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
-
-    def _call(self, form: CheckedForm, data: Sequence[Data], step: Step, begins: bool, key: str) -> RunStep:
-        decoder = self.alike.decoder
-        return RunStep(
-            run=form.call(data, key),
-            sequence=self.number,
-            rows=step.before,
-            count=step.tokens,
-            batch=step.batch,
-            tensors=decoder.held(step) if begins else (),
-            constants=decoder.constants,
-            max_state_bytes=self.max_state_bytes,
-            last_token=decoder.of_tokens if self.alike.last_token else (),
-        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -225,22 +75,20 @@ class Decoders(Feature):
     leasing: Leasing
     ledger: UsageLog
     limits: Limits
+    maker: VariantCompiler
+    _tidied: bool = field(init=False, default=False)
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     # What models take, by name, with what that was found in.
     _known: dict[str, tuple[Interface, Mapping[str, str], Decoder | None]] = field(
         init=False, default_factory=dict
     )
-    # Why forms are not used, "" where they are, by the keys of forms and model.
-    _compared: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
-    # For how many sequences forms for several take less time than runs one by one, by the same keys.
-    _least: dict[tuple[str, str], int] = field(init=False, default_factory=dict)
-    # Models that ONNX Runtime runs, and what for: steps of so many of their sequences have overlapped.
-    _wanted: set[tuple[str, Form]] = field(init=False, default_factory=set)
-    _joint: JointSteps = field(init=False)
+    _refused: set[str] = field(init=False, default_factory=set)  # keys of forms that were not right
+    _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def __post_init__(self) -> None:
-        self._joint = JointSteps(pool=self.pool, ledger=self.ledger)
+        self.maker.trial = self.trial
+        self.pool.apart = lambda model: self.form_of(model) is not None
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
@@ -272,11 +120,47 @@ class Decoders(Feature):
             known = self._known[entry.name] = interface, state, decoder_of(interface, state)
         return known[2]
 
+    def shown(self, entry: ServedModel) -> Mapping[str, object]:
+        """Return which compiled forms run steps of a decoder, and what keeps it from others."""
+        decoder = self._decoder(entry)
+        return {"forms": self._said_of_forms(entry, decoder)} if decoder is not None else {}
+
+    def _said_of_forms(self, entry: ServedModel, decoder: Decoder) -> str:
+        manifest, why = entry.manifest, decoder.no_forms
+        if not why and manifest.engine_wanted(self.maker.policy) == "cpu":
+            why = "ONNX Runtime was asked for"
+        if not why and manifest.owner is not None:
+            why = "those of users are not compiled for further sizes"
+        if not why and not places.compiler():
+            why = "the compiler is not installed (apt install honed-tuner)"
+        if why:
+            return f"no compiled form runs its steps: {why}"
+        failed = {w.name: w.failed for w in self.ledger.wishes(entry.name, self.maker.under(entry))}
+        serving, others = list[str](), list[str]()
+        for form in FORMS:
+            name = decoder.variant(entry.name, form)
+            variant, size = self.registry.variant(name), f"{form} rows of state"
+            if variant is not None and variant.manifest.times is None:
+                why = variant.manifest.why if variant.key in self._refused else "it is compared when idle"
+                others.append(f"not with {size}: {why}")
+            elif variant is not None and variant.manifest.chosen == "cpu":
+                others.append(f"not with {size}: {variant.manifest.why}")
+            elif variant is not None:
+                serving.append(str(form))
+            elif failed.get(name):
+                others.append(f"not with {size}: {failed[name]}")
+        if serving:
+            return "; ".join((f"compiled forms run {', '.join(serving)} rows of state", *others))
+        if others:
+            return "; ".join(("no compiled form runs its steps", *others))
+        return (
+            "no compiled form runs its steps yet: forms are compiled when the machine is idle, after as many "
+            "steps of a size as requests of [variants] says"
+        )
+
     def forget(self, model: str) -> None:
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
-        self._joint.forget(model)
-        self._wanted = {(name, form) for name, form in self._wanted if name != model}
 
     async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder, deadline: float) -> InferAnswer:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
@@ -309,10 +193,10 @@ class Decoders(Feature):
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         alike, most = sequence.alike, sequences.settings.max_tokens
-        if isinstance(alike, _Alike) and alike.fits(call, decoder, limit):
+        if isinstance(alike, Alike) and alike.fits(call, decoder, limit):
             step = Step(alike.size.batch, alike.size.tokens, sequence.rows)
         else:
-            alike = _alike(call.params, decoder, sequence.rows, regions, limit)
+            alike = alike_of(call.params, decoder, sequence.rows, regions, limit)
             sequence.alike = alike if alike.form.kept and not alike.has_state else None
             step = alike.size
         if step.after > most:
@@ -320,9 +204,12 @@ class Decoders(Feature):
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        took: list[Ran] = []
+        took: list[tuple[PendingRequest[Any], StepRan, CheckedForm]] = []
 
-        async def ask(runner: ServedModel, form: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
+        async def ask(
+            runner: ServedModel | None, form: CheckedForm, asked: Callable[[str], RunStep]
+        ) -> StepRan:
+            assert runner is not None
             file = runner is entry
             ran, work = await self.pool.asking.ask_for(
                 call.connection.client,
@@ -340,7 +227,7 @@ class Decoders(Feature):
                 self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 
-        steps = _Steps(
+        steps = Steps(
             alike=alike,
             data=call.params.raw_input_contents or (),
             step=step,
@@ -351,96 +238,43 @@ class Decoders(Feature):
         )
         cut = pieces(step) if alike.plain and decoder.has_forms else ()
         forms = self._forms(call, decoder, cut)
+        if forms and step.before and not sequence.on_device:
+            forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
         found: list[tuple[Piece, StepRan]] = []
-
-        on_device = bool(forms) and (sequence.on_device or not step.before)
-
-        async def alone() -> Ran:
-            nonlocal on_device
-            if on_device:
-                try:
-                    found[:] = await steps.by_forms(forms)
-                    return took[-1]
-                except PreconditionBroken:
-                    if took:  # the first pieces are in the form's state
-                        raise
-                    on_device = False
-            if sequence.on_device and step.before:
-                params = await self._taken_back(sequence, entry, call.params, decoder)
-                whole = _alike(params, decoder, step.before, regions, limit)
-                data = params.raw_input_contents or ()
-                await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
-            else:
-                await steps.by_file(entry)
-            return took[-1]
-
-        turn = None
-        if on_device == sequence.on_device or not step.before:
-            turn = self._turn(call, steps, cut, alone, arrived, deadline, on_device=on_device)
-        work, ran, form = await (alone() if turn is None else self._joint.run(turn))
-        sequence.on_device = on_device
+        if forms:
+            try:
+                found = await steps.by_forms(forms)
+            except PreconditionBroken:
+                if took:  # the first pieces are in the state of the forms
+                    raise
+                forms = {}
+        if not forms and sequence.on_device and step.before:
+            params = await self._taken_back(sequence, entry, call.params, decoder)
+            whole = alike_of(params, decoder, step.before, regions, limit)
+            data = params.raw_input_contents or ()
+            await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
+        elif not forms:
+            await steps.by_file(entry)
+        work, ran, form = took[-1]
+        sequence.on_device = bool(forms)
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
-        whole = ran.result
+        answer = ran.result
         if len(took) > 1:
             spent = sum(each.result.infer_ns for _, each, _ in took)
-            whole = dataclasses.replace(whole, infer_ns=spent)
-        answered = self.pool.asking.noted(entry, work, whole, arrived)
-        result = form.answer(whole, call.params.id or "", answered)
+            answer = dataclasses.replace(answer, infer_ns=spent)
+        answered = self.pool.asking.noted(entry, work, answer, arrived)
+        result = form.answer(answer, call.params.id or "", answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if alike.last_token or whole_runs else _joined(result, found)
-
-    def _turn(
-        self,
-        call: InferCall,
-        steps: _Steps,
-        cut: Sequence[Piece],
-        alone: Callable[[], Awaitable[Ran]],
-        arrived: float,
-        deadline: float,
-        *,
-        on_device: bool,
-    ) -> Turn | None:
-        """Return a step of one token, to be run alone or with those of others; None where it is another."""
-        entry, decoder, step = call.entry, steps.alike.decoder, steps.step
-        if step.tokens > 1 or not (cut and decoder.has_joint_forms):
-            return None
-
-        def form(capacity: int, sequences: int) -> tuple[int, ServedModel] | None:
-            for each in joint_forms(capacity, sequences):
-                runner = call.runner(decoder.shapes(each)) if on_device else entry
-                least = self._least.get(_joint_key(entry, runner, each), sequences + 1)
-                if on_device == (runner is not entry) and least <= sequences:
-                    return each.sequences, runner
-            return None
-
-        def wish(sequences: int) -> None:
-            wanted = joint_forms(cut[0].form.capacity, sequences)[0]
-            if not on_device:
-                self._wanted.add((entry.name, wanted))
-                return
-            self.ledger.asked(entry.name, decoder.variant(entry.name, wanted), decoder.shapes(wanted))
-
-        return Turn(
-            call=call,
-            number=steps.number,
-            arrived=arrived,
-            deadline=deadline,
-            capacity=cut[0].form.capacity,
-            on_device=on_device,
-            planned=lambda capacity: steps.planned(*pieces(step, capacity)),
-            form=form,
-            wish=wish,
-            alone=alone,
-        )
 
     def _forms(self, call: InferCall, decoder: Decoder, cut: Sequence[Piece]) -> Mapping[Form, ServedModel]:
         """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
         found: dict[Form, ServedModel] = {}
         for form in {piece.form for piece in cut}:
-            shapes = decoder.shapes(form)
-            self.ledger.asked(call.entry.name, decoder.variant(call.entry.name, form), shapes)
-            runner = call.runner(shapes)
-            if runner is call.entry or self._compared.get(_key(call.entry, runner), "?"):
+            shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
+            self.ledger.asked(call.entry.name, name, shapes)
+            runner = call.runner(shapes, name)
+            if runner is call.entry or runner.manifest.times is None:
                 return {}
             found[form] = runner
         return found
@@ -449,12 +283,7 @@ class Decoders(Feature):
         self, sequence: HeldSequence, entry: ServedModel, params: InferParams, decoder: Decoder
     ) -> InferParams:
         """Return a request with the state that the device has, for the CPU engine to go on."""
-        server = self.pool.device_of(entry)
-        try:
-            read = ReadSequence(sequence=sequence.number)
-            state = await server.supervisor.call(read, seconds=self.limits.run_seconds)
-        except WorkerDied:
-            raise SequenceLost("the process that held its state has ended") from None
+        state = await self._read(self.pool.device_of(entry), sequence)
         inputs = tuple(
             InputTensor(name=each.name, datatype=dtype(each.dtype).datatype, shape=each.shape)
             for each in state.tensors
@@ -465,161 +294,106 @@ class Decoders(Feature):
             raw_input_contents=(*state.raw, *(params.raw_input_contents or ())),
         )
 
+    async def _handed_over(
+        self, sequence: HeldSequence, entry: ServedModel, decoder: Decoder, step: Step
+    ) -> bool:
+        """Have the device go on with a sequence whose state the CPU engine has; False where it cannot."""
+        state = await self._read(self.pool.servers[entry.cpu_engine], sequence)
+        held = {each.input: each for each in decoder.held(step)}
+        tensors = tuple(held[tensor.name] for tensor in state.tensors)
+        call = SetSequence(sequence=sequence.number, rows=step.before, tensors=tensors, raw=state.raw)
+        try:
+            await self.pool.device_of(entry).supervisor.call(call, seconds=self.limits.run_seconds)
+        except WorkerDied:
+            return False
+        return True
+
+    async def _read(self, server: DeviceServer, sequence: HeldSequence) -> SequenceState:
+        """Return the state that a worker has of a sequence, which another is to go on with."""
+        read = ReadSequence(sequence=sequence.number, rows=sequence.rows)
+        try:
+            return await server.supervisor.call(read, seconds=self.limits.run_seconds)
+        except WorkerDied:
+            raise SequenceLost("the process that held its state has ended") from None
+
     # In the background
 
-    def background(self, *, idle: bool) -> Work | None:
-        """Compare the forms that were made with ONNX Runtime, before they serve."""
-        if not idle:
+    def form_of(self, variant: ServedModel) -> tuple[ServedModel, Decoder, Form] | None:
+        """Return the model and the form that a variant is, None where it is no form of a decoder."""
+        entry = self.registry.find(model_of(variant.name))
+        decoder = self._decoder(entry) if entry is not None and entry.name != variant.name else None
+        form = decoder.form_of(variant.manifest.shapes) if decoder is not None else None
+        return (entry, decoder, form) if entry is not None and decoder is not None and form else None
+
+    def trial(
+        self, entry: ServedModel, shapes: Shapes, device: DeviceServer, key: str, cpu: DeviceServer
+    ) -> Awaitable[EngineChoice] | None:
+        """Compare a form that the device has loaded with the file in the CPU engine; None: it is no form."""
+        decoder = self._decoder(entry)
+        form = decoder.form_of(shapes) if decoder is not None else None
+        if decoder is None or form is None:
             return None
-        for entry in self.registry.models():
-            decoder = self._decoder(entry)
-            cpu = self.pool.servers.get(entry.cpu_engine)
-            if decoder is None or not decoder.has_forms or cpu is None or not cpu.ready:
-                continue
-            for name, form in self._wanted:
-                if name == entry.name and _joint_key(entry, entry, form) not in self._compared:
-                    compare = partial(self._compare, entry, decoder, form, entry, entry)
-                    return Work(f"comparing {name} for {form.sequences} sequences at once", compare)
-            loaded = {v.name: v for v in self.registry.variants(entry.name) if not self.registry.rests(v)}
-            for form in (*FORMS, *(JOINT if decoder.has_joint_forms else ())):
-                runner, alone = (
-                    loaded.get(decoder.variant(entry.name, each))
-                    for each in (form, Form(form.tokens, form.capacity))
-                )
-                if runner is None or alone is None or _key(entry, runner) in self._compared:
-                    continue
-                compare = partial(self._compare, entry, decoder, form, runner, alone)
-                return Work(f"comparing {runner.name}", compare)
-        return None
-
-    async def _ask_worker(
-        self, entry: ServedModel, model: ServedModel, asked: Callable[[str], WorkerCall[R]]
-    ) -> R:
-        """Have the engine of a form, or of the file where `model` is `entry`, run a call for its key."""
-        server = self.pool.servers[entry.cpu_engine if model is entry else model.device]
-        call = asked(model.key_on(server.name))
-        return await server.supervisor.call(call, seconds=self.limits.run_seconds)
-
-    async def _compare(
-        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, alone: ServedModel
-    ) -> None:
-        """Run made-up sequences by a form and by ONNX Runtime, and note how they differ.
-
-        `alone` is the form for one of them.
-        """
-        numbers = [next(self._numbers) for _ in range(form.sequences + 1)]
-        key, least, name = _joint_key(entry, runner, form), 1, runner.name
-        try:
-            if form.sequences > 1:
-                worst, least = await self._joint_difference(entry, decoder, form, (runner, alone), numbers)
-            else:
-                worst = await self._difference(entry, decoder, form, runner, numbers[0])
-        except (InvalidArgument, DeviceError, ResourceExhausted) as error:
-            self._compared[key] = str(error)
-            _log.warning("%s is not used in sequences: %s", name, error)
-            return
-        finally:
-            self.sequencer.sequences.ended += numbers
-        wrong = not worst <= _ALLOWED
-        self._compared[key] = f"{worst:.2g}" if wrong else ""
-        if wrong:
-            _log.warning(
-                "%s is not used in sequences: it differs by %.2g of the largest value from ONNX Runtime, and "
-                "%.2g is allowed",
-                name,
-                worst,
-                _ALLOWED,
-            )
-        elif least > form.sequences:
-            _log.info("%s: steps of %d sequences as one take longer than one by one", name, form.sequences)
-        elif form.sequences > 1:
-            self._least[key] = least
-            _log.info("%s runs steps of %d to %d sequences as one from now on", name, least, form.sequences)
-        else:
-            _log.info("%s runs sequences of up to %d tokens from now on", name, form.capacity)
-
-    def _made_up(self, entry: ServedModel, decoder: Decoder, number: int, step: Step, seed: int) -> _Steps:
-        """Return a step of a made-up sequence, whose tokens are those from `seed` on."""
-
-        async def ask(model: ServedModel, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
-            return await self._ask_worker(entry, model, asked)
-
-        regions = RegionTable(0)
-        params = decoder.made_up(entry.name, Step(1, step.tokens, seed))
-        return _Steps(
-            alike=_alike(params, decoder, step.before, regions, self.limits.max_answer_bytes),
-            data=params.raw_input_contents or (),
-            step=step,
-            number=number,
-            regions=regions,
-            max_state_bytes=1 << 62,
-            ask=ask,
+        numbers = next(self._numbers), next(self._numbers), next(self._numbers)
+        trial = FormTrial(
+            decoder=decoder,
+            form=form,
+            entry=entry,
+            device=device.loader,
+            key=key,
+            cpu=cpu.loader,
+            max_answer_bytes=self.limits.max_answer_bytes,
+            numbers=numbers,
         )
 
-    async def _difference(
-        self, entry: ServedModel, decoder: Decoder, form: Form, runner: ServedModel, number: int
-    ) -> float:
-        """Return how far the answers of a form are from ONNX Runtime's, of the largest value."""
-        before, worst = 0, 0.0
-        # More than fits one run, and less.
-        for tokens in (form.tokens + 1, form.tokens) if form.tokens > 1 else (1, 1, 1):
-            step = Step(1, tokens, before)
-            steps = self._made_up(entry, decoder, number, step, before)
-            expected = await steps.by_file(entry)
-            found = await steps.by_forms({form: runner})
-            for at, output in enumerate(decoder.without_state.outputs):
-                right = expected.result.raw[at]
-                row = len(right) // tokens
-                piece, ran = found[-1]
-                # The last token has seen all others; a vocabulary of 150,000 takes a while to compare.
-                last = rows_of(ran.result.raw[at], piece)[-row:]
-                worst = max(worst, await in_thread(difference, output.dtype, last, bytes(right[-row:])))
-            before = step.after
-        return worst
+        async def choice() -> EngineChoice:
+            try:
+                found = await trial.choice()
+            finally:
+                self.sequencer.sequences.ended += numbers
+            if found.times is None:
+                self._refused.add(key)
+            return found
 
-    async def _joint_difference(
-        self,
-        entry: ServedModel,
-        decoder: Decoder,
-        form: Form,
-        runners: tuple[ServedModel, ServedModel],
-        numbers: Sequence[int],
-    ) -> tuple[float, int]:
-        """Return what `_difference` does, of a form for several sequences, each of which begins a turn later.
+        return choice()
 
-        Also returns for how many sequences the first of `runners`, that form, takes less time than as many
-        runs of the second, which is for one: the last of `numbers`.
-        """
-        (runner, alone), (*members, single), worst = runners, numbers, 0.0
-        for turn in range(form.sequences + 2):
-            planned: list[Planned] = []
-            expected: list[StepRan] = []
-            for at, number in enumerate(members[: turn + 1]):
-                step = Step(1, 1, turn - at)
-                steps = self._made_up(entry, decoder, number, step, turn + at)
-                expected.append(await steps.by_file(entry))
-                planned.append(steps.planned(*pieces(step, form.capacity)))
-            found = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
-            for own, other in zip(found.members, expected, strict=True):
-                for output, row, right in zip(
-                    decoder.without_state.outputs, own.result.raw, other.result.raw, strict=True
-                ):
-                    worst = max(worst, await in_thread(difference, output.dtype, row, right))
-        ratios: list[float] = []
-        for turn in range(_TIMED):
-            # A step can be run again, from the rows that it began with.
-            together = await self._ask_worker(entry, runner, partial(steps_call, form, planned))
-            steps = self._made_up(entry, decoder, single, Step(1, 1, turn), turn)
-            if alone is entry:
-                ran = await steps.by_file(entry)
-            else:
-                [(_, ran)] = await steps.by_forms({Form(1, form.capacity): alone})
-            ratios.append(together.members[0].result.infer_ns / max(1, ran.result.infer_ns))
-        return worst, least_at_once(ratios)
+    def background(self, *, idle: bool) -> Work | None:
+        """Compare forms with ONNX Runtime that were not, or whose times do not hold any more."""
+        for variant in self.registry.variants() if idle else ():
+            if (found := self.form_of(variant)) is not None and self._due(variant):
+                return Work(f"comparing {variant.name}", partial(self._compare, found[0], variant))
+        return None
+
+    def _due(self, variant: ServedModel) -> bool:
+        times, device = variant.manifest.times, self.pool.device_of(variant)
+        cpu = self.pool.cpu_for(variant.manifest.owner)
+        if cpu is None or not device.ready or not self._pauses.over(variant.name):
+            return False
+        if times is None:
+            return variant.key not in self._refused
+        here = device.engine.fingerprint, cpu.engine.fingerprint
+        return times.others_percent is not None or (times.device, times.runtime) != here
+
+    async def _compare(self, entry: ServedModel, variant: ServedModel) -> None:
+        self._pauses.begin(variant.name)
+        with self.leasing.adding(0, "a form of a decoder is being compared"):
+            await self.maker.choose_again(entry, variant)
 
     async def tidy(self) -> None:
-        """Have workers let go of what nobody asked for."""
+        """Have workers let go of what nobody asked for; drop the forms that nothing runs any more."""
         self._let_go()
+        for entry in self.registry.models() if not self._tidied else ():
+            decoder = self._decoder(entry)
+            if decoder is None or not decoder.has_forms:
+                continue
+            for variant in self.registry.variants(entry.name):
+                if decoder.was_for_several(variant.manifest.shapes):
+                    _log.warning(
+                        "%s runs several sequences at once, which this version does not do; it is dropped, "
+                        "sequences run one by one, and there is nothing to do",
+                        variant.name,
+                    )
+                    await self.maker.changes.remove_variants([variant.name])
+        self._tidied = True
 
     def _let_go(self) -> None:
         """Have workers let go of the sequences that have ended."""
@@ -636,23 +410,6 @@ class Decoders(Feature):
     async def close(self) -> None:
         """End what is under way."""
         await asyncio.gather(*self._telling, return_exceptions=True)
-
-
-def least_at_once(ratios: Sequence[float]) -> int:
-    """Return for how many sequences a run for several takes less time than as many runs for one.
-
-    `ratios` are those of the time of the one to that of the other, measured a few times.
-    """
-    return max(2, int(median(ratios)) + 1)
-
-
-def _key(entry: ServedModel, form: ServedModel) -> tuple[str, str]:
-    return entry.manifest.source_key, form.key
-
-
-def _joint_key(entry: ServedModel, runner: ServedModel, form: Form) -> tuple[str, str]:
-    """Return the key of a form for several sequences, which ONNX Runtime runs where it is not compiled."""
-    return entry.manifest.source_key, runner.key if runner is not entry else str(form)
 
 
 def _joined(result: Map, found: Sequence[tuple[Piece, StepRan]]) -> Map:

@@ -14,7 +14,8 @@ from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import HeldTensor
-from honed.daemon.worker.step_inputs import Step, is_made
+from honed.daemon.worker.step_inputs import Step, is_made, values_of
+from honed.jobs.commands import ROWS_MASK
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferParams, InputTensor
@@ -26,37 +27,28 @@ _CONSTANT: Final = "encoder_"
 _CHUNK: Final = 64  # tokens of a form for many
 _PART: Final = 256  # tokens of a run of the file, where those before the last need no answer
 _CAPACITIES: Final = (256, 512, 1024, 2048)
-_TOGETHER: Final = (2, 4)  # sequences of a form for several
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
+_MASK_RANK: Final = 2
 _POSITIONS: Final = "position_ids"
+_WHOLE: Final = ("total_sequence_length", "total_seq_len")
+_IN_FORMS: Final = (
+    *_MASKS, _POSITIONS, *_WHOLE, "cache_position", "past_sequence_length", "past_seq_len", "seqlens_k"
+)  # fmt: skip
 _MADE_UP: Final = 7  # tokens of made-up prompts are below
 
 
 class Form(NamedTuple):
-    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for.
-
-    It does so for some `sequences` at once, each with its own rows.
-    """
+    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for."""
 
     tokens: int
     capacity: int
-    sequences: int = 1
+
+    def __str__(self) -> str:
+        """Return its size for people, before "rows of state"."""
+        return f"{self.tokens} token{'s' * (self.tokens > 1)} with up to {self.capacity}"
 
 
 FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
-JOINT: Final = tuple(Form(1, room, count) for room in _CAPACITIES for count in _TOGETHER)
-
-
-def joint_forms(capacity: int, sequences: int) -> tuple[Form, ...]:
-    """Return the forms for a token of each of several sequences: the smallest with room for so many first.
-
-    Those that are for fewer follow, the largest first.
-    """
-    forms = [form for form in JOINT if form.capacity == capacity]
-    return (
-        *(form for form in forms if form.sequences >= sequences),
-        *(form for form in reversed(forms) if form.sequences < sequences),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,37 +148,52 @@ class Decoder:
     def _state(self) -> frozenset[str]:
         return frozenset(pair.input.name for pair in self.pairs)
 
-    @functools.cached_property
+    @property
     def has_forms(self) -> bool:
-        """Whether forms with room for more tokens than there were can answer.
-
-        That is hidden by a mask, and each token has its own row of each output.
-        """
-        made, outputs = {tensor.name for tensor in self.made}, self.without_state.outputs
-        return (
-            not made.isdisjoint(_MASKS)
-            and made <= {*_MASKS, _POSITIONS}
-            and all(held.axis >= 0 for held in self._held)
-            and len(self.tokens) == len(self.interface.inputs) - len(self.pairs) - len(made) == 1
-            and all(t.shape is not None and t.shape[:2] == (-1, -1) and t.dtype in _FORMATS for t in outputs)
-        )
+        """Whether forms with room for more tokens than there were can answer."""
+        return not self.no_forms
 
     @functools.cached_property
-    def has_joint_forms(self) -> bool:
-        """Whether forms can run several sequences, each in a row of the batch that all inputs have."""
-        return (
-            self.has_forms
-            and all((tensor.shape or (0,))[0] < 0 for tensor in self.interface.inputs)
-            and all(len(tensor.shape or ()) == 2 for tensor in self.made)
-        )
+    def no_forms(self) -> str:
+        """Why there are no forms; "" where there are, in which each token has its own row of each output."""
+        known = {*self._state, *self.tokens, *self._made}
+        odd = [tensor.name for tensor in self.interface.inputs if tensor.name not in known]
+        for held in self._held:
+            if held.axis < 0:
+                return f"its state {held.input!r} does not grow by a row for each token"
+        for name in (*odd, *self.tokens[1:]):
+            return f"its input {name!r} is neither its tokens, a mask, a position nor a length"
+        for tensor in self.made:
+            if tensor.name not in _IN_FORMS or (
+                tensor.name in _MASKS and len(tensor.shape or ()) != _MASK_RANK
+            ):
+                return f"its input {tensor.name!r} cannot be made for more rows than there are"
+        if next(t.dtype for t in self.interface.inputs if t.name in self.tokens) not in _FORMATS:
+            return f"its tokens {self.tokens[0]!r} are of a type that the service cannot make up"
+        for output in self.without_state.outputs:
+            shape = output.shape or ()
+            if shape[:1] not in ((-1,), (1,)) or shape[1:2] != (-1,) or output.dtype not in _FORMATS:
+                return f"its output {output.name!r} has no row of numbers for each token"
+        return ""
 
     @functools.cached_property
-    def counts(self) -> bool:
-        """Whether the model counts the mask's ones for where new rows go, as nobody tells it the positions.
+    def _made(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.made)
 
-        Rows go behind those that there are, in room for all; else they are last, behind the room.
+    @functools.cached_property
+    def in_place(self) -> bool:
+        """Whether the model writes new rows behind those that there are; else they are last, behind the room.
+
+        Where that is not known, it does if nobody tells it the positions, so that it counts a mask's ones.
         """
-        return all(tensor.name != _POSITIONS for tensor in self.made)
+        if self.interface.in_place is not None:
+            return self._state <= frozenset(self.interface.in_place)
+        return not self._made.isdisjoint(_MASKS) and _POSITIONS not in self._made
+
+    @functools.cached_property
+    def _is_told(self) -> bool:
+        """Whether a form's other inputs tell which rows of the room are there; else it has ROWS_MASK."""
+        return self.in_place or (not self._made.isdisjoint(_MASKS) and _POSITIONS in self._made)
 
     def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a form."""
@@ -201,19 +208,32 @@ class Decoder:
             self._variants[known] = variant_name(model, self.shapes(form), self.interface)
         return self._variants[known]
 
+    def form_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Form | None:
+        """Return the form that has these shapes."""
+        forms = FORMS if self.has_forms else ()
+        return next((form for form in forms if self.shapes(form) == dict(shapes)), None)
+
+    def was_for_several(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Return whether shapes are those of a form for 2 or 4 sequences, as earlier versions made them."""
+        firsts = {shape[:1] for shape in shapes.values()}
+        one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
+        return firsts <= {(2,), (4,)} and any(one == self.shapes(form) for form in FORMS if form.tokens == 1)
+
     def _shapes_of(self, form: Form) -> dict[str, tuple[int, ...]]:
         held = {each.input: each for each in self._held}
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
             if (each := held.get(tensor.name)) is not None:
-                shape = [form.sequences * each.begins[0], *each.begins[1:]]
+                shape = [*each.begins]
                 shape[each.axis] = form.capacity
+            elif tensor.name in _MASKS:
+                shape = [1, form.capacity + (0 if self.in_place else form.tokens)]
+            elif tensor in self.made:
+                shape = [*values_of(tensor, Step(1, form.tokens, 0))[0]]
             else:
-                whole = form.capacity if self.counts else form.capacity + form.tokens
-                total = whole if tensor.name in _MASKS else form.tokens
-                shape = [form.sequences, total, *(tensor.shape or ())[2:]]
+                shape = [1, form.tokens, *(tensor.shape or ())[2:]]
             found[tensor.name] = tuple(shape)
-        return found
+        return found if self._is_told else {**found, ROWS_MASK: (1, form.capacity)}
 
     @functools.cached_property
     def without_state(self) -> Interface:
@@ -241,35 +261,48 @@ class Decoder:
             raw_input_contents=(packed(spec.dtype, numbers),),
         )
 
+    @functools.cached_property
+    def of_forms(self) -> Interface:
+        """Return the interface of forms without what the worker holds."""
+        if self._is_told:
+            return self.without_state
+        mask = TensorSpec(name=ROWS_MASK, dtype="uint8", shape=(1, -1))
+        return dataclasses.replace(self.without_state, inputs=(*self.without_state.inputs, mask))
+
     def inputs(self, form: Form) -> tuple[InputTensor, ...]:
         """Return the inputs of a form that the worker does not hold."""
         shapes = self.shapes(form)
         return tuple(
             InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shapes[spec.name])
-            for spec in self.without_state.inputs
+            for spec in self.of_forms.inputs
         )
 
     def contents(self, piece: Piece, data: Data) -> tuple[bytes, ...]:
         """Return the data of `inputs` for a piece of tokens, padded with the first that there are."""
-        form, contents = piece.form, []
-        for spec in self.without_state.inputs:
-            shape = self.shapes(form)[spec.name]
-            if spec.name in self.tokens:
-                row = dtype(spec.dtype).itemsize * math.prod(shape[2:])
-                rows = bytes(data[piece.start * row : (piece.start + piece.count) * row])
-                contents.append((rows * -(-form.tokens // piece.count))[: form.tokens * row])
-            elif spec.name in _MASKS:
-                hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
-                if self.counts:  # tokens of the padding are behind the client's, which do not see them
-                    mask = seen * (piece.before + form.tokens)
-                else:
-                    mask = seen * piece.before + hidden * (form.capacity - piece.before) + seen * piece.count
-                contents.append(mask + hidden * (math.prod(shape) - len(mask) // len(seen)))
+        return tuple(self._content(spec, piece, data) for spec in self.of_forms.inputs)
+
+    def _content(self, spec: TensorSpec, piece: Piece, data: Data) -> bytes:
+        form, shape = piece.form, self.shapes(piece.form)[spec.name]
+        if spec.name in self.tokens:
+            row = dtype(spec.dtype).itemsize * math.prod(shape[2:])
+            rows = bytes(data[piece.start * row : (piece.start + piece.count) * row])
+            return (rows * -(-form.tokens // piece.count))[: form.tokens * row]
+        if spec.name == ROWS_MASK:
+            return b"\1" * piece.before + bytes(form.capacity - piece.before)
+        if spec.name in _MASKS:
+            hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
+            if self.in_place:  # tokens of the padding are behind the client's, which do not see them
+                mask = seen * (piece.before + form.tokens)
             else:
-                last = piece.before + piece.count - 1
-                positions = [min(piece.before + at, last) for at in range(form.tokens)]
-                contents.append(packed(spec.dtype, positions))
-        return tuple(contents)
+                mask = seen * piece.before + hidden * (form.capacity - piece.before) + seen * piece.count
+            return mask + hidden * (math.prod(shape) - len(mask) // len(seen))
+        if spec.name in _WHOLE and self.in_place:  # of a cache that has all of the room
+            return packed(spec.dtype, [form.capacity])
+        _, values = values_of(spec, Step(1, form.tokens, piece.before))
+        if isinstance(values, int):
+            return packed(spec.dtype, [values] * math.prod(shape))
+        last, count = piece.before + piece.count - 1, math.prod(shape)
+        return packed(spec.dtype, [min(each, last) for each in values] * (count // len(values)))
 
     def parts(self, step: Step) -> tuple[Step, ...]:
         """Return the runs of the file by which the last token of a request is answered.

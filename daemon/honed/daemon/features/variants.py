@@ -8,16 +8,18 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, same_source
-from honed.daemon.core.messages import Added, Rested
+from honed.daemon.core.messages import Added, LoadedProof, Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import ApiCall, Feature, Infer, InferAnswer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog, Wish
+from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, compare, unfinished
@@ -132,7 +134,14 @@ def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Compares what a device has loaded under a key with a model's file in the CPU engine, in the runs that it
+# is to serve; None where these are plain ones.
+FormCompared = Callable[
+    [ServedModel, Shapes, DeviceServer, str, DeviceServer], Awaitable[EngineChoice] | None
+]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class VariantCompiler:
     """Makes variants. `policy` is the setting serve.engine."""
 
@@ -140,6 +149,7 @@ class VariantCompiler:
     registry: Registry
     pool: Pool
     policy: str
+    trial: FormCompared = field(init=False, default=lambda *_: None)
 
     async def make(
         self, model: ServedModel, shapes: Shapes, notify: Notify, *, by_hand: bool
@@ -160,33 +170,64 @@ class VariantCompiler:
                 foreground=by_hand,
             )
             made = await change.build(staged, [self.pool.device_of(model)])
-            choice = await self._choice(change, model, made)
             whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)
+            choice = await self._choice(change, model, whole, made.server, made.file.sha256, made.path)
             name = variant_name(model.name, whole, model.manifest.interface)
             variant = _manifest(name, model, made, whole, choice, by_hand=by_hand)
-            await change.commit(partial(self._added, model, variant, made), [(made.file, made.path)])
+            added = partial(self._added, model, variant, made.model, made.proof)
+            await change.commit(added, [(made.file, made.path)])
         _log.info("model %s is compiled for other shapes, as %s. %s", model.name, name, choice.why)
         return name, choice.why
 
-    async def _choice(self, change: Change, model: ServedModel, made: Built) -> EngineChoice:
-        """Return which engine is to serve these shapes."""
-        manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
-        if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
-            return EngineChoice("gpu", "")
-        key = manifest.source_key
-        change.report("load", BUILT, "comparing engines")
-        await change.load_stored(cpu, manifest, key)
-        return await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, manifest.owner)
+    async def choose_again(self, model: ServedModel, variant: ServedModel) -> EngineChoice:
+        """Compare a stored variant of a model with the CPU engine again, and have the faster one serve."""
+        manifest, server, compiled = variant.manifest, self.pool.device_of(variant), variant.compiled
+        assert compiled is not None
+        async with self.changes.begin(variant.name) as change:
+            proof = await change.load_stored(server, manifest, variant.key)
+            path = self.changes.store.form(manifest, variant.key)
+            choice = await self._choice(change, model, manifest.shapes, server, variant.key, path)
+            manifest = replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
+            await change.commit(partial(self._added, model, manifest, compiled, proof))
+        _log.info("%s was compared again. %s", variant.name, choice.why)
+        return choice
 
-    def _added(self, model: ServedModel, variant: Manifest, made: Built) -> Added:
+    async def _choice(
+        self, change: Change, model: ServedModel, shapes: Shapes, server: DeviceServer, key: str, path: Path
+    ) -> EngineChoice:
+        """Return which engine is to serve these shapes; the device has loaded the file at `path` as `key`."""
+        manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
+        if cpu is None or manifest.interface is None:
+            return EngineChoice("gpu", "")
+        change.report("load", BUILT, "comparing engines")
+        await change.load_stored(cpu, manifest, manifest.source_key)
+        compared = self.trial(model, shapes, server, key, cpu)
+        by_wish = manifest.engine_wanted(self.policy) == "gpu"
+        if compared is not None:
+            choice = await compared
+            return replace(choice, engine="gpu") if by_wish and choice.times is not None else choice
+        if by_wish:
+            return EngineChoice("gpu", "")
+        return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
+
+    def under(self, entry: ServedModel) -> str:
+        """Return what must change before shapes that could not be compiled are tried again.
+
+        This is a text of the source, precision, honed's version and the device with its driver.
+        """
+        identity = self.pool.device_of(entry).identity
+        device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
+        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
+
+    def _added(self, model: ServedModel, variant: Manifest, compiled: Compiled, proof: LoadedProof) -> Added:
         now = self.registry.find(model.name)
         if now is None or not same_source(variant, now.manifest):
             raise NotFound(f"model {model.name!r} is another one by now, or none; nothing was kept of this")
         return Added(
             manifest=variant,
-            compiled=made.model,
+            compiled=compiled,
             home=model.device,
-            proof=made.proof,
+            proof=proof,
             rests=variant.chosen == "cpu",
         )
 
@@ -208,6 +249,7 @@ def _manifest(
         interface=model.manifest.interface,
         chosen=choice.engine,
         why=choice.why,
+        times=choice.times,
         by_hand=by_hand,
         owner=model.manifest.owner,
     )
@@ -253,12 +295,14 @@ class ShapeVariants(Feature):
 
         return infer_in_shapes
 
-    def runner_of(self, entry: ServedModel, shapes: Shapes) -> ServedModel:
+    def runner_of(self, entry: ServedModel, shapes: Shapes, name: str = "") -> ServedModel:
         """Return the model that is to answer for inputs of these shapes: a loaded variant, else the model.
+
+        `name` is that of the variant, where it is known.
 
         A variant that rests and would be the faster engine is loaded for the next request.
         """
-        name = self._asked(entry, shapes)
+        name = name or self._asked(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
@@ -295,7 +339,7 @@ class ShapeVariants(Feature):
 
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
         """Return the variants of a model; those that cannot be compiled, too."""
-        wishes = {wish.name: wish for wish in self.ledger.wishes(entry.name, self._under(entry))}
+        wishes = {wish.name: wish for wish in self.ledger.wishes(entry.name, self.maker.under(entry))}
         kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
         return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
@@ -375,7 +419,7 @@ class ShapeVariants(Feature):
         sizes: dict[str, int] = {}
         for entry in self.registry.models():
             if self._may_have_more(entry):
-                wishes += self.ledger.wishes(entry.name, self._under(entry))
+                wishes += self.ledger.wishes(entry.name, self.maker.under(entry))
                 sizes[entry.name] = _expected_bytes(entry, self.registry.variants(entry.name))
         return next_wish(wishes, self._kept(), self.settings(), sizes)
 
@@ -401,7 +445,7 @@ class ShapeVariants(Feature):
         except (ModelRefused, InvalidArgument) as error:
             reason = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, reason)
-            self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self._under(entry))
+            self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
 
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         lines: list[str] = []
@@ -455,15 +499,6 @@ class ShapeVariants(Feature):
             loaded=_loaded_bytes(variant),
             used=self._used.get(variant.name, float("-inf")),
         )
-
-    def _under(self, entry: ServedModel) -> str:
-        """Return what must change before shapes that could not be compiled are tried again.
-
-        This is a text of the source, precision, honed's version and the device with its driver.
-        """
-        identity = self.maker.pool.device_of(entry).identity
-        device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
-        return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
 
 def _variant_asked(entry: ServedModel, shapes: Shapes) -> str:

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from functools import partial
 from typing import Any, Generic
 
-from honed.daemon.aio import DeadlineWatch
+from honed.daemon.aio import DeadlineWatch, Ending
 from honed.daemon.core import messages
 from honed.daemon.core.messages import EndRun, Run
 from honed.daemon.core.model import ServedModel, is_cpu
@@ -180,17 +180,8 @@ class InFlightRequests:
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
         """Return the answers of the worker; raise DeadlineExceeded if none came within `timeout` seconds."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_end(_: PendingRequest[R], error: HonedError | None) -> None:
-            if done.done():
-                return
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-
-        work.on_end = on_end
+        done = Ending()
+        work.on_end = lambda _, error: done.end(error)
         self.begin(client, model, priority, timeout, work)
         try:
             await done

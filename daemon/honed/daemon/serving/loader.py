@@ -35,8 +35,9 @@ from honed.daemon.worker.calls import (
 )
 from honed.daemon.worker.supervisor import NoWorker, Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity
+from honed.process.rpc import R
 from honed.protocol import strict
-from honed.protocol.errors import HonedError, ModelRefused
+from honed.protocol.errors import DeviceError, HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked, SessionAsked
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST, Comparison
@@ -334,6 +335,20 @@ class Loader:
         end = time.monotonic() + self._limits.run_seconds
         while any(each.long for each in self.engine.running.values()) and time.monotonic() < end:
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def step(self, call: WorkerCall[R]) -> R:
+        """Run a step of a made-up sequence, or move one, between requests.
+
+        Kills the worker and raises WorkerDied where the device fails in it.
+        """
+        begun = time.monotonic()
+        try:
+            answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
+        except DeviceError as error:
+            self._supervisor.kill(f"the device failed: {error}")
+            raise WorkerDied(str(error)) from error
+        await self._give_way(time.monotonic() - begun)
+        return answer
 
     async def tell(self, call: WorkerCall[Empty]) -> None:
         """Make a call whose answer changes nothing; a worker that is gone has forgotten anyway."""

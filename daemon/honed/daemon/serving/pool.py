@@ -205,6 +205,8 @@ class Pool:
         )
         self._doing: deque[messages.Action] = deque()  # what the machine wants done, in its order
         self._performing = False
+        # Whether a feature compares a model with the CPU engine in its own way.
+        self.apart: Callable[[ServedModel], bool] = lambda _: False
         self.watch: Callable[[], None] | None = None  # called when what serves a model may have changed
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False  # the workers go, and nothing more is done
@@ -368,10 +370,12 @@ class Pool:
 
     def comparable(self, model: ServedModel) -> bool:
         """Return whether `compared` may be called for a model now."""
-        return self._machine.comparable(model)
+        return not self.apart(model) and self._machine.comparable(model)
 
     async def compared(self, model: ServedModel) -> messages.Event:
         """Compare both engines once more; return the event that reports the result."""
+        if self.apart(model):
+            return messages.NotCompared(model.number)
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
             try:

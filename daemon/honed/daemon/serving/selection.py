@@ -75,15 +75,57 @@ class BusyWatch:
         return percent if percent > _BUSY_PERCENT else None
 
 
-async def in_turns(first: Turn, second: Turn, allowed: float) -> Comparison:
-    """Run both in turns until it is known whether the second takes at most `allowed` times as long."""
-    runs, both = Comparison(allowed), (first, second)
-    while not runs.done:
-        turn, ns = len(runs.pairs), [0, 0]
-        for which in runs.order:
-            ns[which] = await both[which](turn)
-        runs.add(ns[0] / 1e9, ns[1] / 1e9)
-    return runs
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """The times of two runners; provisional where others took that share of the processors."""
+
+    runs: Comparison
+    others_percent: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Two runners of the same work, which take turns until it is known whether the second is fast enough.
+
+    It is where it takes at most `allowed` times as long as the first. The runners are in `processes`: what
+    all others take of the processors makes the times provisional.
+    """
+
+    first: Turn
+    second: Turn
+    allowed: float
+    processes: tuple[int, ...]
+
+    async def run(self) -> TrialResult:
+        """Take turns; raise what a runner raises."""
+        watch, runs, both = await BusyWatch.begin(*self.processes), Comparison(self.allowed), [0, 0]
+        while not runs.done:
+            turn = len(runs.pairs)
+            for which in runs.order:
+                both[which] = await (self.second if which else self.first)(turn)
+            runs.add(both[0] / 1e9, both[1] / 1e9)
+        return TrialResult(runs, await watch.percent())
+
+
+async def engines_timed(device: Loader, cpu: Loader, by_device: Turn, by_cpu: Turn) -> EngineTimes:
+    """Have a compiled form and the CPU engine take turns at the same work; raise what a turn raises."""
+    same_cores = device.engine.on_processor
+    trial = Trial(
+        first=by_cpu,
+        second=by_device,
+        allowed=allowance(same_cores=same_cores),
+        processes=(device.pid, cpu.pid),
+    )
+    result = await trial.run()
+    cpu_seconds, gpu_seconds = result.runs.times
+    return EngineTimes(
+        gpu_ms=1e3 * gpu_seconds,
+        cpu_ms=1e3 * cpu_seconds,
+        device=device.engine.fingerprint,
+        runtime=cpu.engine.fingerprint,
+        same_cores=same_cores,
+        others_percent=result.others_percent,
+    )
 
 
 async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> EngineTimes:
@@ -92,22 +134,10 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
     `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
     HonedError where they cannot be compared.
     """
-    watch = await BusyWatch.begin(device.pid, cpu.pid)
     async with device.comparing:
-        runs = await in_turns(
-            partial(cpu.turn, source, compiled),
-            partial(device.alone, key),
-            allowance(same_cores=device.engine.on_processor),
+        return await engines_timed(
+            device, cpu, partial(device.alone, key), partial(cpu.turn, source, compiled)
         )
-    cpu_seconds, gpu_seconds = runs.times
-    return EngineTimes(
-        gpu_ms=1e3 * gpu_seconds,
-        cpu_ms=1e3 * cpu_seconds,
-        device=device.engine.fingerprint,
-        runtime=cpu.engine.fingerprint,
-        same_cores=device.engine.on_processor,
-        others_percent=await watch.percent(),
-    )
 
 
 async def compare(

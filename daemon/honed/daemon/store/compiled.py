@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
@@ -62,13 +62,18 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """Of one file, with what it says of its making."""
+    """Of one file, with what it says of its making.
+
+    `state` are outputs, and the inputs they are given to next. Inputs that are `in_place` are caches with
+    room for new rows, which the model is told elsewhere where to write; None: an earlier version did not say.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     opset: int
     producer: str
-    state: tuple[tuple[str, str], ...] = ()  # outputs, and the inputs they are given to next
+    state: tuple[tuple[str, str], ...] = ()
+    in_place: tuple[str, ...] | None = field(default=None, metadata=strict.ABSENT)
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once

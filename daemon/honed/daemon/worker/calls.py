@@ -328,28 +328,6 @@ class RunStep(WorkerCall[StepRan]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsRan:
-    """The result of each step, in their order."""
-
-    members: tuple[StepRan, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSteps(WorkerCall[StepsRan]):
-    """Run the next steps of several sequences as one, by a form that has room for so many `sequences`.
-
-    The CPU engine makes one of its model, with room for so many rows of each, the `capacity`.
-    """
-
-    method = "Steps"
-    work = True
-    key: str
-    sequences: int
-    capacity: int
-    members: tuple[RunStep, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceState:
     """The rows of what grows in a sequence, by input, row-major."""
 
@@ -359,10 +337,25 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSequence(WorkerCall[SequenceState]):
-    """Return the state of a sequence that another engine is to go on with."""
+    """Return the first `rows` rows of a sequence, with which another engine is to go on."""
 
     method = "ReadSequence"
     sequence: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetSequence(WorkerCall[Empty]):
+    """Go on with a sequence that has `rows` rows of each of `tensors`, whose data comes in their order.
+
+    Without data the rows are made up, the same in every worker.
+    """
+
+    method = "SetSequence"
+    sequence: int
+    rows: int
+    tensors: tuple[HeldTensor, ...]
+    raw: tuple[Data, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,18 +43,20 @@ from .calls import (
     DropRegion,
     DropSequences,
     GivenInput,
+    HeldTensor,
     InferenceResult,
     MapRegion,
     Ping,
+    ReadSequence,
     RegionSlice,
     RowsCompared,
     RunBatch,
     RunForm,
     RunModel,
     RunStep,
-    RunSteps,
+    SequenceState,
+    SetSequence,
     StepRan,
-    StepsRan,
     WantedOutput,
     WarmUp,
 )
@@ -287,35 +289,44 @@ class Host(Server, ABC):
         """
 
     @abstractmethod
-    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
-        """Return what `stepped` does for each of some steps that are run as one; raise as that does."""
+    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence by input; raise SequenceLost where they are not here."""
+
+    @abstractmethod
+    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Go on with a sequence that has these rows, by input."""
 
     @abstractmethod
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences, as far as they are here."""
 
+    def _read_sequence(self, call: ReadSequence) -> SequenceState:
+        found = {name: np.ascontiguousarray(a) for name, a in self.rows_of(call.sequence, call.rows).items()}
+        return SequenceState(
+            tensors=tuple(
+                GivenInput(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
+                for name, array in found.items()
+            ),
+            raw=tuple(array.reshape(-1).view(np.uint8).data for array in found.values()),
+        )
+
+    def _set_sequence(self, call: SetSequence) -> Empty:
+        rng, values = np.random.default_rng(_SEED), dict[str, Array]()
+        for at, tensor in enumerate(call.tensors):
+            shape = tuple(call.rows if axis == tensor.axis else n for axis, n in enumerate(tensor.begins))
+            if call.raw:
+                values[tensor.input] = np.frombuffer(call.raw[at], dtype(tensor.dtype).numpy).reshape(shape)
+            else:
+                values[tensor.input] = _rows_made_up(tensor, shape, rng)
+        self.set_sequence(call, values)
+        return Empty()
+
     def _step(self, call: RunStep) -> StepRan:
         start = time.monotonic_ns()
         inputs = self._given(call.run)
         begun = time.monotonic_ns()
-        found = self.stepped(call, inputs)
-        return self._step_ran(call, found, start, begun, time.monotonic_ns())
-
-    def _steps(self, call: RunSteps) -> StepsRan:
-        start = time.monotonic_ns()
-        inputs = [self._given(member.run) for member in call.members]
-        begun = time.monotonic_ns()
-        found = self.stepped_together(call, inputs)
+        computed, rows, nbytes = self.stepped(call, inputs)
         ended = time.monotonic_ns()
-        return StepsRan(
-            members=tuple(
-                self._step_ran(member, each, start, begun, ended)
-                for member, each in zip(call.members, found, strict=True)
-            )
-        )
-
-    def _step_ran(self, call: RunStep, found: Stepped, start: int, begun: int, ended: int) -> StepRan:
-        computed, rows, nbytes = found
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
         result = self._answer_of(call.run, computed, start, begun, ended, ())
         return StepRan(result=result, rows=rows, nbytes=nbytes)
@@ -446,7 +457,8 @@ class Host(Server, ABC):
             Ping: _ping,
             RunModel: _infer,
             RunStep: _step,
-            RunSteps: _steps,
+            ReadSequence: _read_sequence,
+            SetSequence: _set_sequence,
             DropSequences: lambda host, call: host.drop_sequences(call),
             RunBatch: _infer_batch,
             CompareRows: _compare_rows,
@@ -457,6 +469,15 @@ class Host(Server, ABC):
 
 def _ended() -> Cancelled:
     return Cancelled("the run was ended, as nobody waits for it any more")
+
+
+def _rows_made_up(tensor: HeldTensor, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return random rows of state: normal ones, or for integers small ones."""
+    made = rng.standard_normal(shape, np.float32) * (
+        32 if tensor.dtype.lstrip("u").startswith("int") else 0.5
+    )
+    made = np.abs(made) if tensor.dtype.startswith("uint") else made
+    return made.astype(dtype(tensor.dtype).numpy)
 
 
 def _row(value: Array, count: int) -> Array:

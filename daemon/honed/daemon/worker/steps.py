@@ -1,24 +1,21 @@
 """The state of decoders' sequences in forms: where its rows are, and moved to where they are needed.
 
-A compiled form has room for one sequence, or for a few, one in each slot along the first axis: the rows are
-in the buffers of its inputs, and each run appends to them. Other sequences wait in the host's memory, and so
-do all whose form is unloaded. Forms for one token and for many, for more rows or more sequences are models of
-their own, between which a sequence moves.
+A compiled form has room for one sequence: the rows are in the buffers of its inputs, and each run appends to
+them. Other sequences wait in the host's memory, and so do all whose form is unloaded. Forms for one token and
+for many, and for more rows are models of their own, between which a sequence moves.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
-from honed.runtime.execution.growth import Growth, Slot
+from honed.runtime.execution.growth import Growth
 
 from .calls import HeldTensor, RunStep
 from .host import Stepped
@@ -29,42 +26,29 @@ Array = NDArray[Any]
 class Form(Protocol):
     """What runs steps on state of fixed shapes, of which the first rows are used, as an `Executor` does."""
 
-    def row_bytes(self, growing: Sequence[Growth]) -> int:
-        """Return the bytes of a row of what grows, of all sequences."""
+    def row_bytes(self, growing: tuple[Growth, ...]) -> int:
+        """Return the bytes of a row of what grows."""
 
     def step(
-        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: Sequence[int | None], count: int
+        self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
     ) -> dict[str, Array]:
         """Run, and append new rows."""
 
-    def grown(self, growing: Sequence[Growth], rows: int, slot: Slot) -> dict[str, Array]:
+    def grown(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
         """Return rows."""
 
-    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array], slot: Slot) -> None:
+    def restore(self, growing: tuple[Growth, ...], values: Mapping[str, Array]) -> None:
         """Set rows."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sequence:
-    """Its rows, and where they are: in a slot of `form`, or saved where that is None.
-
-    `used` counts up with each step of any sequence.
-    """
+    """Its rows, and where they are: in `form`, or saved where that is None."""
 
     growing: tuple[Growth, ...]
     rows: int = 0
     form: Form | None = None
-    slot: Slot = Slot(0, 1)
-    used: int = 0
     saved: Mapping[str, Array] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Inside:
-    """The sequences in the slots of a form, and the inputs of its last run."""
-
-    sequences: list[_Sequence | None]
-    inputs: dict[str, Array] = field(default_factory=dict)
 
 
 class FormSequences:
@@ -72,77 +56,51 @@ class FormSequences:
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self.inside: dict[Form, _Inside] = {}  # what has a sequence's state in it
-        self._steps = itertools.count(1)
+        self.inside: dict[Form, _Sequence] = {}  # whose state each form has in it
 
-    def step(
-        self, form: Form, of: int, calls: Sequence[RunStep], inputs: Sequence[Mapping[str, Array]]
-    ) -> list[Stepped]:
-        """Run a step of each of some sequences as one, all of as many tokens; return what each gives.
+    def step(self, form: Form, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
+        """Run a step; return the outputs, and the rows and bytes of the state now.
 
-        The form has room for `of` sequences.
-
-        Raises SequenceLost where the state that one starts from is not here, ResourceExhausted where one
-        would become too large, both before anything has run, and what `Executor.run` raises.
+        Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
+        step would be too large, both before anything has run, and what `Executor.run` raises.
         """
-        sequences = [self._begun(call) for call in calls]
-        row_bytes = form.row_bytes(sequences[0].growing) // of
-        nbytes = [(call.rows + call.count) * row_bytes for call in calls]
-        for call, size in zip(calls, nbytes, strict=True):
-            if size > call.max_state_bytes:
-                raise ResourceExhausted(
-                    f"the sequence's state would have {size} bytes, and its user may have "
-                    f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
-                )
-        rows: list[int | None] = [None] * of
-        for sequence, call in zip(sequences, calls, strict=True):
-            sequence.rows = call.rows  # more are there where a request failed after it had run
-            sequence.used = next(self._steps)
-        for sequence, call in zip(sequences, calls, strict=True):
-            self._enter(sequence, form, of)
-            rows[sequence.slot.at] = call.rows
-        given = inputs[0] if of == 1 else self._together(form, sequences, inputs)
-        computed = form.step(given, sequences[0].growing, rows, calls[0].count)
-        found: list[Stepped] = []
-        for sequence, call, size in zip(sequences, calls, nbytes, strict=True):
-            sequence.rows = call.rows + call.count
-            own = {name: value[sequence.slot.within(len(value))] for name, value in computed.items()}
-            found.append((own, sequence.rows, size))
-        return found
+        sequence = self._begun(call)
+        nbytes = (call.rows + call.count) * form.row_bytes(sequence.growing)
+        if nbytes > call.max_state_bytes:
+            raise ResourceExhausted(
+                f"the sequence's state would have {nbytes} bytes, and its user may have "
+                f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
+            )
+        sequence.rows = call.rows  # more are there where a request failed after it had run
+        self._enter(sequence, form)
+        computed = form.step(inputs, sequence.growing, call.rows, call.count)
+        sequence.rows = call.rows + call.count
+        return computed, sequence.rows, nbytes
 
-    def state(self, number: int) -> dict[str, Array]:
-        """Return the rows of a sequence by input; raise SequenceLost where it is not here."""
+    def state(self, number: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence by input; raise SequenceLost where they are not here."""
         sequence = self._all.get(number)
-        if sequence is None:
+        if sequence is None or sequence.rows < rows:
             raise SequenceLost("the process that held its state has ended")
-        return dict(self._rows(sequence))
+        return _rows(sequence, rows)
 
-    def holds(self, number: int) -> bool:
-        """Return whether a sequence is here."""
-        return number in self._all
-
-    def adopt(self, number: int, growing: tuple[Growth, ...], rows: int, values: Mapping[str, Array]) -> None:
-        """Take a sequence with so many rows, by input."""
+    def set(self, number: int, growing: tuple[Growth, ...], rows: int, values: Mapping[str, Array]) -> None:
+        """Take a sequence with so many rows, by input, in the place of what it had here."""
+        self.drop((number,))
         self._all[number] = _Sequence(growing=growing, rows=rows, saved=values)
-
-    def is_used(self, form: Form) -> bool:
-        """Return whether a sequence is in a form."""
-        inside = self.inside.get(form)
-        return inside is not None and any(inside.sequences)
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
         for number in sequences:
             sequence = self._all.pop(number, None)
-            if sequence is not None:
-                self._vacate(sequence)
+            if sequence is not None and sequence.form is not None:
+                del self.inside[sequence.form]
 
     def leave(self, form: Form) -> None:
         """Save what is in a form that is about to be closed, or run for something else."""
-        inside = self.inside.pop(form, None)
-        for sequence in inside.sequences if inside is not None else ():
-            if sequence is not None:
-                self._save(sequence)
+        sequence = self.inside.pop(form, None)
+        if sequence is not None:
+            sequence.saved, sequence.form = _rows(sequence, sequence.rows), None
 
     def _begun(self, call: RunStep) -> _Sequence:
         """Return the sequence of a step, made where the step begins it."""
@@ -154,54 +112,23 @@ class FormSequences:
             raise SequenceLost("the process that held its state has ended")
         return sequence
 
-    def _enter(self, sequence: _Sequence, form: Form, of: int) -> None:
-        """Move a sequence into a slot of a form: a free one, or that of what was stepped the longest ago."""
+    def _enter(self, sequence: _Sequence, form: Form) -> None:
+        """Move a sequence into a form, in the place of the one that is in it."""
         if sequence.form is form:
             return
-        inside = self.inside.setdefault(form, _Inside(sequences=[None] * of))
-        at = min(range(of), key=lambda n: each.used if (each := inside.sequences[n]) is not None else 0)
-        slot, left = Slot(at, of), inside.sequences[at]
-        if left is not None:
-            self._save(left)
-        form.restore(sequence.growing, self._rows(sequence), slot)
-        self._vacate(sequence)
-        sequence.form, sequence.slot, sequence.saved = form, slot, {}
-        inside.sequences[at] = sequence
-
-    def _vacate(self, sequence: _Sequence) -> None:
-        if sequence.form is None:
-            return
-        inside = self.inside[sequence.form]
-        inside.sequences[sequence.slot.at] = None
-        if not any(inside.sequences):
-            del self.inside[sequence.form]
-
-    def _save(self, sequence: _Sequence) -> None:
-        sequence.saved, sequence.form = self._rows(sequence), None
-
-    def _together(
-        self, form: Form, sequences: Sequence[_Sequence], inputs: Sequence[Mapping[str, Array]]
-    ) -> dict[str, Array]:
-        """Return the inputs of a run for several sequences.
-
-        In slots of others they are those of the last run, which writes again what it has written; in those
-        of nobody those of one that runs.
-        """
-        inside = self.inside[form]
-        given = dict(zip(sequences, inputs, strict=True))
-        for name, value in inputs[0].items():
-            whole = inside.inputs.setdefault(name, np.concatenate([value] * len(inside.sequences)))
-            for at, sequence in enumerate(inside.sequences):
-                if sequence is None or sequence in given:
-                    part = Slot(at, len(inside.sequences)).within(len(whole))
-                    whole[part] = value if sequence is None else given[sequence][name]
-        return inside.inputs
-
-    def _rows(self, sequence: _Sequence) -> Mapping[str, Array]:
+        self.leave(form)
+        form.restore(sequence.growing, _rows(sequence, sequence.rows))
         if sequence.form is not None:
-            return sequence.form.grown(sequence.growing, sequence.rows, sequence.slot)
-        cut = {each.input: (slice(None),) * each.axis + (slice(sequence.rows),) for each in sequence.growing}
-        return {name: value[cut[name]] for name, value in sequence.saved.items()}
+            del self.inside[sequence.form]
+        sequence.form, sequence.saved = form, {}
+        self.inside[form] = sequence
+
+
+def _rows(sequence: _Sequence, rows: int) -> Mapping[str, Array]:
+    if sequence.form is not None:
+        return sequence.form.grown(sequence.growing, rows)
+    cut = {each.input: (slice(None),) * each.axis + (slice(rows),) for each in sequence.growing}
+    return {name: value[cut[name]] for name, value in sequence.saved.items()}
 
 
 def growth(tensors: Sequence[HeldTensor]) -> tuple[Growth, ...]:

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -41,17 +41,14 @@ from .calls import (
     DropSequences,
     FindDevice,
     FoundDevice,
-    GivenInput,
     OpenDevice,
     ProfileModel,
-    ReadSequence,
     RunStep,
-    RunSteps,
-    SequenceState,
+    SetSequence,
     UnloadModel,
 )
 from .host import Array, Host, Stepped, check_timeline, connect
-from .steps import FormSequences
+from .steps import FormSequences, growth
 from .turns import CallUnderWay
 
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
@@ -308,30 +305,18 @@ class Worker(Host):
 
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence by a compiled form, which has its state."""
-        [found] = self._sequences.step(self._whole_form(call.run.key), 1, [call], [inputs])
-        return found
-
-    def stepped_together(self, call: RunSteps, inputs: list[dict[str, Array]]) -> list[Stepped]:
-        """Run steps of several sequences by a form that has their state."""
-        return self._sequences.step(self._whole_form(call.key), call.sequences, call.members, inputs)
-
-    def _whole_form(self, key: str) -> Executor:
-        """Return a form that runs steps; raise InvalidArgument where the CPU engine has a part of it."""
-        form = self._form(key)
+        form = self._form(call.run.key)
         if form.model.split is not None:
             raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
-        return form
+        return self._sequences.step(form, call, inputs)
 
-    def _read_sequence(self, call: ReadSequence) -> SequenceState:
-        state = self._sequences.state(call.sequence)
-        rows = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in state.values()]
-        return SequenceState(
-            tensors=tuple(
-                GivenInput(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
-                for name, array in state.items()
-            ),
-            raw=tuple(rows),
-        )
+    def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
+        """Return the first rows of a sequence."""
+        return self._sequences.state(sequence, rows)
+
+    def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
+        """Keep the rows until a form runs a step on them."""
+        self._sequences.set(call.sequence, growth(call.tensors), call.rows, values)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
         """Let go of sequences."""
@@ -346,7 +331,6 @@ class Worker(Host):
         {
             CheckProbe: _check,
             CompareTurn: _compare,
-            ReadSequence: _read_sequence,
             UnloadModel: _unload,
             ProfileModel: _profile,
         }

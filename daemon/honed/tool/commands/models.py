@@ -357,7 +357,8 @@ def _preconditions(model: ModelShown) -> list[tuple[str, str]]:
 def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
     """Return rows on what the service keeps from one request of a sequence to the next."""
     pairs = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
-    return [("in sequences", f"state is kept: {pairs}")] if pairs else []
+    forms = [("", clean(model.forms))] if model.forms else []
+    return [("in sequences", f"state is kept: {pairs}"), *forms] if pairs else []
 
 
 def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:

@@ -39,9 +39,9 @@ from honed.runtime.compiled.modelfile import ModelFile, read
 
 from . import memory, programs, segments
 from .cpuparts import CpuParts, PartsBehind
-from .growth import Growth, Slot
+from .growth import Growth
 from .memory import DeviceMemory, Port
-from .segments import Command, handle
+from .segments import Command, RowCopy, call_all, handle
 from .timing import Called, InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
@@ -77,7 +77,51 @@ def load(
 
 
 _LONG_SECONDS = 0.25  # of a run; one that is expected to take so long can be ended between its launches
-_ONLY = Slot(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldPorts:
+    """What steps need of what grows: the inputs `given` and the outputs `made` beside it, and copies."""
+
+    names: frozenset[str]
+    given: tuple[Port, ...]
+    made: tuple[Port, ...]
+    copies: tuple[RowCopy, ...]
+    row_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        growing: Sequence[Growth],
+        inputs: Sequence[Port],
+        outputs: Sequence[Port],
+        buffers: Sequence[Any],
+        queue: Any,
+    ) -> _HeldPorts:
+        """Look it up; raise InvalidArgument where the model does not keep all rows."""
+        given, made = ({port.name: port for port in ports} for ports in (inputs, outputs))
+        copies, row_bytes = list[RowCopy](), 0
+        for each in growing:
+            taken, new = given.pop(each.input), made.pop(each.output)
+            capacity, rows = taken.shape[each.axis], new.shape[each.axis]
+            if rows < capacity:
+                raise InvalidArgument(
+                    f"of {capacity} rows of {each.input!r} the model keeps {rows}, and no form does"
+                )
+            elements = math.prod(taken.shape[each.axis + 1 :])
+            outer = math.prod(taken.shape[: each.axis])
+            row_bytes += outer * elements * taken.seen.itemsize
+            if taken.buffer != new.buffer:  # else the model writes them there
+                row = elements * taken.held.itemsize
+                ends = buffers[new.buffer], buffers[taken.buffer]
+                copies.append(RowCopy(queue, *ends, outer=outer, row=row, made=rows, capacity=capacity))
+        return cls(
+            names=frozenset(each.input for each in growing),
+            given=tuple(given.values()),
+            made=tuple(made.values()),
+            copies=tuple(copies),
+            row_bytes=row_bytes,
+        )
 
 
 class Executor:
@@ -109,6 +153,7 @@ class Executor:
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
+        self._growing: dict[tuple[Growth, ...], _HeldPorts] = {}
         self._memory = DeviceMemory(file, device, self._queue)
         with driver_call("convert halves"):
             given, made = memory.ports(file.model, "input"), memory.ports(file.model, "output")
@@ -154,52 +199,51 @@ class Executor:
             return self._completed(inputs, self._infer(given, None))
 
     def step(
-        self, inputs: Mapping[str, Array], growing: Sequence[Growth], rows: Sequence[int | None], count: int
+        self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
     ) -> dict[str, Array]:
-        """Run on `inputs`, and on the first rows of what grows, which stays on the device.
+        """Run on `inputs`, and on the first `rows` rows of what grows, which stays on the device.
 
-        `rows` has how many there are of each sequence in its slot. Of the new rows the first `count` are
-        appended, where that is not None. Returns the other outputs; raises as `run` does.
+        Of the new rows the first `count` are appended. Returns the other outputs; raises as `run` does, and
+        InvalidArgument for a model that does not keep all rows.
         """
-        held = {each.input for each in growing}
-        ports = tuple(port for port in self._inputs.ports if port.name not in held)
-        given = dict(zip((port.name for port in ports), memory.checked(ports, inputs), strict=True))
-        values = [given.get(port.name) for port in self._inputs.ports]
+        held = self._held(growing)
+        given = iter(memory.checked(held.given, inputs))
+        values = [None if port.name in held.names else next(given) for port in self._inputs.ports]
         with self._lock:
-            return self._infer(values, None, growing, rows, count)
+            return self._infer(values, None, held, rows, count)
 
-    def row_bytes(self, growing: Sequence[Growth]) -> int:
-        """Return the bytes of a row of what grows, of all sequences."""
-        ports = {port.name: port for port in self._inputs.ports}
-        return sum(
-            ports[each.input].seen.itemsize
-            * math.prod(ports[each.input].shape)
-            // ports[each.input].shape[each.axis]
-            for each in growing
-        )
+    def row_bytes(self, growing: tuple[Growth, ...]) -> int:
+        """Return the bytes of a row of what grows."""
+        return self._held(growing).row_bytes
 
-    def grown(self, growing: Sequence[Growth], rows: int, slot: Slot = _ONLY) -> dict[str, Array]:
-        """Return the first `rows` rows of what grows of the sequence in a slot, by input."""
+    def _held(self, growing: tuple[Growth, ...]) -> _HeldPorts:
+        """Return what steps need of what grows, which is looked up once."""
+        if growing not in self._growing:
+            self._growing[growing] = _HeldPorts.of(
+                growing, self._inputs.ports, self._outputs.ports, self._memory.buffers, self._queue
+            )
+        return self._growing[growing]
+
+    def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
+        """Return the first `rows` rows of what grows, by input."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("read what the model keeps"):
             wanted = tuple(ports[each.input].buffer for each in growing)
             with self._memory.read(self._queue, wanted) as held:
                 return {
                     each.input: memory.result(
-                        ports[each.input],
-                        array[slot.within(len(array))][(slice(None),) * each.axis + (slice(rows),)],
+                        ports[each.input], array[(slice(None),) * each.axis + (slice(rows),)]
                     )
                     for each, array in zip(growing, held, strict=True)
                 }
 
-    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array], slot: Slot = _ONLY) -> None:
-        """Set the first rows of what grows in a slot, and zeros behind them: kernels read those, too."""
+    def restore(self, growing: Sequence[Growth], values: Mapping[str, Array]) -> None:
+        """Set the first rows of what grows, and zeros behind them: kernels read those, too."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("write what the model keeps"):
             for each in growing:
                 buffer = ports[each.input].buffer
-                with self._memory.written(self._queue, buffer, kept=slot.of > 1) as whole:
-                    target = whole[slot.within(len(whole))]
+                with self._memory.written(self._queue, buffer) as target:
                     target[...] = 0
                     if (value := values.get(each.input)) is not None:
                         cut = (slice(None),) * each.axis + (slice(value.shape[each.axis]),)
@@ -282,31 +326,6 @@ class Executor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, growing: Sequence[Growth], rows: Sequence[int | None], count: int) -> None:
-        """Copy the first `count` new rows of what grows behind those of its sequence, on the device."""
-        inputs, outputs = ({p.name: p for p in ports} for ports in (self._inputs.ports, self._outputs.ports))
-        for each in growing:
-            taken, made = inputs[each.input], outputs[each.output]
-            if taken.buffer == made.buffer:  # the model wrote them there
-                continue
-            outer = math.prod(taken.shape[: each.axis]) // len(rows)
-            row = math.prod(taken.shape[each.axis + 1 :]) * taken.held.itemsize
-            capacity, made_rows = taken.shape[each.axis], made.shape[each.axis]
-            for at, before in enumerate(rows):
-                if before is None:
-                    continue
-                first = before if made_rows == capacity else capacity
-                cl.enqueue_copy(
-                    self._queue,
-                    self._memory.buffers[taken.buffer],
-                    self._memory.buffers[made.buffer],
-                    src_origin=(first * row, at * outer, 0),
-                    dst_origin=(before * row, at * outer, 0),
-                    region=(count * row, outer, 1),
-                    src_pitches=(made_rows * row,),
-                    dst_pitches=(capacity * row,),
-                )
-
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
@@ -319,8 +338,8 @@ class Executor:
         self,
         given: Sequence[Array | None],
         timeline: Timeline | None,
-        growing: Sequence[Growth] = (),
-        rows: Sequence[int | None] = (),
+        held: _HeldPorts | None = None,
+        rows: int = 0,
         count: int = 0,
     ) -> dict[str, Array]:
         if self._unusable == "closed":
@@ -343,13 +362,14 @@ class Executor:
                     for event in (segment.run(long=long) if timeline is None else segment.run_timed(timeline))
                 ]
                 self._outputs.enqueue(queue)
-                self._append(growing, rows, count)
-                kept = {each.output for each in growing}
-                ports = [port for port in self._outputs.ports if port.name not in kept]
-                with self._memory.read(queue, tuple(port.buffer for port in ports)) as held:
+                if held is not None:
+                    call_all([copy.call(rows, count) for copy in held.copies])
+                ports = self._outputs.ports if held is None else held.made
+                with self._memory.read(queue, tuple(port.buffer for port in ports)) as arrays:
                     _check_complete(events)
                     return {
-                        port.name: memory.result(port, array) for port, array in zip(ports, held, strict=True)
+                        port.name: memory.result(port, array)
+                        for port, array in zip(ports, arrays, strict=True)
                     }
         except DeviceError as failed:
             self._unusable = str(failed)

@@ -1,4 +1,4 @@
-"""State that grows from run to run, of one sequence or of several that are run as one."""
+"""State that grows from run to run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,3 @@ class Growth(NamedTuple):
     input: str
     output: str
     axis: int
-
-
-class Slot(NamedTuple):
-    """Which of `of` sequences one is that lie one behind the other along the first axis of what grows."""
-
-    at: int
-    of: int
-
-    def within(self, size: int) -> slice:
-        """Return its part of a first axis of that size."""
-        part = size // self.of
-        return slice(self.at * part, (self.at + 1) * part)

@@ -96,23 +96,19 @@ class DeviceMemory:
                 self.buffers[index] = None
 
     @contextmanager
-    def written(self, queue: Any, index: int, *, kept: bool = False) -> Iterator[Array]:
+    def written(self, queue: Any, index: int) -> Iterator[Array]:
         """Yield an array that becomes the contents of buffer `index` after the block.
 
-        The array's contents are unspecified at first, but with `kept` those of the buffer.
+        The array's contents are unspecified at first.
         """
         described = self._described[index]
         if not self._is_mapped(described):
             array = self._staged(queue, index)
-            if kept and described.nbytes:
-                cl.enqueue_copy(queue, array, self.buffers[index])
             yield array
             if described.nbytes:
                 self._pending.append(cl.enqueue_copy(queue, self.buffers[index], array, is_blocking=False))
             return
-        flags = cl.map_flags
-        how = flags.READ | flags.WRITE if kept else flags.WRITE_INVALIDATE_REGION
-        array = self._map(queue, index, how, blocking=True)
+        array = self._map(queue, index, cl.map_flags.WRITE_INVALIDATE_REGION, blocking=True)
         try:
             yield array
         finally:

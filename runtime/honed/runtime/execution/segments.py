@@ -31,6 +31,7 @@ CHUNK = 64  # commands between two flushes, so that the device starts while the 
 _SHORT_QUEUE = 2  # chunks in flight of a run that takes long, so that it can be ended
 _launch = LOADER.clEnqueueNDRangeKernel
 _copy = LOADER.clEnqueueCopyBuffer
+_copy_rows = LOADER.clEnqueueCopyBufferRect
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,31 @@ class Command:
         event = ctypes.c_void_p()
         call_all([self.call(queue, event)])
         return owned(event)
+
+
+class RowCopy:
+    """New rows of a buffer to the rows of another, `outer` times, bound but for where they are.
+
+    A row has `row` bytes; the first buffer has `made` rows each time, and the second `capacity`. New rows are
+    last in the first, or where it has as many rows as the second, behind those that there are.
+    """
+
+    def __init__(
+        self, queue: Any, source: Any, target: Any, *, outer: int, row: int, made: int, capacity: int
+    ) -> None:
+        sizes = ctypes.c_size_t * 3
+        self._owners = (queue, source, target)
+        self._row, self._first = row, None if made == capacity else capacity
+        self._from, self._to, self._region = sizes(), sizes(), sizes(0, outer, 1)
+        pitches = (ctypes.c_size_t(made * row), ctypes.c_size_t(0), ctypes.c_size_t(capacity * row))
+        args = (*map(handle, self._owners), self._from, self._to, self._region, *pitches)
+        self._call = _copy_rows, (*args, ctypes.c_size_t(0), 0, None, None), "append new rows"
+
+    def call(self, rows: int, count: int) -> Call:
+        """Return the call that appends `count` rows to the first `rows`; it holds until the next is made."""
+        self._from[0] = self._row * (rows if self._first is None else self._first)
+        self._to[0], self._region[0] = self._row * rows, self._row * count
+        return self._call
 
 
 class Chunk:

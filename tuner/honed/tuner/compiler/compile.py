@@ -43,6 +43,7 @@ from honed.tuner.prove.graphs import bind_shapes
 from honed.tuner.search.costmodel import import_for
 
 from . import sized
+from .form import with_room
 from .fusion import joins
 from .partition import Cut, cut
 from .partition.divide import flops
@@ -75,9 +76,9 @@ def prepare(
 
     Partitions need the CPU engine. `unbuilt` says by values of the normalised graph why the driver builds no
     kernel that makes them. Raises as `frontend.normalise` does, with the reason why the model was not cut
-    among the reasons.
+    among the reasons. A decoder's form has an input more (`form.with_room`).
     """
-    limits = profile.limits
+    model, limits = with_room(model, shapes), profile.limits
     normalised = partial(
         frontend.normalise, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
     )
