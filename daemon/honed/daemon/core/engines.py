@@ -173,9 +173,11 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
             core.deploy(model, other.name)
         model.engine, model.away = other.name, away
         core.move_waiting(model.name, engine.name, other.name)
+        model.deployment.resting = other.rests and model.name not in other.queue.models()
     names = tuple(model.name for model in models)
     core.act(HandOver(engine.shown, other.shown, names, engine.reason))
-    wake(core, other)
+    if not other.rests or core.needed(other):
+        wake(core, other)
     load_next(core, other)
     run_next(core, other)
 

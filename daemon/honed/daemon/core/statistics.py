@@ -206,20 +206,6 @@ class Statistics:
             each.infer_ns += inference.infer_ns
             each.output_ns += inference.output_ns
 
-    def ran_in_app(self, runs: int, ns: int, now: float, wall_ms: int) -> None:
-        """Count inferences that an app has run itself, in `ns` nanoseconds altogether."""
-        each_took = duration(ns / runs / 1e9)
-        for each in (self, *self.above):
-            each.last_inference = wall_ms
-            each.requests += runs
-            each.engines["cpu"] += runs
-            each.latency.add(each_took, runs)
-            each.queued.add(duration(0.0), runs)
-            each.recent.add(each_took, now, runs)
-            each.success.count += runs
-            each.success.ns += ns
-            each.infer_ns += ns
-
     def answered_by(self, engine: str) -> None:
         """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""
         for each in (self, *self.above):

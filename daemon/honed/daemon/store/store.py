@@ -114,6 +114,11 @@ class Manifest:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
         return self.pinned_engine or self.wanted or configured
 
+    @property
+    def for_app(self) -> bool:
+        """Whether an app runs the model by itself, and asks for its compiled form alone."""
+        return self.owner is not None and self.wanted == "gpu"
+
     @cached_property
     def key(self) -> str:
         """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""

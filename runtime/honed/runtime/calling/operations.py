@@ -87,9 +87,15 @@ class Operations(Inferences):
         priority: int = 2,
         finite: bool = False,
         sequence: InSequence | None = None,
+        compiled: bool = False,
     ) -> Steps[InferenceAnswer]:
-        """Run as `infer` does; return the outputs with the engine that answered, and times."""
-        return (yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence))
+        """Run as `infer` does; return the outputs with the engine that answered, and times.
+
+        With `compiled` only a verified compiled form may answer: raises NotCompiled at once where there is
+        none for these shapes.
+        """
+        asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
+        return (yield from self._answered(*asked))
 
     @operation
     def models(self) -> Steps[list[Map]]:
