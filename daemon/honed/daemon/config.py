@@ -82,7 +82,7 @@ _MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the 
 DEFAULT_ORIGIN: Final = "default"
 # Settings that left, and what to do: files that still have them are read.
 REMOVED: Final = {
-    "cpu.in_app_ms": "apps no longer borrow small models; run them by the app's own ONNX Runtime with HONED_ORT=1",
+    "cpu.in_app_ms": "apps no longer borrow small models; HONED_ORT=1 has an app run its own beside honed",
 }
 _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 

@@ -170,8 +170,8 @@ class LoadParams:
 class BringOptions:
     """How a brought file is to be served; None: as LoadOptions has it by default.
 
-    A file for "opencl" is one that the app runs by itself: it is compiled first for these `shapes`, and loaded
-    into the CPU engine only where it is asked for by name.
+    A file for "opencl" is one that the app runs by itself: it is compiled first for these `shapes`, and
+    loaded into the CPU engine only where it is asked for by name.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None

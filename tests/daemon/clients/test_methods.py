@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from honed.daemon.features.in_app import InApp
+
 from honed.daemon.features.user_models import UserModels
 from honed.daemon.methods.methods import _HANDLERS
 from honed.protocol import methods, strict

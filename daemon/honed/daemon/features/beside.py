@@ -6,7 +6,6 @@ the service: what it asks for counts as use, so that shapes are compiled and sch
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import field
 from functools import partial

@@ -500,7 +500,7 @@ class UserModels(Feature):
     def background(self, *, idle: bool) -> Work | None:
         """Compile one while no administrator's is.
 
-        What apps run by themselves waits for an idle machine; beside an app that never rests, PATIENCE_SECONDS.
+        What apps run by themselves waits for an idle machine, for PATIENCE_SECONDS at most.
         """
         if self.changes.adding or not places.compiler():
             return None

@@ -223,8 +223,8 @@ def _manifest(
 class ShapeVariants(Feature):
     """The variants of one service. `settings` are those in force.
 
-    `rewrap` has the features of a model asked anew whether they wrap it. `may_compile` says whether a user has
-    time left for compiling, and `compiled` is told of the seconds that it took.
+    `rewrap` has the features of a model asked anew whether they wrap it. `may_compile` says whether a user
+    has time left for compiling, and `compiled` is told of the seconds that it took.
     """
 
     makes_variants: ClassVar[bool] = True
@@ -301,7 +301,7 @@ class ShapeVariants(Feature):
         return names[asked]
 
     def wish(self, entry: ServedModel, shapes: Shapes, requests: int) -> str:
-        """Count requests that an app answers by itself; return why there is no form for their shapes, or ""."""
+        """Count runs that an app makes by itself; return why their shapes could not be compiled, or ""."""
         name = self._asked(entry, shapes)
         if name:
             self.ledger.asked(entry.name, name, shapes, requests)

@@ -35,14 +35,12 @@ def check(model: ServedModel, params: InferParams) -> None:
 def scalars(shapes: Shapes, interface: Interface | None) -> Shapes:
     """Return shapes in which an input that the file has as a scalar is one; apps give [1], too.
 
-    ONNX Runtime does not look at the shape that is given for a scalar. More elements than one stay as they are.
+    ONNX Runtime does not look at the shape that is given for a scalar. More elements than one are left.
     """
     single = {each.name for each in interface.inputs if each.shape == ()} if interface is not None else set()
     if not single:
         return shapes
-    return {
-        name: () if name in single and math.prod(shape) == 1 else shape for name, shape in shapes.items()
-    }
+    return {name: () if name in single and math.prod(shape) == 1 else shape for name, shape in shapes.items()}
 
 
 def with_scalars(params: InferParams, interface: Interface | None) -> InferParams:

@@ -75,6 +75,7 @@ async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -
     """Yield answers for the first of `calls`, at least one."""
     lost = Unavailable("the process that reads model files has ended")
     program, bounds = python("honed.daemon.store.inspector"), Bounds(memory_mib=INSPECTION_MIB)
+    taken: Any = aio.taken
     process, link = await aio.spawn_rpc(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
         for call in calls:
@@ -82,7 +83,7 @@ async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -
             try:
                 async with asyncio.timeout(seconds):
                     answered = await aio.begin(link, call)
-                found: Any = await in_thread(lambda call=call, got=answered: aio.taken(call, got))
+                found = await in_thread(taken, call, answered)
             except TimeoutError:
                 yield ModelFileError(f"{path} takes longer than {seconds:g} s to read")
                 return

@@ -108,9 +108,7 @@ def settle(history: VersionHistory) -> VersionHistory:
 def timed(history: VersionHistory, us: float) -> VersionHistory:
     """Return the history with the microseconds that a run of the current version takes."""
     number = history.current.number
-    versions = tuple(
-        dataclasses.replace(v, new_us=us) if v.number == number else v for v in history.versions
-    )
+    versions = tuple(dataclasses.replace(v, new_us=us) if v.number == number else v for v in history.versions)
     return dataclasses.replace(history, versions=versions)
 
 

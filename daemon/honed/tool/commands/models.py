@@ -33,6 +33,7 @@ from honed.protocol.params import (
     engine_name,
 )
 from honed.protocol.results import (
+    AppUse,
     ComparedOutput,
     DevicePeaks,
     ModelSettings,
@@ -70,6 +71,8 @@ from honed.tool.view.tables import (
     variants_table,
     worker_text,
 )
+
+from .tasks import milliseconds
 
 _DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
 
