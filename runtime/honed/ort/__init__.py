@@ -74,9 +74,7 @@ def _bundled() -> list[str]:
 
 
 def _route(module: ModuleType) -> None:
-    from . import routing
-
-    routing.route(module)
+    importlib.import_module(f"{__name__}.routing").route(module)
 
 
 _finder = _Finder()
@@ -92,7 +90,7 @@ def install() -> None:
 
 def __getattr__(name: str) -> Any:
     """Return what ONNX Runtime has by a name: apps may `import honed.ort as onnxruntime`."""
-    if name.startswith("__"):
+    if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is not None:
         raise AttributeError(name)
     install()
     return getattr(importlib.import_module(_NAME), name)

@@ -302,6 +302,9 @@ class ShapeVariants(Feature):
 
     def wish(self, entry: ServedModel, shapes: Shapes, requests: int) -> str:
         """Count runs that an app makes by itself; return why their shapes could not be compiled, or ""."""
+        first = entry.manifest.shapes
+        if first and all(shapes.get(name) == shape for name, shape in first.items()):
+            return ""  # what the model itself is compiled for
         name = self._asked(entry, shapes)
         if name:
             self.ledger.asked(entry.name, name, shapes, requests)

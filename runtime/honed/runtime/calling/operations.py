@@ -239,9 +239,9 @@ class Operations(Inferences):
         the engine "opencl" the app runs the model by itself, and asks for its compiled form alone
         (`answer`). Files that changed after `unchanged_since`, in nanoseconds since 1970, are refused with
         InvalidArgument. The rest is as for `add`. Nobody but this user, and root, sees the model, whose name
-        is in the result; bringing one file again returns at once. Raises ModelRefused with every reason where it cannot be served,
-        MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
-        PermissionDenied where the service takes no models of apps.
+        is in the result; bringing one file again returns at once. Raises ModelRefused with every reason where
+        it cannot be served, MissingFiles where external data is not there, ResourceExhausted where the user's
+        quota is full, PermissionDenied where the service takes no models of apps.
         """
         options = params.BringOptions(
             shapes=shapes_of(shapes) if shapes else None,
