@@ -81,7 +81,6 @@ class Route:
             if not self._affords(now, (self.in_flight + 1) * self._deadline()):
                 self.why = BUDGET
                 return 0
-            self.why = ""
         elif self.state != ROUTED:
             return 0
         elif now >= self.look_at and self._affords(
@@ -166,6 +165,7 @@ class Route:
             self.own_median = self.own.median()
             if not self._promises():
                 self._fall_back(now, PROMISE)
+                self.overhead -= max(0, self.overhead - _OVERHEAD) // 2  # a lost row does not count for ever
                 return
             self.state, self.why = TRYING, ""
             self.own.count = self.routed.count = self.slow = 0

@@ -188,7 +188,8 @@ class _Session:
 
     def _new_kind(self, key: Any, names: Sequence[str] | None, shapes: Mapping[str, Shape]) -> _Kind | None:
         wanted = list(names) if names is not None and len(names) else self._outputs
-        if len(set(wanted)) < len(wanted) or shapes.keys() != self._types.keys():
+        odd = len(set(wanted)) < len(wanted) or any(0 in shape for shape in shapes.values())
+        if odd or shapes.keys() != self._types.keys():
             return None
         if len(self._kinds) >= _MOST_KINDS:
             old = next((known for known, each in self._kinds.items() if each.route.state == OWN), None)
