@@ -202,8 +202,8 @@ def _compare(client: Client, row: Row, options: argparse.Namespace) -> None:
             )
             now_own, now_routed = beside.runs
             row.routed = (now_routed - routed) / max(1, now_routed - routed + now_own - own)
-            told = f"{row.app} {stage}: {row.over[stage]:.2f}, processor {row.processor[stage]:.2f}"
-            print(f"{told}, {row.routed:.0%} routed", file=sys.stderr, flush=True)
+            times = f"{row.app} {stage}: {row.over[stage]:.2f}, processor {row.processor[stage]:.2f}"
+            print(f"{times}, {row.routed:.0%} routed", file=sys.stderr, flush=True)
     for model in client.models():
         client.remove(model["name"])
 

@@ -236,9 +236,9 @@ class _Session:
         try:
             if own is not None and not self._name:
                 self._name = self._bring(client, own, kind)
-            told = kind.report() if report else None
+            news = kind.report() if report else None
             if self._name:
-                form = client.ask(MODEL_FORM, FormParams(name=self._name, shapes=kind.shapes, report=told))
+                form = client.ask(MODEL_FORM, FormParams(name=self._name, shapes=kind.shapes, report=news))
         except NotFound:
             self._name = ""  # it made room for others; it is handed over again
         except (ModelRefused, InvalidArgument) as error:

@@ -208,7 +208,7 @@ def test_files_of_features_are_read_beside_the_event_loop(
     base: Any = SimpleNamespace(config=config, registry=place.registry, **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
     reloader: Any = SimpleNamespace(config=config)
-    asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline, ThreadPlacement(threads=1)))
+    asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline))
     assert len(threads) == 1
     assert threading.main_thread() not in threads
 
