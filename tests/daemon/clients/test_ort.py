@@ -18,6 +18,7 @@ import pytest
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams, RunReport
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotCompiled
+from tests.daemon.conftest import Hone
 from tests.daemon.running import IDLE, NO_TUNER, Service, serving, wait_for
 from tests.ort.app import SIZE, feed, model
 
@@ -59,7 +60,9 @@ def ran(service: Service, script: str, folder: Path, **variables: str) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
-def test_runs_go_to_the_compiled_form_and_the_cpu_engine_loads_nothing(service: Service, path: Path) -> None:
+def test_runs_go_to_the_compiled_form_and_the_cpu_engine_loads_nothing(
+    service: Service, path: Path, typed: Hone
+) -> None:
     script = """
 session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
 own = session.run(None, feed())
@@ -90,6 +93,9 @@ print(json.dumps(routes(session)[0].routed_runs))
     assert shown["apps"] == listed["apps"]
     assert shown["precision"] == "fp32"
     assert not [each for each in devices if each["engine"] == "cpu" and each["worker"]["pid"]]
+    _, told, _ = typed("show", listed["name"], "--socket", str(service.socket))
+    assert f"-c ({process.pid})" in (text := " ".join(told.split()))
+    assert "of its runs routed" in text
     out, err = process.communicate("\n")
     assert json.loads(out) > 0
     assert "model.onnx, x 8x64, bias : trying" in err

@@ -26,7 +26,6 @@ from honed.daemon.observe.statefile import StateFile
 from honed.daemon.serving import plan
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.machine.processors import ThreadPlacement
 from honed.protocol.errors import (
     HonedError,
     InvalidArgument,

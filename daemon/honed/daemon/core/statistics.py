@@ -53,12 +53,12 @@ class Histogram:
         self.largest = 0.0
         self._buckets: dict[int, int] = {}
 
-    def add(self, duration: Duration, times: int = 1) -> None:
-        """Count one more, or so many."""
+    def add(self, duration: Duration) -> None:
+        """Count one more."""
         seconds, bucket = duration
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + times
-        self.count += times
-        self.sum += seconds * times
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self.count += 1
+        self.sum += seconds
         if seconds > self.largest:
             self.largest = seconds
 
@@ -102,12 +102,12 @@ class Recent:
     def __init__(self) -> None:
         self._slices: deque[tuple[int, Histogram]] = deque(maxlen=SLICES)
 
-    def add(self, duration: Duration, now: float, times: int = 1) -> None:
-        """Count one, or so many, that ended now."""
+    def add(self, duration: Duration, now: float) -> None:
+        """Count one that ended now."""
         number = math.floor(now / SLICE_SECONDS)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, Histogram()))
-        self._slices[-1][1].add(duration, times)
+        self._slices[-1][1].add(duration)
 
     def whole(self, now: float) -> Histogram:
         """Return what ended within the last `covered(now)` seconds, in one histogram."""

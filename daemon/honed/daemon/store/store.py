@@ -234,13 +234,13 @@ class Store:
             raise
         return tuple(opened)
 
-    def open_file(self, file: StoredFile, half: str = "") -> int:
-        """Return a read-only descriptor of a stored file, or of its fp16 form `half`, as `run_as` has it.
+    def open_file(self, file: StoredFile) -> int:
+        """Return a read-only descriptor of a stored file.
 
         The caller owns the descriptor. Raises Unavailable where there is no such file.
         """
         try:
-            with open_regular(Path(self.run_as(str(self.object(file)), half))) as opened:
+            with open_regular(self.object(file)) as opened:
                 return os.dup(opened.fileno())
         except OSError as error:
             raise Unavailable(
