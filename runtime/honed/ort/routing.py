@@ -269,11 +269,13 @@ class _Session:
     def _tell(self, kind: _Kind) -> None:
         """Write a line where the state of a route has changed."""
         said = kind.route.state, kind.route.why if kind.route.state == OWN else ""
-        if _LOG and said != kind.said:
+        if kind.route.asking or said == kind.said:
+            return
+        kind.said = said
+        if _LOG:
             shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in kind.shapes.items())
             why = f" ({said[1]})" if said[1] else ""
             print(f"honed: {self._file or 'a model'}, {shapes}: {kind.route.state}{why}", file=sys.stderr)
-        kind.said = said
 
 
 def route(module: ModuleType) -> None:
