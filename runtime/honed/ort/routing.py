@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
+from honed.protocol.errors import InvalidArgument, ModelRefused, NotFound
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams, RunReport
 from honed.runtime.calling.steps import Ask, Reply
@@ -107,7 +107,7 @@ class _Kind:
         route, (own, routed) = self.route, self.reported
         self.reported = route.own_runs, route.routed_runs
         return RunReport(
-            app=Path(sys.argv[0] or sys.executable).name,
+            app=Path((sys.argv or [""])[0] or sys.executable).name,
             own_us=(route.own_median or route.own.median()) // 1000,
             routed_us=(route.routed_median or route.routed.median()) // 1000,
             own_runs=route.own_runs - own,
@@ -241,10 +241,9 @@ class _Session:
                 form = client.ask(MODEL_FORM, FormParams(name=self._name, shapes=kind.shapes, report=news))
         except NotFound:
             self._name = ""  # it made room for others; it is handed over again
-        except (ModelRefused, InvalidArgument) as error:
-            refused = str(error)
-        except (HonedError, OSError, MemoryError):
-            pass  # it is asked again after a pause
+        except Exception as error:  # noqa: BLE001 - whatever it is, the app's own session runs
+            if not self._name and isinstance(error, ModelRefused | InvalidArgument):
+                refused = str(error)  # the file; anything else is asked again after a pause
         with self.lock:
             now = _now()
             if form is not None and form.verified:
@@ -289,7 +288,10 @@ def route(module: ModuleType) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         opened = time.time_ns()
         own_init(self, *args, **kwargs)
-        self._honed = _Session(self, opened) if _suits(self) else None
+        try:
+            self._honed = _Session(self, opened) if _suits(self) else None
+        except Exception:  # noqa: BLE001 - whatever it is, the session is there
+            self._honed = None
 
     @functools.wraps(own_run)
     def run(self: Any, output_names: Any, input_feed: Any, run_options: Any = None) -> list[Any]:
