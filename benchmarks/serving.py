@@ -35,7 +35,7 @@ def service(folder: Path, config: str, environment: Mapping[str, str] | None = N
                 if client.ready():
                     break
             time.sleep(0.2)
-        with Client(socket, timeout=600.0, in_app=False) as client:
+        with Client(socket, timeout=600.0) as client:
             yield client
     finally:
         process.terminate()

@@ -1,8 +1,8 @@
 """What is done with each app: `python uses.py APP`; a process of its own, with the app's packages.
 
 Prints what the app made of its input, and in how many milliseconds, as a line of JSON: of its first use, and
-of one more for each line of standard input. Honed is not imported here: whether it stands in for onnxruntime
-is the caller's choice.
+of one more for each line of standard input. Honed is not imported here: whether runs are routed is the
+caller's choice.
 """
 
 from __future__ import annotations
@@ -327,17 +327,20 @@ def main() -> None:
         _tell(why=MISSING if error.name not in (None, "onnxruntime") else str(error))
         return
     found = use()
-    _tell(found=found, ms=(time.perf_counter() - begun) * 1e3, by=_by())
+    _tell(found=found, ms=(time.perf_counter() - begun) * 1e3, runs=_runs())
     for _ in sys.stdin:
         begun = time.perf_counter()
         found = use()
-        _tell(found=found, ms=(time.perf_counter() - begun) * 1e3)
+        _tell(found=found, ms=(time.perf_counter() - begun) * 1e3, runs=_runs())
 
 
-def _by() -> str:
-    import onnxruntime
-
-    return "honed" if "Honed" in onnxruntime.get_available_providers()[0] else "onnxruntime"
+def _runs() -> list[int] | None:
+    """Return own and routed runs so far; None where no runs are routed."""
+    routing = sys.modules.get("honed.ort.routing")
+    if routing is None:
+        return None
+    routes = [kind.route for session in list(routing._sessions) for kind in session._kinds.values()]
+    return [sum(each.own_runs for each in routes), sum(each.routed_runs for each in routes)]
 
 
 def _tell(**what: Any) -> None:

@@ -43,7 +43,7 @@ HARMLESS: dict[str, dict[str, Any]] = {
 # Their right parameters would change something: they name a model that is not there.
 CHANGING: dict[str, dict[str, Any]] = {
     "ModelExport": {"name": "nosuch"},
-    "ModelBorrow": {"name": "nosuch", "run_us": 50},
+    "ModelForm": {"name": "nosuch", "shapes": {"x": [1]}},
     "ModelPublish": {"name": "nosuch", "expected": "0" * 64, "why": "attack"},
     "ModelRollback": {"name": "nosuch", "version": 1},
     "ModelPin": {"name": "nosuch", "version": 1},

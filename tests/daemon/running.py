@@ -107,9 +107,9 @@ class Service:
                 return psutil.Process(pid)
         return None
 
-    def client(self, *, in_app: bool = False, **options: Any) -> Client:
-        """A client whose requests all reach the service, whose counts then hold every one."""
-        return Client(self.socket, in_app=in_app, **options)
+    def client(self, **options: Any) -> Client:
+        """A client of it."""
+        return Client(self.socket, **options)
 
     def wait_ready(self) -> None:
         """Until the worker is up and every model is loaded."""

@@ -14,7 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.config import TABLES, Config, lines_of, load, memory, memory_sentence, settings, value
+from honed.daemon.config import (
+    REMOVED,
+    TABLES,
+    Config,
+    lines_of,
+    load,
+    memory,
+    memory_sentence,
+    settings,
+    value,
+)
 from honed.daemon.observe.usage import UsageSettings
 from honed.daemon.settings import schema
 from honed.daemon.settings.schema import Limits, own_shares, shares
@@ -90,6 +100,15 @@ def test_later_sources_win_setting_by_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "engine"), [("opencl", "gpu"), ("onnxruntime", "cpu"), ("gpu", "gpu")])
 def test_an_engine_is_named_in_either_way(tmp_path: Path, given: str, engine: str) -> None:
     assert read(write(tmp_path, f'[serve]\nengine = "{given}"')).serve.engine == engine
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_setting_that_left_is_told_of_and_nothing_else(tmp_path: Path, name: str) -> None:
+    table, _, key = name.partition(".")
+    config = read(write(tmp_path, f"[{table}]\n{key} = 1\n[limits]\nmax_jobs = 3"))
+    assert config.limits.max_jobs == 3
+    (note,) = config.notes
+    assert f":2: [{table}] {key} has left" in note
 
 
 def test_empty_variables_are_as_good_as_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from honed.machine.processors import ThreadPlacement, first_placement, half_arithmetic, processors
+from honed.machine.processors import first_placement, half_arithmetic, processors
 from honed.protocol.dataclass import dataclass
 from honed.protocol.service import ServicePlaces
 from honed.runtime import HONED_VERSION
@@ -25,8 +25,8 @@ from .config import Config, Reloader
 from .core.state import Registry
 from .feature import Feature
 from .features.batching import Batcher
+from .features.beside import Beside
 from .features.decoders import Decoders
-from .features.in_app import InApp
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
 from .features.user_models import Receiver, SharesFile, UserModels
@@ -74,8 +74,6 @@ class Base:
         self.ledger.change(new.usage)
         self.leasing.change(new.idle)
         self.pool.limits_changed()
-        if self.pool.watch is not None:
-            self.pool.watch()
         self.clients.limits_changed()
 
 
@@ -149,7 +147,7 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     allowed = os.sched_getaffinity(0)
     found = await in_thread(processors, Path("/"), allowed)
     placed = first_placement(found, base.config.cpu.threads)
-    features = await _features(base, reloader, publisher, pipeline, placed)
+    features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
     idly: list[Feature] = [
@@ -185,7 +183,6 @@ async def _features(
     reloader: Reloader,
     publisher: Publisher,
     pipeline: InferencePipeline,
-    placed: ThreadPlacement,
 ) -> tuple[Feature, ...]:
     """Build the features; requests pass through them from the first to the last."""
     limits, policy = base.config.limits, base.config.serve.engine
@@ -201,28 +198,22 @@ async def _features(
         policy=policy,
     )
     maker = VariantCompiler(changes=base.changes, registry=base.registry, pool=base.pool, policy=policy)
+    variants = ShapeVariants(
+        maker=maker,
+        registry=base.registry,
+        ledger=base.ledger,
+        leasing=base.leasing,
+        settings=lambda: reloader.config.variants,
+        rewrap=pipeline.rewrap,
+        may_compile=user_models.may_compile,
+        compiled=user_models.compiled,
+    )
     sequencer = Sequencer(lambda: reloader.config.sequences, base.registry)
     return (
         user_models,
-        InApp(
-            settings=lambda: reloader.config.cpu,
-            registry=base.registry,
-            pool=base.pool,
-            store=base.store,
-            ledger=base.ledger,
-            leasing=base.leasing,
-            used=user_models.used,
-            placed=placed,
-        ),
         sequencer,
-        ShapeVariants(
-            maker=maker,
-            registry=base.registry,
-            ledger=base.ledger,
-            leasing=base.leasing,
-            settings=lambda: reloader.config.variants,
-            rewrap=pipeline.rewrap,
-        ),
+        variants,
+        Beside(registry=base.registry, users=user_models, variants=variants, ledger=base.ledger),
         Decoders(
             sequencer=sequencer,
             registry=base.registry,
@@ -241,6 +232,8 @@ async def _features(
             leasing=base.leasing,
             policy=policy,
             settings=lambda: reloader.config.variants,
+            may_compile=user_models.may_compile,
+            compiled=user_models.compiled,
         ),
         Batcher(base.pool, base.ledger, base.leasing, pipeline.plan),
     )

@@ -80,6 +80,10 @@ def lines_of(text: str) -> dict[str, int]:
 MAX_FILE_BYTES = 256 << 10
 _MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
 DEFAULT_ORIGIN: Final = "default"
+# Settings that left, and what to do: files that still have them are read.
+REMOVED: Final = {
+    "cpu.in_app_ms": "apps no longer borrow small models; HONED_ORT=1 has an app run its own beside honed",
+}
 _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 
 
@@ -104,6 +108,7 @@ class Config:
     hub: HubSettings
     files: tuple[Path, ...]  # read, in order
     origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()  # on settings in the files that left
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
@@ -137,8 +142,9 @@ def load(
     usual = places(environ, uid)
     values = _defaults(usual)
     files = _files(config.absolute() if config else usual.config, required=config is not None)
+    notes: list[str] = []
     for file in files:
-        values.update(_from_file(file))
+        values.update(_from_file(file, notes))
     values.update(_from_environment(environ))
     values.update(_from_command_line(overrides or {}))
     if "service.socket" not in values:
@@ -149,6 +155,7 @@ def load(
         **{table: _build(kind, table, values) for table, kind in TABLES.items()},
         files=files,
         origins=MappingProxyType({name: value.origin for name, value in sorted(values.items())}),
+        notes=tuple(notes),
     )
     _check_placement(loaded.service, loaded.origins["service.placement"])
     return loaded
@@ -240,7 +247,7 @@ def _unreadable(file: Path, error: OSError) -> InvalidArgument:
     )
 
 
-def _from_file(file: Path) -> dict[str, _Value]:
+def _from_file(file: Path, notes: list[str]) -> dict[str, _Value]:
     known = settings()
     values: dict[str, _Value] = {}
     content, lines = _parse(file)
@@ -255,6 +262,9 @@ def _from_file(file: Path) -> dict[str, _Value]:
         for key, value in given.items():
             name = f"{table}.{key}"
             origin = f"{file}:{lines[name]}" if name in lines else str(file)
+            if name in REMOVED:
+                notes.append(f"{origin}: [{table}] {key} has left, delete the line: {REMOVED[name]}")
+                continue
             if name not in known:
                 raise InvalidArgument(
                     f"{origin}: [{table}] has no setting {key!r}{_nearest(key, keys)}; "

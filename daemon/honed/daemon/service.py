@@ -165,6 +165,8 @@ async def _run(
     models = restoring.without_raced_devices(base.pool, models)
     broken = await restoring.fill(base.pool, store, models, systemd, config.serve.engine)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
+    for sentence in config.notes:
+        _log.warning("%s", sentence)
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
     base.keep_only(models)

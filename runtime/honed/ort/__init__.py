@@ -1,145 +1,96 @@
-"""ONNX Runtime's Python interface, served by honed: apps that know the one run on the other, unchanged.
+"""Routes runs of an app's own ONNX Runtime sessions to honed's compiled forms, where these are faster.
 
-    python -m honed.ort APP.py ...         runs an app with honed in the place of onnxruntime
-    HONED_ORT=1                            does so for every Python program that is started
-    import honed.ort as onnxruntime        in an app's own source
+    python -m honed.ort APP.py ...         for one app
+    HONED_ORT=1                            for every Python program that is started
 
-docs/onnxruntime.md says what is there and what is not.
+The sessions stay ONNX Runtime's (docs/onnxruntime.md). Python loads this module when it starts where
+HONED_ORT is set (honed-ort.pth): it imports nothing that is large.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
-from honed.runtime import HONED_VERSION as _VERSION
-
-from .modelproto import ModelMetadata, NodeArg
-from .options import PROVIDERS as _PROVIDERS
-from .options import (
-    ExecutionMode,
-    ExecutionOrder,
-    GraphOptimizationLevel,
-    OrtAllocatorType,
-    OrtArenaCfg,
-    OrtDevice,
-    OrtMemoryInfo,
-    OrtMemType,
-    RunOptions,
-    SessionOptions,
+_NAME = "onnxruntime"
+_SESSIONS = f"{_NAME}.capi.onnxruntime_inference_collection"  # has InferenceSession
+MISSING = (
+    "honed: onnxruntime is not installed for this Python; run 'pip install onnxruntime', or for Debian's "
+    "Python 'apt install honed-cpu'"
 )
-from .session import InferenceSession
-from .values import IOBinding, OrtValue
-
-__all__ = [
-    "ExecutionMode",
-    "ExecutionOrder",
-    "GraphOptimizationLevel",
-    "IOBinding",
-    "InferenceSession",
-    "ModelMetadata",
-    "NodeArg",
-    "OrtAllocatorType",
-    "OrtArenaCfg",
-    "OrtDevice",
-    "OrtMemType",
-    "OrtMemoryInfo",
-    "OrtValue",
-    "RunOptions",
-    "SessionOptions",
-    "create_and_register_allocator",
-    "disable_telemetry_events",
-    "enable_telemetry_events",
-    "get_all_providers",
-    "get_available_providers",
-    "get_build_info",
-    "get_device",
-    "get_ep_devices",
-    "get_version_string",
-    "preload_dlls",
-    "print_debug_info",
-    "set_default_logger_callback",
-    "set_default_logger_severity",
-    "set_default_logger_verbosity",
-    "set_global_thread_pool_sizes",
-    "set_seed",
-]
-__version__ = "1.23.0"  # whose interface this is; apps compare it
-Session = InferenceSession
-
-_FATAL = 4
 
 
-def get_available_providers() -> list[str]:
-    """Return the providers of honed and of the CPU, which honed may choose."""
-    return list(_PROVIDERS)
+class _Finder(MetaPathFinder):
+    """Finds ONNX Runtime where Python does, else in honed-cpu, when an app asks for it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of ONNX Runtime's module, or None for any other."""
+        if fullname not in (_NAME, _SESSIONS):
+            return None
+        others = (each.find_spec(fullname, path, target) for each in sys.meta_path if each is not self)
+        spec = next((found for found in others if found is not None), None)
+        if spec is None and fullname == _NAME:
+            spec = PathFinder.find_spec(fullname, _bundled())
+            if spec is None:
+                print(MISSING, file=sys.stderr)
+        elif spec is not None and spec.loader is not None and fullname == _SESSIONS:
+            spec.loader = _Routing(spec.loader)
+        return spec
 
 
-def get_all_providers() -> list[str]:
-    """Return the available providers, which are all there are."""
-    return list(_PROVIDERS)
+class _Routing(Loader):
+    """Loads the module as its own loader does, and then has runs routed."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return what its own loader does."""
+        module: ModuleType | None = self._own.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module."""
+        self._own.exec_module(module)
+        _route(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
-def get_device() -> str:
-    """Return the device that holds an app's tensors."""
-    return "CPU"
+def _bundled() -> list[str]:
+    """Return the folder of the ONNX Runtime that honed-cpu brings for Debian's Python, if it is there."""
+    engine = importlib.util.find_spec("honed.cpu")
+    return [str(os.path.join(os.path.dirname(engine.origin), "bundled"))] if engine and engine.origin else []
 
 
-def get_version_string() -> str:
-    """Return the version of the interface."""
-    return __version__
+def _route(module: ModuleType) -> None:
+    importlib.import_module(f"{__name__}.routing").route(module)
 
 
-def get_build_info() -> str:
-    """Return honed's name and version."""
-    return f"honed {_VERSION}"
+_finder = _Finder()
 
 
-def set_default_logger_severity(severity: int) -> None:
-    """Raise RuntimeError for an invalid severity, else do nothing: honed logs by Python's logging.
-
-    Its logger is `honed.ort`.
-    """
-    if not 0 <= severity <= _FATAL:
-        raise RuntimeError(f"severity is {severity}; give 0 (verbose) to {_FATAL} (fatal)")
-
-
-def set_default_logger_verbosity(verbosity: int) -> None:
-    """Do nothing: honed logs by Python's logging, as `honed.ort`."""
+def install() -> None:
+    """Have the runs of this process's sessions routed from now on."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    if (loaded := sys.modules.get(_SESSIONS)) is not None:
+        _route(loaded)
 
 
-def set_seed(seed: int) -> None:
-    """Do nothing: honed draws no random numbers here."""
-
-
-def enable_telemetry_events() -> None:
-    """Do nothing: there are no telemetry events."""
-
-
-def disable_telemetry_events() -> None:
-    """Do nothing: there are no telemetry events."""
-
-
-def preload_dlls(*_: object, **__: object) -> None:
-    """Do nothing: there are no DLLs."""
-
-
-def get_ep_devices() -> list[Any]:
-    """Return an empty list: the service chooses where models run."""
-    return []
-
-
-def set_default_logger_callback(callback: object) -> None:
-    """Do nothing: honed logs by Python's logging, as `honed.ort`."""
-
-
-def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads: int) -> None:
-    """Do nothing: no thread of the app's computes."""
-
-
-def create_and_register_allocator(memory_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None) -> None:
-    """Do nothing: the service owns the memory."""
-
-
-def print_debug_info() -> None:
-    """Print honed's name and version."""
-    print(get_build_info())
+def __getattr__(name: str) -> Any:
+    """Return what ONNX Runtime has by a name: apps may `import honed.ort as onnxruntime`."""
+    if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        raise AttributeError(name)
+    install()
+    return getattr(importlib.import_module(_NAME), name)

@@ -1,25 +1,27 @@
-"""Runs an app with honed in the place of onnxruntime: `python -m honed.ort APP.py|-m MODULE ...`."""
+"""Runs an app with its ONNX Runtime's runs routed to honed: `python -m honed.ort APP.py|-m MODULE ...`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
 from pathlib import Path
 
-from honed import standin
+from honed.ort import install
 
-_USAGE = """usage: python -m honed.ort [--socket PATH] [--fallback] APP.py [ARGUMENT ...]
-       python -m honed.ort [--socket PATH] [--fallback] -m MODULE [ARGUMENT ...]
+_USAGE = """usage: python -m honed.ort [--socket PATH] APP.py [ARGUMENT ...]
+       python -m honed.ort [--socket PATH] -m MODULE [ARGUMENT ...]
 
-Runs a Python app that uses onnxruntime with honed in its place; the app stays as it is.
+Runs a Python app that uses onnxruntime; runs go to honed's compiled forms where that is faster for the app.
 
   --socket PATH   where the service listens, if not at its usual place
-  --fallback      sessions that honed cannot serve are run by onnxruntime, where it is installed
+
+HONED_ORT_LOG=1 writes a line on each change to stderr; docs/onnxruntime.md has the other variables.
 
 Examples:
   python -m honed.ort read.py picture.png
-  python -m honed.ort --fallback -m rapidocr_onnxruntime.main -img picture.png
+  HONED_ORT_LOG=1 python -m honed.ort -m rapidocr_onnxruntime.main -img picture.png
 """
 
 
@@ -28,20 +30,19 @@ def main(arguments: list[str]) -> int:
     given = list(arguments)
     while given and given[0].startswith("--"):
         option = given.pop(0)
-        if option == "--fallback":
-            os.environ["HONED_ORT_FALLBACK"] = "1"
-        elif option == "--socket" and given:
+        if option == "--socket" and given:
             os.environ["HONED_SOCKET"] = given.pop(0)
         elif option == "--help":
             print(_USAGE, end="")
             return 0
-        else:
+        elif option != "--fallback":  # which earlier versions had; now the app's session always stands in
             print(f"{option} is not known here\n\n{_USAGE}", end="", file=sys.stderr)
             return 2
     if given[:1] == ["-h"] or not given or given == ["-m"]:
         print(_USAGE, end="", file=sys.stdout if given[:1] == ["-h"] else sys.stderr)
         return 0 if given[:1] == ["-h"] else 2
-    standin.install()
+    install()
+    importlib.util.find_spec("onnxruntime")  # says what to install where it is missing
     os.environ["HONED_ORT"] = "1"  # programs that the app starts
     if given[0] == "-m":
         sys.argv = given[1:]

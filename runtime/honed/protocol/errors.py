@@ -121,6 +121,10 @@ class Unavailable(HonedError):
     code = "UNAVAILABLE"
 
 
+class NotCompiled(Unavailable):
+    """Only a compiled form was to answer, and none is served for these shapes now."""
+
+
 class Internal(HonedError):
     """Something of honed's own broke; the sentence says what to report."""
 

@@ -92,7 +92,7 @@ MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _row("ModelP
 MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _row(
     "ModelExport", Right.CHANGE, gives=True
 )
-MODEL_BORROW: Method[params.BorrowParams, results.ModelBorrowed] = _row("ModelBorrow", Right.OWN, gives=True)
+MODEL_FORM: Method[params.FormParams, results.ModelForm] = _row("ModelForm", Right.OWN)
 MODEL_PUBLISH: Method[params.PublishParams, results.ModelPublished] = _row("ModelPublish", Right.CHANGE)
 MODEL_HISTORY: Method[params.HistoryParams, results.ModelHistory] = _row("ModelHistory", Right.INFER)
 MODEL_ROLLBACK: Method[params.RollbackParams, results.RolledBack] = _row("ModelRollback", Right.CHANGE)

@@ -85,7 +85,8 @@ class InferOptions:
 
     The shared memory, in bytes, is room for outputs that have no place of their own: those that fit may be
     answered there. A request in a sequence is answered without, but for one with `last_token`, which a
-    decoder answers for the last token alone.
+    decoder answers for the last token alone. Only a verified compiled form answers a request that says
+    `compiled`; where there is none for its shapes, the error is NotCompiled, at once.
     """
 
     timeout: int | None = None
@@ -95,6 +96,7 @@ class InferOptions:
     sequence_start: bool | None = None
     sequence_end: bool | None = None
     last_token: bool | None = None
+    compiled: bool | None = None
     shared_memory_region: str | None = None
     shared_memory_offset: int | None = None
     shared_memory_byte_size: int | None = None
@@ -166,7 +168,11 @@ class LoadParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BringOptions:
-    """How a brought file is to be served; None: as LoadOptions has it by default."""
+    """How a brought file is to be served; None: as LoadOptions has it by default.
+
+    A file for "opencl" is one that the app runs by itself: it is compiled first for these `shapes`, and
+    loaded into the CPU engine only where it is asked for by name.
+    """
 
     shapes: dict[str, tuple[int, ...]] | None = None
     precision: str | None = None
@@ -194,11 +200,30 @@ class ExportParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BorrowParams:
-    """Parameters of ModelBorrow. `run_us`: what a run of the model takes in the service, in microseconds."""
+class RunReport:
+    """What an app does with a model that it runs by itself, for runs in the shapes that it asks about.
+
+    Medians of a run, in microseconds, in the app and `routed` to the service, 0 where there were none; runs
+    since the report before; the state of the route (own, trying, routed, checking), and `why` no more runs
+    are routed.
+    """
+
+    app: str
+    own_us: int
+    routed_us: int
+    own_runs: int
+    routed_runs: int
+    state: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormParams:
+    """Parameters of ModelForm: which compiled form there is for inputs of these shapes."""
 
     name: str
-    run_us: int
+    shapes: dict[str, tuple[int, ...]]
+    report: RunReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,11 +115,30 @@ class Regions:
     regions: tuple[RegionSpan, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppUse:
+    """Runs in equal shapes by an app that runs a model by itself: its process, and its last report of them.
+
+    Medians of a run in microseconds: in the app, routed to the service (0: there were none), and of the
+    compiled form where it serves, None where there is none. `routed` is the share of the latest runs that
+    were routed, and `why` says why not more.
+    """
+
+    app: str
+    pid: int
+    shapes: dict[str, tuple[int, ...]]
+    own_us: int
+    routed_us: int
+    compiled_us: int | None
+    routed: float
+    why: str
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class IndexedModel:
     """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's.
 
-    `in_apps` counts the processes of apps that run it themselves.
+    `apps` are those that run it by themselves.
     """
 
     name: str
@@ -133,7 +152,7 @@ class IndexedModel:
     owner: str = ""
     engine_name: str = ""
     device: str = ""
-    in_apps: int = 0
+    apps: tuple[AppUse, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -478,7 +497,7 @@ class ModelShown:
     forms: str = ""
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
-    in_apps: int = 0
+    apps: tuple[AppUse, ...] = ()
     preconditions: tuple[str, ...] = ()
     broke_preconditions: int = 0
 
@@ -493,27 +512,18 @@ class ModelExported:
     sha256: str
 
 
-# What the words of the page say that ModelBorrow gives, by their place; the app writes all but the first.
-RECALLED, RETURNED, RUNS, NANOSECONDS = range(4)
-PAGE_BYTES = 4096
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelForm:
+    """The result of ModelForm: whether a verified compiled form answers requests of these shapes now.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelBorrowed:
-    """The result of ModelBorrow, whose descriptors are the loan's page and the ONNX file, read-only.
-
-    `runtime` is the version of ONNX Runtime that the model was verified with, at optimisation `level`, on so
-    many `threads` that run on `processors` (empty: any), with a memory arena unless `arena` is False. An app
-    that needs longer than `bound_us` for a run gives the model back.
+    A run of it takes `time_us` microseconds where it serves, and computes in `precision`, "fp32" standing for
+    the model's own types. Where none is `verified`, `why` says why.
     """
 
-    runtime: str
-    level: str
-    threads: int
-    spinning: bool
-    processors: tuple[int, ...]
-    bound_us: int
-    arena: bool | None = field(default=None, metadata=ABSENT)
+    verified: bool
+    time_us: int = 0
+    precision: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

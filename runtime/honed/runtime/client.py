@@ -26,7 +26,6 @@ from honed.protocol.wire import PeerFault, close_all
 
 from .calling import transport
 from .calling.calls import RequestSequence, register, unregister
-from .calling.in_app import InApp
 from .calling.operations import Operations
 from .calling.shared_memory import Region
 from .calling.steps import Ask, Reply, Steps, T, limit_of
@@ -56,9 +55,6 @@ def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
 class Client(Operations, performing=_performing):
     """A connection to the service; threads may share it, and it reconnects if the service restarted.
 
-    A small model that the CPU engine serves runs in this process after some requests, where ONNX Runtime is
-    installed and the service lends the model (docs/apps.md).
-
     Every method raises the errors of `honed.runtime.errors` that the service answered with, and
     Unavailable where there is no service. Maps are returned as docs/protocol.md describes them.
     """
@@ -68,11 +64,9 @@ class Client(Operations, performing=_performing):
         socket: str | os.PathLike[str] | None = None,
         *,
         timeout: float | None = 60.0,
-        in_app: bool = True,
     ) -> None:
-        """Set up the client, as `Inferences` does; without `in_app` the service runs every model."""
+        """Set up the client, as `Inferences` does."""
         super().__init__(socket, timeout=timeout)
-        self._in_app = InApp() if in_app else None
         self._lock = threading.Lock()
         self._link: Link | None = None
 
@@ -102,8 +96,6 @@ class Client(Operations, performing=_performing):
         with self._lock:
             link, self._link = self._link, None
         self._forget_scratch()
-        if self._in_app is not None:
-            self._in_app.end()
         if link is not None:
             link.close()
 

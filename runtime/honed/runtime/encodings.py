@@ -24,7 +24,6 @@ from .dtypes import STRING
 
 Array = NDArray[Any]
 _LENGTH = struct.Struct("<I")
-Maps = list[dict[int, float]] | list[dict[str, float]]
 # The types of keys, by what ONNX Runtime calls the lists (ONNX operators, ai.onnx.ml, ZipMap).
 MAP_KEYS: Final = {
     "seq(map(int64,tensor(float)))": "int64",
@@ -88,9 +87,3 @@ def encode_maps(maps: Sequence[Mapping[Any, float]], key_type: str) -> tuple[Arr
         raise ValueError("its maps have different keys")
     kept = np.array(keys, object if key_type == STRING.name else key_type)
     return kept, np.array([list(each.values()) for each in maps], np.float32).reshape(len(maps), len(keys))
-
-
-def decode_maps(keys: Array, values: Array) -> Maps:
-    """Return the list of maps that `encode_maps` encoded, as ONNX Runtime gives it."""
-    names = [each.decode() if isinstance(each, bytes) else each for each in keys.tolist()]
-    return [dict(zip(names, row, strict=True)) for row in values.tolist()]

@@ -51,7 +51,14 @@ class Jobs:
 
 def entry(name: str, owner: int | None, added: float) -> Any:
     manifest = SimpleNamespace(
-        name=name, owner=owner, added=added, compiled=None, why="", awaits_compiler=False, wanted="fastest"
+        name=name,
+        owner=owner,
+        added=added,
+        compiled=None,
+        why="",
+        awaits_compiler=False,
+        wanted="fastest",
+        for_app=False,
     )
     return SimpleNamespace(name=name, manifest=manifest, on_cpu=True)
 

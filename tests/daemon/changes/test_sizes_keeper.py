@@ -40,7 +40,7 @@ class Place:
         self.changes = SimpleNamespace(
             active={},
             store=SimpleNamespace(object=lambda file: file.sha256),
-            begin=lambda _name: contextlib.nullcontext(change),
+            begin=lambda _name, owner: contextlib.nullcontext(change),
         )
         server = SimpleNamespace(ready=True)
         self.entry = SimpleNamespace(
@@ -67,6 +67,8 @@ class Place:
             leasing=leasing,
             policy="fastest",
             settings=lambda: VariantSettings(requests=4, sizes=2),
+            may_compile=lambda _: True,
+            compiled=lambda *_: None,
         )
         self.background = Background(leasing=leasing, jobs=self.changes.active, sources=(self.keeper,))
 

@@ -54,6 +54,8 @@ class Place:
             leasing=cast(Any, leasing),
             settings=lambda: VariantSettings(requests=2),
             rewrap=lambda _: None,
+            may_compile=lambda _: True,
+            compiled=lambda *_: None,
         )
         jobs = maker.changes.active
         self.background = Background(leasing=cast(Any, leasing), jobs=jobs, sources=(keeper,))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.features.in_app import InApp
+from honed.daemon.features.beside import Beside
 from honed.daemon.features.user_models import UserModels
 from honed.daemon.methods.methods import _HANDLERS
 from honed.protocol import methods, strict
@@ -26,7 +26,7 @@ X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 
 
 def test_the_service_answers_what_the_table_has() -> None:
-    features = [object.__new__(kind).methods() for kind in (UserModels, InApp)]
+    features = [object.__new__(kind).methods() for kind in (UserModels, Beside)]
     assert {*_HANDLERS, *features[0], *features[1]} == METHODS.keys()
 
 

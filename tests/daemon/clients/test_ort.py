@@ -1,330 +1,386 @@
-"""Apps written against onnxruntime, with honed in its place: a real service, and onnxruntime beside."""
+"""Python apps with ONNX Runtime of their own, beside a real service that answers their runs where it may."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from honed import ort
-from honed.ort import errors, session
-from honed.runtime import Client
-from tests.daemon.running import NO_TUNER, Service, serving
+from honed.protocol.methods import MODEL_FORM
+from honed.protocol.params import FormParams, RunReport
+from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotCompiled
+from tests.daemon.conftest import Hone
+from tests.daemon.running import IDLE, NO_TUNER, Service, serving, wait_for
+from tests.ort.app import SIZE, feed, model
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
-CPU = '[serve]\nengine = "cpu"\n' + NO_TUNER
-X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-_ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = IDLE + '[serve]\nengine = "fastest"\n[variants]\nrequests = 2\n' + NO_TUNER
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
-    """A service that takes models of apps."""
-    with serving(tmp_path_factory, cache_dir, config=CPU) as service:
-        yield service
+def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    """A service that compiles what apps bring as soon as nobody asks."""
+    with serving(tmp_path_factory, cache_dir, config=CONFIG) as running:
+        yield running
 
 
-@pytest.fixture(autouse=True)
-def pointed(served: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is an app of that service's."""
-    monkeypatch.setenv("HONED_SOCKET", str(served.socket))
-    session._clients.clear()
-    yield
-    session._clients.clear()
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The model of the app, in a file."""
+    file = tmp_path / "model.onnx"
+    file.write_bytes(model())
+    return file
 
 
-def model(number: float = 1.5, *, batch: int | str = "batch") -> bytes:
-    """y = x + number and its rows' sums, of any batch of rows of three."""
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", [batch, 3]), ("y", [batch, 3]), ("sums", [batch]))
-    ]
-    nodes = [
-        helper.make_node("Add", ["x", "number"], ["y"]),
-        helper.make_node("ReduceSum", ["y", "axes"], ["sums"], keepdims=0),
-    ]
-    known = [
-        numpy_helper.from_array(np.float32(number), "number"),
-        numpy_helper.from_array(np.int64([1]), "axes"),
-    ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializer=known)
-    made = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="t"
-    )
-    helper.set_model_props(made, {"names": "a,b"})
-    return bytes(made.SerializeToString())
+def begun(service: Service, script: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
+    """Start an app."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HONED_")}
+    environment = {**kept, "HONED_SOCKET": str(service.socket), "PYTHONPATH": str(ROOT), **variables}
+    head = "import json, os, sys, time\nimport numpy as np\nfrom tests.ort.app import *\nort = quick()\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", head + script], cwd=folder, env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
 
 
-def both(data: bytes) -> tuple[Any, Any]:
-    """A session of each."""
-    return ort.InferenceSession(data), onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+def ran(service: Service, script: str, folder: Path, **variables: str) -> Any:
+    """Run an app to its end; return what it printed last, and check that nothing failed."""
+    out, err = (process := begun(service, script, folder, **variables)).communicate(timeout=400)
+    assert process.returncode == 0, f"{err}\n{service.log}"
+    return json.loads(out.splitlines()[-1])
 
 
-def test_answers_and_descriptions_are_onnxruntimes() -> None:
-    ours, theirs = both(model())
-    for mine, its in ((ours.get_inputs(), theirs.get_inputs()), (ours.get_outputs(), theirs.get_outputs())):
-        assert [(a.name, a.type, a.shape) for a in mine] == [(a.name, a.type, a.shape) for a in its]
-    mine, its = ours.get_modelmeta(), theirs.get_modelmeta()
-    for name in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
-        assert getattr(mine, name) == getattr(its, name), name
-    for names in (None, [], ["sums"], ["sums", "y"]):
-        found, expected = ours.run(names, {"x": X}), theirs.run(names, {"x": X})
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(ours.run(None, {"x": X[:1].tolist()})[0], theirs.run(None, {"x": X[:1]})[0])
-    np.testing.assert_array_equal(ours.run(["y"], {"x": np.asfortranarray(X)})[0], X + 1.5)
-
-
-def test_text_goes_in_and_out() -> None:
-    ends = [helper.make_tensor_value_info(n, TensorProto.STRING, ["n"]) for n in ("x", "y")]
-    node = helper.make_node("StringConcat", ["x", "x"], ["y"])
-    graph = helper.make_graph([node], "g", ends[:1], ends[1:])
-    opsets = [helper.make_opsetid("", 20)]
-    ours, theirs = both(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
-    for given in (np.array(["ab", "é"]), np.array(["ab", "c" * 100_000], object)):
-        assert ours.run(None, {"x": given})[0].tolist() == theirs.run(None, {"x": given})[0].tolist()
-    with pytest.raises(errors.InvalidArgument, match="Unexpected input data type"):
-        ours.run(None, {"x": X[0]})
-
-
-@pytest.mark.parametrize(
-    "feed",
-    [
-        {"x": X.astype(np.float64)},
-        {"x": X[:, :2]},
-        {"x": X.reshape(1, 2, 3)},
-        {"x": X, "other": X},
-        {"other": X},
-        {"x": None},
-        {},
-    ],
-)
-def test_wrong_inputs_raise_what_onnxruntime_raises(feed: dict[str, np.ndarray]) -> None:
-    ours, theirs = both(model())
-    with pytest.raises(Exception) as expected:  # noqa: PT011 - which one is what is compared
-        theirs.run(None, feed)
-    with pytest.raises(Exception) as found:  # noqa: PT011
-        ours.run(None, feed)
-    assert type(found.value).__name__ == type(expected.value).__name__
-    assert str(found.value).split(":")[:4][:3] == str(expected.value).split(":")[:4][:3]
-
-
-def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(errors.NoSuchFile, match="NO_SUCHFILE"):
-        ort.InferenceSession(tmp_path / "none.onnx")
-    (tmp_path / "text.onnx").write_text("this is no model")
-    with pytest.raises(errors.InvalidProtobuf):
-        ort.InferenceSession(tmp_path / "text.onnx")
-    (tmp_path / "empty.onnx").touch()
-    with pytest.raises(errors.Fail):
-        ort.InferenceSession(str(tmp_path / "empty.onnx"))
-    unknown = onnx.load_from_string(model())
-    unknown.graph.node[0].op_type = "Unheard"
-    with pytest.raises(errors.Fail, match="Unheard"):
-        ort.InferenceSession(unknown.SerializeToString())
-
-
-def test_sessions_of_one_file_are_one_model(served: Service, tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model(7))
-    first, second = ort.InferenceSession(path), ort.InferenceSession(path.read_bytes())
-    with served.client() as client:
-        owned = [each["name"] for each in client.models()]
-    assert first._name == second._name
-    assert owned.count(first._name) == 1
-
-
-def test_values_and_bindings() -> None:
-    ours = ort.InferenceSession(model())
-    value = ort.OrtValue.ortvalue_from_numpy(X)
-    assert (value.shape(), value.data_type(), value.element_type()) == ([2, 3], "tensor(float)", 1)
-    [sums] = ours.run_with_ort_values(["sums"], {"x": value})
-    np.testing.assert_array_equal(sums.numpy(), (X + 1.5).sum(1))
-    binding = ours.io_binding()
-    target = np.zeros((2, 3), np.float32)
-    binding.bind_input("x", "cpu", 0, np.float32, X.shape, X.ctypes.data)
-    binding.bind_output("y", "cpu", 0, np.float32, target.shape, target.ctypes.data)
-    binding.bind_output("sums")
-    ours.run_with_iobinding(binding)
-    np.testing.assert_array_equal(target, X + 1.5)
-    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[1], (X + 1.5).sum(1))
-    with pytest.raises(errors.NotImplemented, match="on the host"):
-        binding.bind_output("y", "cuda")
-
-
-def test_runs_in_the_background_and_from_threads() -> None:
-    ours = ort.InferenceSession(model())
-    told: list[Any] = []
-    done = threading.Event()
-
-    def callback(outputs: Any, data: Any, error: str) -> None:
-        told.append((outputs, data, error))
-        done.set()
-
-    ours.run_async(["y"], {"x": X}, callback, "mine")
-    assert done.wait(60)
-    [(outputs, data, error)] = told
-    assert (data, error) == ("mine", "")
-    np.testing.assert_array_equal(outputs[0], X + 1.5)
-    wrong: list[int] = []
-
-    def ask(n: int) -> None:
-        found = [ours.run(["y"], {"x": X + n})[0] for _ in range(10)]
-        wrong.extend(n for each in found if not np.array_equal(each, X + n + np.float32(1.5)))
-
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_a_forked_child_has_a_connection_of_its_own() -> None:
-    ours = ort.InferenceSession(model())
-    ours.run(None, {"x": X})
-    child = os.fork()
-    if not child:
-        right = np.array_equal(ours.run(["y"], {"x": X})[0], X + 1.5)
-        os._exit(0 if right else 1)
-    for _ in range(20):
-        np.testing.assert_array_equal(ours.run(["y"], {"x": X})[0], X + 1.5)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_goes_on_when_the_service_was_restarted_or_the_model_removed(served: Service) -> None:
-    ours = ort.InferenceSession(model(3))
-    ours.run(None, {"x": X})
-    served.kill()
-    served.restart()
-    served.wait_listening()
-    served.wait_ready()
-    np.testing.assert_array_equal(ours.run(["y"], {"x": X})[0], X + 3)
-    with Client(str(served.socket)) as client:
-        client.remove(ours._name)
-    np.testing.assert_array_equal(ours.run(["y"], {"x": X})[0], X + 3)
-
-
-def test_onnxruntime_takes_over_only_where_the_app_allows_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_runs_go_to_the_compiled_form_and_the_cpu_engine_loads_nothing(
+    service: Service, path: Path, typed: Hone
 ) -> None:
-    monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "nobody"))
-    monkeypatch.setattr(session, "_AGAIN_SECONDS", 0.0)
-    session._clients.clear()
-    with pytest.raises(errors.RuntimeException, match="service"):
-        ort.InferenceSession(model())
-    options = ort.SessionOptions()
-    options.add_session_config_entry("honed.fallback", "1")
-    ours = ort.InferenceSession(model(), options)
-    np.testing.assert_array_equal(ours.run(["y"], {"x": X})[0], X + 1.5)
-    assert "run by ONNX Runtime in the app" in caplog.text
-    assert ours.get_providers() == ["CPUExecutionProvider"]
-
-
-def test_what_honed_does_not_do_is_said() -> None:
-    options = ort.SessionOptions()
-    with pytest.raises(errors.NotImplemented, match="libraries"):
-        options.register_custom_ops_library("x.so")
-    options.enable_profiling = True
-    with pytest.raises(errors.NotImplemented, match="hone profile"):
-        ort.InferenceSession(model(), options)
-    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
-        ort.InferenceSession(model(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
-
-
-APP = """
-import importlib.util, json, sys
-assert importlib.util.find_spec("onnxruntime") is not None
-import onnxruntime as rt
-from onnxruntime import InferenceSession
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, Fail
-import numpy as np
-session = rt.InferenceSession(sys.argv[1], providers=rt.get_available_providers())
-try:
-    session.run(None, {"x": np.zeros((1, 4), np.float32)})
-except InvalidArgument:
-    said = True
-found = session.run(["y"], {"x": np.ones((2, 3), np.float32)})[0]
-print(json.dumps([rt.get_available_providers()[0], said, found.tolist(), __name__, sys.argv[1:]]))
+    script = """
+session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+own = session.run(None, feed())
+routed = until_routed(session, feed())
+assert np.abs(own[0] - routed[0]).max() < 1e-4 and own[0].dtype == routed[0].dtype
+session._honed._kinds and [setattr(r, "ask_at", 0) for r in routes(session)]
+[setattr(r, "reported", -10**18) for r in routes(session)]
+session.run(None, feed())
+print("ready", flush=True); input()
+print(json.dumps(routes(session)[0].routed_runs))
 """
+    process = begun(service, script, path.parent, HONED_ORT_LOG="1")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+
+    def reported() -> Any:
+        with service.client() as client:
+            return next((m for m in client.models() if m["apps"] and m["apps"][0]["compiled_us"]), None)
+
+    listed = wait_for(reported, "the app to report", service)
+    use = listed["apps"][0]
+    assert (use["app"], use["pid"], use["shapes"]) == ("-c", process.pid, {"x": [8, SIZE], "bias": []})
+    assert use["own_us"] > 0
+    assert 0 < use["routed"] < 1
+    with service.client() as client:
+        shown = client.show(listed["name"])
+        devices = client.status()["devices"]
+    assert shown["apps"] == listed["apps"]
+    assert shown["precision"] == "fp32"
+    assert not [each for each in devices if each["engine"] == "cpu" and each["worker"]["pid"]]
+    _, told, _ = typed("show", listed["name"], "--socket", str(service.socket))
+    assert f"-c ({process.pid})" in (text := " ".join(told.split()))
+    assert "of its runs routed" in text
+    out, err = process.communicate("\n")
+    assert json.loads(out) > 0
+    assert "model.onnx, x 8x64, bias : trying" in err
+    assert "model.onnx, x 8x64, bias : routed" in err
 
 
-@pytest.mark.parametrize("how", ["script", "module", "variable"])
-def test_an_app_is_run_as_it_is(tmp_path: Path, how: str) -> None:
-    (tmp_path / "m.onnx").write_bytes(model())
-    (tmp_path / "the_app.py").write_text(APP)
-    folders = [str(_ROOT / each) for each in ("runtime", "daemon", "tuner")]
-    command = {
-        "script": [sys.executable, "-m", "honed.ort", "the_app.py"],
-        "module": [sys.executable, "-m", "honed.ort", "-m", "the_app"],
-        # What honed-ort.pth does when Python starts.
-        "variable": [
-            sys.executable,
-            "-c",
-            f"{_pth()}\nimport sys, runpy; sys.argv = sys.argv[1:]\n"
-            "runpy.run_path('the_app.py', run_name='__main__')",
-            "the_app.py",
-        ],
-    }[how]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, str(tmp_path)]), "HONED_ORT": "1"}
-    done = subprocess.run([*command, "m.onnx"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    provider, said, found, name, arguments = json.loads(done.stdout)
-    assert (provider, said, name, arguments) == ("HonedExecutionProvider", True, "__main__", ["m.onnx"])
-    assert found == [[2.5] * 3] * 2
+def test_what_onnx_runtime_takes_is_taken_and_nothing_else(service: Service, path: Path) -> None:
+    """Each odd input, alone and where its kind would be routed: the same answer, or the same error."""
+    script = """
+plain = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+plain._honed = None
+session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+x, bias = feed().values()
+odd = {
+    "scalar as [1]": ({"x": x, "bias": bias.reshape(1)}, True),
+    "scalar as [1, 1]": ({"x": x, "bias": bias.reshape(1, 1)}, True),
+    "scalar as [64]": ({"x": x, "bias": np.full(64, bias)}, False),
+    "scalar as a Python float": ({"x": x, "bias": 0.5}, False),
+    "nested lists": ({"x": x.tolist(), "bias": bias}, True),
+    "tuples": ({"x": tuple(x.tolist()), "bias": bias}, False),
+    "float64": ({"x": x.astype(np.float64), "bias": bias}, False),
+    "int64": ({"x": x.astype(np.int64), "bias": bias}, False),
+    "float16": ({"x": x.astype(np.float16), "bias": bias}, False),
+    "rank 3": ({"x": x[None], "bias": bias}, False),
+    "rank 1": ({"x": x[0], "bias": bias}, False),
+    "a wrong fixed size": ({"x": x[:, :3], "bias": bias}, False),
+    "no rows": ({"x": x[:0], "bias": bias}, False),
+    "not contiguous": ({"x": np.asfortranarray(x), "bias": bias}, True),
+    "every second row, backwards": ({"x": np.repeat(x, 2, 0)[::-2], "bias": bias}, True),
+    "big-endian": ({"x": x.astype(">f4"), "bias": bias}, False),
+    "an input too few": ({"x": x}, False),
+    "an input too many": ({"x": x, "bias": bias, "more": x}, False),
+    "None": ({"x": None, "bias": bias}, False),
+    "an OrtValue": ({"x": ort.OrtValue.ortvalue_from_numpy(x), "bias": bias}, False),
+    "a subclass of ndarray": ({"x": np.asmatrix(x), "bias": bias}, True),
+}
+until_routed(session, feed())
+def outcome(session, given, names):
+    try:
+        return [(a.shape, a.dtype.str, a.tolist()) for a in session.run(names, given)]
+    except Exception as error:
+        return f"{type(error).__module__}.{type(error).__name__}: {error}"
+def near(found, expected):
+    pairs = zip(found, expected, strict=True)
+    return all(a[:2] == e[:2] and np.allclose(a[2], e[2], atol=1e-4, equal_nan=True) for a, e in pairs)
+failed = []
+for what, (given, routed) in odd.items():
+    for names in (None, ["y"], ["z"], ["y", "y"], ("y",)):
+        expected = outcome(plain, given, names)
+        answers = [outcome(session, given, names) for _ in range(6)]
+        if routed and names is None:
+            until_routed(session, given)
+            answers.append(outcome(session, given, names))
+        for answer in answers:
+            if answer != expected and not (type(answer) is type(expected) is list and near(answer, expected)):
+                failed.append((what, names, str(expected)[:200], str(answer)[:200]))
+print(json.dumps(failed))
+"""
+    assert ran(service, script, path.parent) == []
 
 
-def _pth() -> str:
-    return (_ROOT / "runtime" / "honed-ort.pth").read_text().strip()
+def test_sessions_stay_onnx_runtimes(service: Service, path: Path) -> None:
+    script = """
+from onnxruntime import InferenceSession
+import onnxruntime.capi.onnxruntime_pybind11_state as C
+class Own(InferenceSession):
+    def run(self, names, given, options=None):
+        return [10 * each for each in super().run(names, given, options)]
+data = open("model.onnx", "rb").read()
+cpu = dict(providers=["CPUExecutionProvider"])
+of_bytes, subclass = InferenceSession(data, **cpu), Own("model.onnx", **cpu)
+assert type(of_bytes) is ort.InferenceSession and isinstance(subclass, ort.InferenceSession)
+own = of_bytes.run(None, feed())[0]
+for session, times in ((of_bytes, 1), (subclass, 10)):
+    found = until_routed(session, feed())[0]
+    assert np.allclose(found, times * own, atol=1e-3)
+    binding = session.io_binding()
+    for name, value in feed().items():
+        binding.bind_cpu_input(name, value)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    assert np.array_equal(binding.copy_outputs_to_cpu()[0], own)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feed().items()}
+    assert np.array_equal(session.run_with_ort_values(None, values)[0].numpy(), own)
+options = ort.RunOptions()
+options.terminate = True
+try:
+    of_bytes.run(None, feed(), options)
+    raise SystemExit("it was not terminated")
+except C.Fail:
+    pass
+altered, profiled, deterministic = ort.SessionOptions(), ort.SessionOptions(), ort.SessionOptions()
+weights = ort.OrtValue.ortvalue_from_numpy(np.zeros((64, 64), np.float32))
+altered.add_initializer("w", weights)
+profiled.enable_profiling = True
+profiled.profile_file_prefix = "profile"
+for options in (altered, profiled):
+    assert InferenceSession("model.onnx", options, **cpu)._honed is None
+text = helper.make_tensor_value_info("t", TensorProto.STRING, [1])
+same = helper.make_tensor_value_info("s", TensorProto.STRING, [1])
+graph = helper.make_graph([helper.make_node("Identity", ["t"], ["s"])], "g", [text], [same])
+strings = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+assert InferenceSession(strings.SerializeToString(), **cpu)._honed is None
+print(json.dumps("done"))
+"""
+    assert ran(service, script, path.parent) == "done"
 
 
-def test_a_bound_output_is_the_apps_own_array() -> None:
-    for rt, one in zip((ort, onnxruntime), both(model(batch=2)), strict=True):
-        given, taken = X.copy(), np.zeros((2, 3), np.float32)
-        binding = one.io_binding()
-        binding.bind_ortvalue_input("x", rt.OrtValue.ortvalue_from_numpy(given))
-        binding.bind_ortvalue_output("y", rt.OrtValue.ortvalue_from_numpy(taken))
-        given += 1
-        one.run_with_iobinding(binding)
-        np.testing.assert_array_equal(taken, X + 2.5)
-        [vector] = [value.numpy() for value in binding.get_outputs_as_ortvaluevector()]
-        np.testing.assert_array_equal(vector, taken)
+def test_threads_and_forked_children_have_their_runs_routed(service: Service, path: Path) -> None:
+    script = """
+import threading
+session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+own = session.run(None, feed())[0]
+until_routed(session, feed())
+wrong = []
+def work():
+    for _ in range(40):
+        if not np.allclose(session.run(None, feed())[0], own, atol=1e-4):
+            wrong.append(1)
+threads = [threading.Thread(target=work) for _ in range(8)]
+[each.start() for each in threads]
+child = os.fork()
+if not child:
+    from honed.ort import routing
+    routing._process.account.begun = -(10**18)
+    until_routed(session, feed())
+    os._exit(0)
+[each.join() for each in threads]
+assert os.waitpid(child, 0)[1] == 0
+print(json.dumps([len(wrong), routes(session)[0].in_flight]))
+"""
+    assert ran(service, script, path.parent) == [0, 0]
 
 
-def test_sizes_that_an_app_gives_are_told() -> None:
-    shapes = []
-    for rt in (ort, onnxruntime):
-        options = rt.SessionOptions()
-        options.add_free_dimension_override_by_name("batch", 2)
-        one = rt.InferenceSession(model(), options, providers=["CPUExecutionProvider"])
-        shapes.append([end.shape for end in (*one.get_inputs(), *one.get_outputs())])
-    assert shapes[0] == shapes[1] == [[2, 3], [2, 3], [2]]
+def test_other_sizes_get_forms_of_their_own(service: Service, path: Path) -> None:
+    script = """
+session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+for rows in (8, 5, 3):
+    own = session.run(None, feed(rows))[0]
+    assert np.allclose(until_routed(session, feed(rows))[0], own, atol=1e-4)
+print(json.dumps(sorted(r.state for r in routes(session))))
+"""
+    assert ran(service, script, path.parent) == ["routed"] * 3
 
 
-def test_a_run_that_is_to_end_is_not_begun() -> None:
-    for rt, one in zip((ort, onnxruntime), both(model()), strict=True):
-        options = rt.RunOptions()
-        options.terminate = True
-        with pytest.raises(Exception, match="terminate"):
-            one.run(None, {"x": X}, options)
-        with pytest.raises(Exception, match="terminate"):
-            one.run_with_ort_values(["y"], {"x": rt.OrtValue.ortvalue_from_numpy(X)}, options)
-        binding = one.io_binding()
-        binding.bind_cpu_input("x", X)
-        binding.bind_output("y")
-        with pytest.raises(Exception, match="terminate"):
-            one.run_with_iobinding(binding, options)
-        assert one.end_profiling() == ""
-        assert one.get_tuning_results() == []
+def test_bytes_have_their_data_beside_the_folder_where_the_app_opened_them(
+    service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    script = """
+data = model(3.0, location="weights.bin")
+time.sleep(0.05)
+session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+own = session.run(None, feed())[0]
+os.chdir("../there")
+model(5.0, location="weights.bin")
+assert np.allclose(until_routed(session, feed())[0], own, atol=1e-3)
+print(json.dumps("done"))
+"""
+    assert ran(service, script, tmp_path / "here") == "done"
+
+
+def test_a_file_that_changed_since_is_never_handed_over(service: Service, path: Path) -> None:
+    script = """
+session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+open("model.onnx", "wb").write(model(7.0))
+end = time.monotonic() + 60
+while time.monotonic() < end and not (routes(session) and "changed" in routes(session)[0].why):
+    session.run(None, feed())
+    time.sleep(0.02)
+print(json.dumps(routes(session)[0].why))
+"""
+    assert (
+        ran(service, script, path.parent) == "model.onnx has changed since the app opened it; open it again"
+    )
+
+
+def test_whatever_the_service_does_no_run_fails_or_takes_long(
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, path: Path
+) -> None:
+    """A run takes at most a deadline and an own run, though the service is killed, stopped or lost."""
+    script = """
+policy.Route._deadline = lambda self: 300_000_000
+policy.Route._affords = lambda *_: True
+session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+own = session.run(None, feed())[0]
+until_routed(session, feed())
+print("ready", flush=True)
+longest, runs, wrong = 0.0, 0, 0
+import threading
+stop = threading.Event()
+threading.Thread(target=lambda: (input(), stop.set()), daemon=True).start()
+while not stop.is_set():
+    begun = time.monotonic()
+    found = session.run(None, feed())[0]
+    longest = max(longest, time.monotonic() - begun)
+    wrong += not np.allclose(found, own, atol=1e-3)
+    runs += 1
+    time.sleep(0.005)
+before = routes(session)[0].routed_runs
+until_routed(session, feed())
+print(json.dumps([wrong, longest, runs, routes(session)[0].routed_runs > before]))
+"""
+    with serving(tmp_path_factory, cache_dir, config=CONFIG) as service:
+        process = begun(service, script, path.parent)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        os.kill(service.process.pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.kill(service.process.pid, signal.SIGCONT)
+        if (worker := service.worker) is not None:
+            worker.kill()  # the device is lost
+        time.sleep(1.0)
+        with service.client() as client:
+            for entry in client.models():
+                client.remove(entry["name"])  # as it would be for others' sake
+        time.sleep(1.0)
+        service.kill()
+        time.sleep(1.0)
+        service.restart()
+        service.wait_listening()
+        service.wait_ready()
+        service.configure(CONFIG + "[apps]\nenabled = false\n")
+        time.sleep(0.5)
+        service.configure(CONFIG)
+        time.sleep(0.5)
+        out, err = process.communicate("\n", timeout=400)
+        assert process.returncode == 0, err
+        wrong, longest, runs, routed = json.loads(out)
+    assert (wrong, routed) == (0, True)
+    assert runs > 20
+    assert longest < 3.0, "a deadline of 0.3 s, on a machine that others keep busy"
+
+
+# What the service does for such apps
+
+
+def test_a_file_that_its_app_runs_is_loaded_by_the_cpu_engine_only_when_it_is_asked_for(
+    service: Service, path: Path, tmp_path: Path
+) -> None:
+    with service.client() as client:
+        brought = client.bring(path, engine="opencl", precision="fp32", shapes={"x": (2, SIZE)})
+        again = client.bring(path, engine="opencl", precision="fp32", shapes={"x": (4, SIZE)})
+        assert brought.model_name == again.model_name
+        name = brought.model_name
+        asked = FormParams(name=name, shapes={"x": (2, SIZE), "bias": (1,)})
+        form = wait_for(
+            lambda: (found := client.ask(MODEL_FORM, asked)).verified and found, "it to be compiled", service
+        )
+        assert (form.precision, form.why) == ("fp32", "")
+        assert form.time_us > 0
+        inputs = feed(2)
+        compiled = client.answer(name, inputs, compiled=True)
+        assert compiled.engine == "gpu"
+        scalar = client.answer(name, {**inputs, "bias": inputs["bias"].reshape(1)}, compiled=True)
+        np.testing.assert_array_equal(scalar.outputs["y"], compiled.outputs["y"])
+        with pytest.raises(NotCompiled, match="no compiled form"):
+            client.answer(name, feed(31), compiled=True)
+        by_cpu = client.answer(name, feed(31))
+        assert by_cpu.engine == "cpu"
+        weights = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32)
+        expected = np.maximum(feed(31)["x"] @ weights, 0) + np.float32(0.5)
+        np.testing.assert_allclose(by_cpu.outputs["y"], expected, atol=1e-3)
+        report = RunReport(
+            app="camera\x1b[1m", own_us=9000, routed_us=0, own_runs=9, routed_runs=3, state="own", why="slow"
+        )
+        client.ask(MODEL_FORM, FormParams(name=name, shapes=asked.shapes, report=report))
+        (use,) = client.show(name)["apps"]
+        assert (use["own_us"], use["routed"], use["why"]) == (9000, 0.25, "slow")
+    with service.client() as other:  # a report goes with its connection
+        wait_for(lambda: not other.show(name)["apps"], "the report to go", service)
+        other.remove(name)
+
+
+def test_what_is_no_model_is_refused_and_missing_data_is_named(service: Service, tmp_path: Path) -> None:
+    with service.client() as client:
+        for data in (b"", b"no model", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"):
+            with pytest.raises(ModelRefused, match="no ONNX"):
+                client.bring(data, engine="opencl")
+        data = model(location="weights.bin", folder=tmp_path)
+        with pytest.raises(MissingFiles) as missing:
+            client.bring(data, engine="opencl")
+        assert missing.value.files == ("weights.bin",)
+        brought = client.bring(data, engine="opencl", folder=tmp_path, unchanged_since=time.time_ns())
+        client.remove(brought.model_name)
+        with pytest.raises(InvalidArgument, match="has changed"):
+            client.bring(data, engine="opencl", folder=tmp_path, unchanged_since=1)

@@ -759,3 +759,23 @@ def test_a_run_that_nobody_waits_for_is_to_end() -> None:
     assert asked is not None
     world.leave(asked)
     assert do.EndRun(CPU_ENGINE, asked) in world.done
+
+
+def test_a_users_engine_loads_a_model_of_a_lost_device_only_when_that_is_asked_for() -> None:
+    world = World(cpu=True)
+    world.ready("gpu")
+    world.add_given("own")
+    world.compile("own", "gpu")
+    world.settle()
+    world.now += RESTING_SECONDS + 1
+    world.tell(told.Tick())
+    world.settle()
+    engine, model = world.machine.engines[USERS_ENGINE], world.models.get("own")
+    assert (engine.phase, model.engine) == (Phase.RESTING, "gpu")
+    world.lose("gpu")
+    world.lose("gpu", failed=True)
+    assert (engine.phase, model.engine, model.state) == (Phase.RESTING, USERS_ENGINE, State.READY)
+    asked = world.ask("own")
+    assert engine.phase is Phase.STARTING
+    world.settle()
+    assert world.answers == {asked: None}

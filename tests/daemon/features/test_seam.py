@@ -26,7 +26,6 @@ from honed.daemon.observe.statefile import StateFile
 from honed.daemon.serving import plan
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.machine.processors import ThreadPlacement
 from honed.protocol.errors import (
     HonedError,
     InvalidArgument,
@@ -208,7 +207,7 @@ def test_files_of_features_are_read_beside_the_event_loop(
     base: Any = SimpleNamespace(config=config, registry=place.registry, **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
     reloader: Any = SimpleNamespace(config=config)
-    asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline, ThreadPlacement(threads=1)))
+    asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline))
     assert len(threads) == 1
     assert threading.main_thread() not in threads
 

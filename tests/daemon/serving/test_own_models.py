@@ -237,7 +237,7 @@ def test_wrong_brings_change_nothing(own: Service, anna: Client, small_model: Pa
     with pytest.raises(ModelRefused):
         anna.bring(adding(1)[:-20])
     with pytest.raises(InvalidArgument, match="engine"):
-        anna.bring(adding(1), engine="gpu")
+        anna.bring(adding(1), engine="npu")
     wrong = {"files": ["m.onnx"], "sha256": ["0" * 64]}
     assert _raw_bring(anna, wrong, adding(1)).startswith("the SHA-256 of 'm.onnx' is")
     refused: tuple[dict[str, Any], ...] = (

@@ -25,7 +25,7 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_own
 from honed.daemon.store.store import Manifest, begin, new_version
-from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed
+from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed, timed
 from honed.jobs.commands import PRECISIONS
 from honed.protocol import strict
 from honed.protocol.errors import (
@@ -386,6 +386,23 @@ class ModelInstaller:
         self._checks.begin(manifest)
         return manifest
 
+    async def keep_for_app(self, change: Change, staged: Staged) -> None:
+        """Store a file that its app runs by itself, to be compiled later; no engine loads it now.
+
+        The CPU engine does where the model is asked for by name. Raises MissingFiles where data files are not
+        there, and ModelRefused or ModelFileError for what is no ONNX file.
+        """
+        found = await self._changes.inspector.inspect_source(staged.given)
+        names = {file.name for file, _ in staged.sources}
+        missing = tuple(name for name in found.external if name not in names)
+        if missing:
+            listed = ", ".join(name[:200] for name in missing[:5])
+            raise MissingFiles(f"the model's data files are missing: {listed}; send them along", (), missing)
+        self._pool.needed_cpu(staged.owner)
+        manifest = as_given(change.name, staged, "gpu", self._registry.find(change.name))
+        manifest = dataclasses.replace(manifest, interface=found.interface)
+        await self._enter(change, manifest, None, None, await in_thread(copies, staged))
+
     async def _compile_alone(
         self, job: AddRequest, change: Change, staged: Staged, servers: Sequence[DeviceServer]
     ) -> ModelAdded:
@@ -558,6 +575,12 @@ class ModelInstaller:
         self, change: Change, manifest: Manifest, made: Built, given: Manifest
     ) -> Manifest:
         """Say in the manifest which engine is to serve."""
+        if given.for_app:  # which compares by itself
+            us = await made.server.loader.own_us(made.file.sha256)
+            manifest = dataclasses.replace(
+                manifest, interface=given.interface, wanted=given.wanted, pinned_engine=given.pinned_engine
+            )
+            return dataclasses.replace(manifest, chosen="gpu", history=timed(manifest.history, us))
         cpu = self._pool.cpu_for(given.owner)
         assert cpu is not None
         change.report("load", BUILT, "comparing engines")
@@ -581,7 +604,7 @@ class ModelInstaller:
         change: Change,
         manifest: Manifest,
         compiled: Compiled | None,
-        proof: LoadedProof,
+        proof: LoadedProof | None,
         files: Sequence[tuple[StoredFile, Path]],
     ) -> None:
         interface = manifest.interface

@@ -28,7 +28,7 @@ from .messages import (
     WorkerReady,
 )
 from .model import DRIFT_SECONDS, Engine, Phase, ServedModel, State, is_cpu
-from .scheduling import dismiss, load_next, run_next, wake
+from .scheduling import dismiss, load_next, run_next, wake, wake_for
 from .state import Core
 
 # ---- Engines that are lost: another serves their models until they are back ----
@@ -157,9 +157,9 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
             core.deploy(model, other.name)
         model.engine, model.away = other.name, away
         core.move_waiting(model.name, engine.name, other.name)
+        wake_for(core, other, model)
     names = tuple(model.name for model in models)
     core.act(HandOver(engine.shown, other.shown, names, engine.reason))
-    wake(core, other)
     load_next(core, other)
     run_next(core, other)
 

@@ -46,7 +46,7 @@ def added(core: Core, event: Added) -> None:
     )
     replaced = core.enter(model)
     engine = core.engines[model.engine]
-    if engine.rests and engine.asleep and event.proof is None and model.name not in engine.queue.models():
+    if engine.rests and event.proof is None and model.name not in engine.queue.models():
         model.deployment.resting = True
     else:
         model.deployment.used = core.now

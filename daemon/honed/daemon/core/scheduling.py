@@ -42,6 +42,14 @@ def wake(core: Core, engine: Engine) -> None:
         core.act(StartServer(engine.name))
 
 
+def wake_for(core: Core, engine: Engine, model: ServedModel) -> None:
+    """Start an engine that serves a model from now on; a user's rests until the model is asked for."""
+    if engine.rests and model.name not in engine.queue.models():
+        model.deployments[engine.name].resting = True
+    else:
+        wake(core, engine)
+
+
 def dismiss(core: Core, engine: Engine) -> None:
     """Stop a stand-in that nothing needs any more, once what runs there has ended."""
     if not engine.stand_in or engine.running or engine.fallen or core.needed(engine):

@@ -53,12 +53,12 @@ class Histogram:
         self.largest = 0.0
         self._buckets: dict[int, int] = {}
 
-    def add(self, duration: Duration, times: int = 1) -> None:
-        """Count one more, or so many."""
+    def add(self, duration: Duration) -> None:
+        """Count one more."""
         seconds, bucket = duration
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + times
-        self.count += times
-        self.sum += seconds * times
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self.count += 1
+        self.sum += seconds
         if seconds > self.largest:
             self.largest = seconds
 
@@ -102,12 +102,12 @@ class Recent:
     def __init__(self) -> None:
         self._slices: deque[tuple[int, Histogram]] = deque(maxlen=SLICES)
 
-    def add(self, duration: Duration, now: float, times: int = 1) -> None:
-        """Count one, or so many, that ended now."""
+    def add(self, duration: Duration, now: float) -> None:
+        """Count one that ended now."""
         number = math.floor(now / SLICE_SECONDS)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, Histogram()))
-        self._slices[-1][1].add(duration, times)
+        self._slices[-1][1].add(duration)
 
     def whole(self, now: float) -> Histogram:
         """Return what ended within the last `covered(now)` seconds, in one histogram."""
@@ -206,20 +206,6 @@ class Statistics:
             each.input_ns += inference.input_ns
             each.infer_ns += inference.infer_ns
             each.output_ns += inference.output_ns
-
-    def ran_in_app(self, runs: int, ns: int, now: float, wall_ms: int) -> None:
-        """Count inferences that an app has run itself, in `ns` nanoseconds altogether."""
-        each_took = duration(ns / runs / 1e9)
-        for each in (self, *self.above):
-            each.last_inference = wall_ms
-            each.requests += runs
-            each.engines["cpu"] += runs
-            each.latency.add(each_took, runs)
-            each.queued.add(duration(0.0), runs)
-            each.recent.add(each_took, now, runs)
-            each.success.count += runs
-            each.success.ns += ns
-            each.infer_ns += ns
 
     def answered_by(self, engine: str) -> None:
         """Count an answer of an engine of this kind: "gpu", "cpu" or "gpu+cpu"."""

@@ -29,7 +29,7 @@ from .messages import (
     VersionChosen,
 )
 from .model import Deployment, Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
-from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
+from .scheduling import admit, dismiss, load_next, load_now, run_next, wake_for
 from .state import Core
 
 _STRIKES = 2
@@ -199,7 +199,7 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
         core.deploy(model, other.name)
     core.act(Switched(model.name, left.shown, other.shown, reason))
     core.act(Persist(model))
-    wake(core, other)
+    wake_for(core, other, model)
     dismiss(core, left)
     load_next(core, other)
     run_next(core, other)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -149,7 +150,10 @@ def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SizeSpecialiser(Feature):
-    """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force."""
+    """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force.
+
+    `may_compile` and `compiled` as in `ShapeVariants`.
+    """
 
     changes: Changes
     registry: Registry
@@ -159,6 +163,8 @@ class SizeSpecialiser(Feature):
     leasing: Leasing
     policy: str
     settings: Callable[[], VariantSettings]
+    may_compile: Callable[[int], bool]
+    compiled: Callable[[int, float], None]
     _failed: dict[str, str] = field(init=False, default_factory=dict)  # by model: its file that could not be
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
@@ -207,7 +213,8 @@ class SizeSpecialiser(Feature):
     def _may_change(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
         at_home = entry.at_home and self.pool.device_of(entry).ready
-        free = manifest.owner is None and not manifest.history.pinned and entry.trial is None
+        mine = manifest.owner is None or (manifest.for_app and self.may_compile(manifest.owner))
+        free = mine and not manifest.history.pinned and entry.trial is None
         ready = entry.state is State.READY and not self.registry.rests(entry)
         return (
             bool(manifest.sources and at_home and free and ready)
@@ -215,7 +222,7 @@ class SizeSpecialiser(Feature):
         )
 
     async def _make(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> None:
-        shown = text(sizes)
+        shown, begun, owner = text(sizes), time.monotonic(), entry.manifest.owner
         _log.info("compiling %s for sizes that its parts meet: %s", entry.name, shown)
         try:
             with self.leasing.adding(0, "a model is being compiled for sizes that it meets"):
@@ -225,13 +232,16 @@ class SizeSpecialiser(Feature):
             _log.warning("%s is not compiled for %s: %s", entry.name, shown, failure(error))
         else:
             _log.info("%s: %s", entry.name, sentence)
+        finally:
+            if owner is not None:
+                self.compiled(owner, time.monotonic() - begun)
 
     async def _made(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> str:
         """Compile the model with these sizes, and have it served; return a sentence about the result."""
         manifest = entry.manifest
         assert manifest.compiled is not None
-        slower_too = manifest.engine_wanted(self.policy) == "gpu"
-        async with self.changes.begin(entry.name) as change:
+        slower_too = manifest.engine_wanted(self.policy) == "gpu" and not manifest.for_app
+        async with self.changes.begin(entry.name, owner=manifest.owner) as change:
             staged = replace(
                 await change.sources(manifest),
                 like=self.changes.store.object(manifest.compiled),

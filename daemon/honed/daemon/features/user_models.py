@@ -57,9 +57,10 @@ from honed.runtime.dtypes import dtype
 
 IN_USE_SECONDS = 60.0  # since the last request for a model, which is then not removed for another
 DAY = 86_400.0
+PATIENCE_SECONDS = 600.0  # that a model which its app runs by itself waits for an idle machine
 LOOK_SECONDS = 1.0  # between two looks at whether an administrator wants to compile, too
 MAX_WAITING = 8  # models that one user brings at a time; they are taken one after the other
-ENGINES: Final = ("fastest", "cpu")
+ENGINES: Final = ("fastest", "cpu", "gpu")
 _MAX_READING = 2  # files of one user that are being read: one, and one that was given up
 _MIB = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -391,6 +392,8 @@ class UserModels(Feature):
 
         async def infer_own(call: InferCall) -> InferAnswer:
             self.used(call.entry.name)
+            if call.entry.on_cpu:
+                self.changes.checks.begin(call.entry.manifest)
             return await infer(call)
 
         return infer_own
@@ -431,9 +434,10 @@ class UserModels(Feature):
         turn = self._turns.setdefault(user, asyncio.Lock())
         async with turn:
             nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
-            new = OwnModel(name=name, user=user, nbytes=nbytes, memory=nbytes, used=time.time())
-            leaving = going(new, self._kept(), self.settings())
             options = params.parameters or BringOptions()
+            memory = 0 if options.engine == "gpu" else nbytes
+            new = OwnModel(name=name, user=user, nbytes=nbytes, memory=memory, used=time.time())
+            leaving = going(new, self._kept(), self.settings())
             with meanwhile:
                 async with self.changes.begin(name, notify, replace=False, owner=user) as change:
                     change.report("receive", 0.0)
@@ -442,7 +446,10 @@ class UserModels(Feature):
                     staged = await self.receiver.receive(params, descriptors, folder, user, limit)
                     change.report("receive", RECEIVED)
                     try:
-                        given = await self.jobs.serve_as_given(change, staged, options.engine or "fastest")
+                        if options.engine == "gpu":
+                            await self.jobs.keep_for_app(change, staged)
+                        else:
+                            await self.jobs.serve_as_given(change, staged, options.engine or "fastest")
                     except ModelRefused as error:
                         if not isinstance(error.__cause__, OutOfMemory):
                             raise
@@ -451,7 +458,6 @@ class UserModels(Feature):
                             f"{self.settings().memory_mib} MiB of apps.memory_mib; remove some of "
                             "them, or raise it in the configuration"
                         ) from error
-                    assert given is not None
             self.used(name)
             for each in leaving:
                 await self._remove(each, f"made room for another of user {user}")
@@ -472,15 +478,18 @@ class UserModels(Feature):
             manifest = entry.manifest
             if manifest.owner is None:
                 continue
+            forms = (entry, *self.registry.variants(entry.name))
+            versions = (v for form in forms for v in form.manifest.history.versions)
             files = {file.sha256: file.nbytes for file in manifest.files}
-            files |= {version.sha256: version.nbytes for version in manifest.history.versions if version.kept}
-            compiled = entry.compiled.device_bytes if entry.compiled is not None else 0
+            files |= {version.sha256: version.nbytes for version in versions if version.kept}
+            compiled = sum(form.compiled.device_bytes for form in forms if form.compiled is not None)
+            loaded = 0 if manifest.for_app else sum(file.nbytes for file in manifest.sources)
             kept.append(
                 OwnModel(
                     name=entry.name,
                     user=manifest.owner,
                     nbytes=sum(files.values()),
-                    memory=compiled + sum(file.nbytes for file in manifest.sources),
+                    memory=compiled + loaded,
                     used=self.shares.used.get(entry.name, manifest.added),
                 )
             )
@@ -489,22 +498,28 @@ class UserModels(Feature):
     # Compiling
 
     def background(self, *, idle: bool) -> Work | None:
-        """Compile one while no administrator's is, whether the machine is idle or not."""
+        """Compile one while no administrator's is.
+
+        What apps run by themselves waits for an idle machine, for PATIENCE_SECONDS at most.
+        """
         if self.changes.adding or not places.compiler():
             return None
-        waiting = self._waiting()
+        waiting = self._waiting(idle=idle)
         since = {user: entry.manifest.added for user, entry in waiting.items()}
         user = next_user(since, self.shares, self.settings(), time.time())
         if user is None:
             return None
         return Work(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
-    def _waiting(self) -> dict[int, ServedModel]:
-        """Return the oldest model of each user that is to be compiled, by user."""
+    def _waiting(self, *, idle: bool) -> dict[int, ServedModel]:
+        """Return the oldest model of each user that is to be compiled now, by user."""
         waiting: dict[int, ServedModel] = {}
+        since = time.time() - PATIENCE_SECONDS
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
             if manifest.owner is None or entry.name in self._failed | self.jobs.leaving:
+                continue
+            if manifest.for_app and not idle and manifest.added > since:
                 continue
             if entry.on_cpu and unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)
@@ -533,6 +548,14 @@ class UserModels(Feature):
             if not work.done():
                 await self.jobs.stop_compiling(entry.name)
 
+    def may_compile(self, owner: int) -> bool:
+        """Return whether a user has time left for compiling today."""
+        return self.shares.seconds_left(owner, self.settings(), time.time()) > 0
+
+    def compiled(self, owner: int, seconds: float) -> None:
+        """Record that further forms of a user's models took so long to compile."""
+        self.shares.compiled(owner, seconds, time.time())
+
     async def run(self) -> None:
         """Keep what users have done with their shares."""
         await self.shares_file.keep()
@@ -556,7 +579,7 @@ def check(params: BringParams, descriptors: Sequence[int]) -> None:
     check_files(params.files, descriptors, options.precision, options.shapes or {})
     if options.engine not in (None, *ENGINES):
         raise InvalidArgument(
-            f"engine is {options.engine!r:.40}; use one of {', '.join(ENGINES)}, {ENGINE_NAMES['cpu']}"
+            f"engine is {options.engine!r:.40}; use fastest, {ENGINE_NAMES['cpu']} or {ENGINE_NAMES['gpu']}"
         )
     if len(params.sha256) != len(params.files) or not all(map(_SHA256.fullmatch, params.sha256)):
         raise InvalidArgument("sha256 must be the SHA-256 of each of the files, 64 lower-case hex digits")

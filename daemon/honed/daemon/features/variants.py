@@ -28,6 +28,7 @@ from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import Manifest, begin
+from honed.daemon.store.versions import timed
 from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
@@ -161,7 +162,7 @@ class VariantCompiler:
         replaced meanwhile, and what else compiling raises.
         """
         name = variant_name(model.name, shapes, model.manifest.interface)
-        async with self.changes.begin(name, notify) as change:
+        async with self.changes.begin(name, notify, owner=model.manifest.owner) as change:
             home = model.manifest.compiled
             staged = replace(
                 await change.sources(model.manifest),
@@ -170,10 +171,14 @@ class VariantCompiler:
                 foreground=by_hand,
             )
             made = await change.build(staged, [self.pool.device_of(model)])
+            for_app = model.manifest.for_app
+            us = await made.server.loader.own_us(made.file.sha256) if for_app else None
             whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)
             choice = await self._choice(change, model, whole, made.server, made.file.sha256, made.path)
             name = variant_name(model.name, whole, model.manifest.interface)
             variant = _manifest(name, model, made, whole, choice, by_hand=by_hand)
+            if us is not None:
+                variant = replace(variant, history=timed(variant.history, us))
             added = partial(self._added, model, variant, made.model, made.proof)
             await change.commit(added, [(made.file, made.path)])
         _log.info("model %s is compiled for other shapes, as %s. %s", model.name, name, choice.why)
@@ -252,6 +257,7 @@ def _manifest(
         times=choice.times,
         by_hand=by_hand,
         owner=model.manifest.owner,
+        wanted=model.manifest.wanted,
     )
 
 
@@ -259,7 +265,8 @@ def _manifest(
 class ShapeVariants(Feature):
     """The variants of one service. `settings` are those in force.
 
-    `rewrap` has the features of a model asked anew whether they wrap it.
+    `rewrap` has the features of a model asked anew whether they wrap it. `may_compile` says whether a user
+    has time left for compiling, and `compiled` is told of the seconds that it took.
     """
 
     makes_variants: ClassVar[bool] = True
@@ -269,6 +276,8 @@ class ShapeVariants(Feature):
     leasing: Leasing
     settings: Callable[[], VariantSettings]
     rewrap: Callable[[str], None]
+    may_compile: Callable[[int], bool]
+    compiled: Callable[[int, float], None]
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
     # Of variants that were asked for, by shapes; by model, with what they follow from.
     _names: dict[
@@ -334,6 +343,19 @@ class ShapeVariants(Feature):
                 names.clear()
             names[asked] = _variant_asked(entry, shapes)
         return names[asked]
+
+    def wish(self, entry: ServedModel, shapes: Shapes, requests: int) -> str:
+        """Count runs that an app makes by itself; return why their shapes could not be compiled, or ""."""
+        first = entry.manifest.shapes
+        if first and all(shapes.get(name) == shape for name, shape in first.items()):
+            return ""  # what the model itself is compiled for
+        name = self._asked(entry, shapes)
+        if name:
+            self.ledger.asked(entry.name, name, shapes, requests)
+        wishes = (
+            wish for wish in self.ledger.wishes(entry.name, self.maker.under(entry)) if wish.name == name
+        )
+        return next((wish.failed for wish in wishes), "")
 
     # What is told, and done by name
 
@@ -427,8 +449,8 @@ class ShapeVariants(Feature):
         manifest = entry.manifest
         ready = self.maker.pool.device_of(entry).ready and not entry.away
         compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
-        compiled = compiled and manifest.owner is None  # users' own have a share in compiling, and no more
-        return bool(manifest.interface and manifest.sources and ready and compiled)
+        mine = manifest.owner is None or (manifest.for_app and self.may_compile(manifest.owner))
+        return bool(manifest.interface and manifest.sources and ready and compiled and mine)
 
     def _by_cpu(self, entry: ServedModel) -> bool:
         """Return whether the CPU engine alone is to serve a model."""
@@ -439,6 +461,7 @@ class ShapeVariants(Feature):
         if entry is None:
             return
         _log.info("compiling %s for shapes it is often asked for, as %s", wish.model, wish.name)
+        begun, owner = time.monotonic(), entry.manifest.owner
         try:
             with self.leasing.adding(0, "a model is being compiled for shapes it is often asked for"):
                 await self.maker.make(entry, wish.shapes, lambda _: None, by_hand=False)
@@ -446,6 +469,9 @@ class ShapeVariants(Feature):
             reason = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, reason)
             self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
+        finally:
+            if owner is not None:
+                self.compiled(owner, time.monotonic() - begun)
 
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         lines: list[str] = []

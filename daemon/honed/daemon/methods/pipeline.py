@@ -19,6 +19,7 @@ from honed.daemon.core.statistics import Statistics
 from honed.daemon.feature import ApiCall, Feature, Infer, InferAnswer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
+from honed.daemon.serving import compiled_only
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.plan import CheckedForm, InferencePlan
@@ -92,7 +93,10 @@ class InferencePipeline:
         connection, entry = call.connection, self.registry.find(params.model_name)
         if entry is None or is_variant(entry.name):
             return self.infer(connection, params)
-        if not self._of(entry).plain:
+        wanted = compiled_only.wants_compiled(params)
+        if wanted:
+            params = compiled_only.with_scalars(params, entry.manifest.interface)
+        if wanted or not self._of(entry).plain:
             self._keep(connection, entry, call.params, _with_data(params, None, None))
             return self.infer(connection, params)
         return PlainInference(self, connection, entry, call.params, params)
@@ -210,6 +214,7 @@ class InferencePipeline:
 
     def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
         """Check a request against what is to run it; raise InvalidArgument, NotFound, or Unavailable."""
+        compiled_only.check(runner, call.params)
         compiled, given = self.registry.interfaces(runner)
         plan = plans.check(
             call.params,

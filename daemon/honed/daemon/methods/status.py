@@ -16,8 +16,10 @@ from honed.protocol import strict
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import VERSION
 from honed.protocol.params import ENGINE_NAMES
-from honed.protocol.results import IndexedModel, ModelPlacement, ModelShown, ModelSource
+from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement, ModelShown, ModelSource
 from honed.protocol.service import DeviceStatus, QueueStatus
+
+_RESTING = DeviceIdentity(platform="ONNX Runtime", vendor="", name="CPU", driver_version="", kernel_driver="")
 
 
 def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
@@ -37,6 +39,8 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
         "broke_preconditions": entry.statistics.preconditions,
         **more,
     }
+    if identity is None and entry.on_cpu:  # an engine that rests
+        identity = _RESTING
     if model is None and entry.on_cpu and interface is not None and identity is not None:
         source = manifest.sources[0]
         return ModelShown(

@@ -106,9 +106,9 @@ class ShapeRequests:
     def __init__(self, known: Mapping[str, AskedShapes] | None = None) -> None:
         self.known = dict(known or {})
 
-    def ask(self, name: str, shapes: Shapes, now: float, half_life: float) -> None:
-        """Count a request."""
-        self._get(name, shapes, now, half_life).requests.add(1.0, now, half_life)
+    def ask(self, name: str, shapes: Shapes, count: float, now: float, half_life: float) -> None:
+        """Count requests."""
+        self._get(name, shapes, now, half_life).requests.add(count, now, half_life)
 
     def fail(self, name: str, shapes: Shapes, reason: str, under: str, now: float, half_life: float) -> None:
         """Remember that they could not be compiled, and with what."""
@@ -246,9 +246,9 @@ class UsageLog:
         known = self._used(model)
         known.shares, known.profiled = shares(times), sha256
 
-    def asked(self, model: str, variant: str, shapes: Shapes) -> None:
-        """Count a request for a model in shapes that are those of `variant`."""
-        self._used(model).asked.ask(variant, shapes, self._clock(), self.settings.half_life)
+    def asked(self, model: str, variant: str, shapes: Shapes, count: float = 1.0) -> None:
+        """Count requests for a model in shapes that are those of `variant`."""
+        self._used(model).asked.ask(variant, shapes, count, self._clock(), self.settings.half_life)
 
     def observe(self, model: str, sizes: Iterable[ObservedSizes]) -> None:
         """Count the sizes of a request for a model that depend on the data."""

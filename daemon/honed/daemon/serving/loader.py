@@ -93,6 +93,8 @@ class ProofCache:
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
 _LOOK_SECONDS = 0.05  # between two looks whether the engine is quiet
+LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
+OWN_ROUNDS = 7  # pairs of runs by which one is timed
 _Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
 
 
@@ -309,6 +311,19 @@ class Loader:
     async def run_us(self, key: str, runs: int) -> float:
         """Return the microseconds of a run of a loaded file, of `runs` pairs of runs; raise as `compare`."""
         return (await self.compare(key, key, 1.0, most=runs)).old_us
+
+    async def own_us(self, key: str) -> float:
+        """Return the microseconds of a run of a user's own model; raise ModelRefused where it is too long.
+
+        Others would wait for it.
+        """
+        us = await self.run_us(key, OWN_ROUNDS)
+        if us > 1e3 * LONGEST_OWN_MS:
+            raise ModelRefused(
+                f"a run on the device takes {us / 1e3:.0f} ms and would keep others waiting for more than "
+                f"{LONGEST_OWN_MS:g} ms"
+            )
+        return us
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
         """Make a call that runs a model; if the device fails in it, kill the worker and raise WorkerDied.

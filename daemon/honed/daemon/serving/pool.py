@@ -150,17 +150,6 @@ class Placement:
 # ---- The engines of the service at work: tells the machine what happens, and does what it wants done ----
 
 USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
-# Events that change nothing of what serves a model.
-_OF_REQUESTS = frozenset(
-    {
-        messages.Asked,
-        messages.ClientGaveUp,
-        messages.ClientGone,
-        messages.InferenceTimed,
-        messages.RunLasts,
-        messages.Served,
-    }
-)
 _PASSED_SECONDS = 5.0  # between two looks at what is not used any more
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
 
@@ -207,7 +196,6 @@ class Pool:
         self._performing = False
         # Whether a feature compares a model with the CPU engine in its own way.
         self.apart: Callable[[ServedModel], bool] = lambda _: False
-        self.watch: Callable[[], None] | None = None  # called when what serves a model may have changed
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -276,8 +264,6 @@ class Pool:
         self._doing.extend(self._machine.handle(event, time.monotonic(), time.time()))
         if len(self.servers) < len(self._machine.engines):
             self._make_servers()
-        if self.watch is not None and type(event) not in _OF_REQUESTS:
-            self.watch()
         if self._performing:  # what is performed has led to this event: one after the other
             return
         self._performing = True

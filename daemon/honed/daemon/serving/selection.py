@@ -18,9 +18,8 @@ from honed.runtime.comparison import Comparison
 from honed.runtime.engines import allowance, compiled_serves
 
 from .engine_server import DeviceServer
-from .loader import Loader
+from .loader import LONGEST_OWN_MS, Loader
 
-LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
 _BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
 _LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
 Kind = Literal["gpu", "cpu"]

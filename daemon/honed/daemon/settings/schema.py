@@ -193,13 +193,10 @@ class CpuSettings:
     threads: of one run of a model or part; 0: one for each core, or for each big one where there are kinds.
     memory_mib: what its process, the one that tries models out, and those that run parts of models may each
         write, MiB; 0: no limit.
-    in_app_ms: apps whose users may have a model's file may run the model in their own process, where a run of
-        the CPU engine takes no longer than this; 0: none may.
     """
 
     threads: int = setting(0, minimum=0, effect="restart")
     memory_mib: int = setting(share=lambda its: its.cpu, unit="MiB", minimum=0, effect="restart")
-    in_app_ms: float = setting(2.0, unit="ms", minimum=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

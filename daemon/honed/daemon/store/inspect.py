@@ -1,10 +1,11 @@
-"""Has compiled files read by a child process (see `inspector`), and survives whatever they do to it."""
+"""Has model files read by a child process (see `inspector`), and survives whatever they do to it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from honed.daemon.aio import in_thread
 from honed.daemon.settings.schema import INSPECTION_MIB, INSPECTIONS
@@ -14,7 +15,8 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable
 
 from .compiled import Compiled
-from .inspector import ANSWER, Inspect
+from .declared import Declared
+from .inspector import ANSWER, Inspect, InspectSource
 
 SECONDS = 120.0  # 2 GiB, from a slow card
 _ATTEMPTS = 2  # where somebody ends the process
@@ -28,8 +30,17 @@ class Inspector:
 
     async def inspect(self, path: Path) -> Compiled:
         """Read a compiled file and check every byte of it; raise ModelFileError or NotFound."""
+        found: Compiled = await self._one(Inspect(path=path))
+        return found
+
+    async def inspect_source(self, path: Path) -> Declared:
+        """Read what an ONNX file declares of itself; raise ModelFileError or ModelRefused."""
+        found: Declared = await self._one(InspectSource(path=path))
+        return found
+
+    async def _one(self, call: Inspect | InspectSource) -> Any:
         async with self._places:
-            [(_, found)] = [answer async for answer in inspect_all([path])]
+            [found] = [answer async for answer in _answered([call], SECONDS)]
         if isinstance(found, HonedError):
             raise found
         return found
@@ -38,38 +49,46 @@ class Inspector:
 async def inspect_all(
     paths: Sequence[Path], seconds: float = SECONDS
 ) -> AsyncIterator[tuple[Path, Compiled | HonedError]]:
-    """Inspect several files one after the other; yield each with what it says or what is wrong with it.
+    """Inspect several compiled files one after the other; yield each with what it says or what is wrong.
 
     A file may take `seconds`. One that ends the child is at fault itself, unless somebody else ended it; the
     others are read in the next child.
     """
+    at = 0
+    async for found in _answered([Inspect(path=path) for path in paths], seconds):
+        yield paths[at], found
+        at += 1
+
+
+async def _answered(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
     done, interrupted = 0, 0
-    while done < len(paths):
-        async for found in _one_child(paths[done:], seconds):
+    while done < len(calls):
+        async for found in _one_child(calls[done:], seconds):
             if isinstance(found, Unavailable) and interrupted < _ATTEMPTS:
                 interrupted += 1
                 break
-            yield paths[done], found
+            yield found
             done, interrupted = done + 1, 0
 
 
-async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
-    """Yield answers for the first of `paths`, at least one."""
-    lost = Unavailable("the process that reads compiled files has ended")
+async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
+    """Yield answers for the first of `calls`, at least one."""
+    lost = Unavailable("the process that reads model files has ended")
     program, bounds = python("honed.daemon.store.inspector"), Bounds(memory_mib=INSPECTION_MIB)
+    taken: Any = aio.taken
     process, link = await aio.spawn_rpc(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
-        for path in paths:
-            call = Inspect(path=path)
+        for call in calls:
+            path = call.path
             try:
                 async with asyncio.timeout(seconds):
                     answered = await aio.begin(link, call)
-                found = await in_thread(aio.taken, call, answered)
+                found = await in_thread(taken, call, answered)
             except TimeoutError:
                 yield ModelFileError(f"{path} takes longer than {seconds:g} s to read")
                 return
             except strict.Mismatch as error:
-                yield Internal(f"the process that reads compiled files said what it should not: {error}")
+                yield Internal(f"the process that reads model files said what it should not: {error}")
             except HonedError as error:
                 if link.broken is None:
                     yield error

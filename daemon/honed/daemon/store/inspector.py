@@ -1,14 +1,16 @@
-"""The child process that reads compiled files for the service, because they may come from anywhere.
+"""The child process that reads model files for the service, because they may come from anywhere.
 
 python -m honed.daemon.store.inspector FD
 
 A file can be made to take seconds and gigabytes to read, and a failing disk ends who has it mapped. Here
-every byte is verified, within limits, for each `Inspect` that comes on the socket FD.
+every byte of a compiled file is verified, within limits, for each `Inspect` that comes on the socket FD.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from honed.daemon.settings.schema import INSPECTION_MIB
 from honed.process.rpc import Call, Server, by_name, connect
@@ -19,10 +21,12 @@ from honed.protocol.errors import HonedError, ModelFileError
 from honed.runtime.compiled import modelfile
 
 from .compiled import Compiled, summarise
+from .declared import Declared, declared
 
 # 2 MiB and 200,000 values are some 20,000 kernels; reading more would hold up the service.
 ANSWER = wire.FrameLimits(max_bytes=2 << 20, max_values=200_000, max_depth=8, max_text=1 << 16)
 _REASON = 1000  # letters
+T = TypeVar("T", Compiled, Declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +36,30 @@ class Inspect(Call[Compiled]):
     path: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectSource(Call[Declared]):
+    """Read what an ONNX file declares that it takes and gives."""
+
+    path: Path
+
+
 class Inspector(Server):
     """Answers within ANSWER."""
 
     def _inspect(self, call: Inspect) -> Compiled:
-        path = call.path
+        def read() -> Compiled:
+            with modelfile.read(call.path) as file:
+                return summarise(file.model)
+
+        return self._within_limits(call.path, read)
+
+    def _inspect_source(self, call: InspectSource) -> Declared:
+        return self._within_limits(call.path, lambda: declared(call.path))
+
+    def _within_limits(self, path: Path, read: Callable[[], T]) -> T:
+        """Return what a file says; raise ModelFileError where that cannot be read or answered."""
         try:
-            with modelfile.read(path) as file:
-                found = summarise(file.model)
+            found = read()
             answer = wire.Response(msgid=0, error=None, result=strict.to_plain(found))
             decoder = Decoder(ANSWER)
             decoder.feed(wire.encode(answer, ANSWER))
@@ -57,7 +77,7 @@ class Inspector(Server):
         raised.args = (str(raised)[:_REASON], *raised.args[1:])
         return super().error_of(raised, method)
 
-    METHODS = by_name({Inspect: _inspect})
+    METHODS = by_name({Inspect: _inspect, InspectSource: _inspect_source})
 
 
 if __name__ == "__main__":

@@ -82,16 +82,18 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
 def own_name(user: int, params: BringParams) -> str:
     """Return the name of what a user (uid) brings; equal contents and options always give the same name.
 
-    It reveals nothing of other users' models: names differ by user, though contents are the same.
+    It reveals nothing of other users' models: names differ by user, though contents are the same. A file that
+    its app runs by itself is one model for all shapes.
     """
     options = params.parameters or _DEFAULTS
+    shapes = {} if options.engine == "gpu" else options.shapes or {}
     # What the model file is called changes nothing; external data is looked up by name.
     model, *data = zip(params.files, params.sha256, strict=True)
     said = (
         user,
         model[1],
         sorted(data),
-        sorted((options.shapes or {}).items()),
+        sorted(shapes.items()),
         options.precision or _DEFAULTS.precision,
         options.engine or _DEFAULTS.engine,
     )

@@ -114,6 +114,11 @@ class Manifest:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
         return self.pinned_engine or self.wanted or configured
 
+    @property
+    def for_app(self) -> bool:
+        """Whether an app runs the model by itself, and asks for its compiled form alone."""
+        return self.owner is not None and self.wanted == "gpu"
+
     @cached_property
     def key(self) -> str:
         """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
@@ -229,13 +234,13 @@ class Store:
             raise
         return tuple(opened)
 
-    def open_file(self, file: StoredFile, half: str = "") -> int:
-        """Return a read-only descriptor of a stored file, or of its fp16 form `half`, as `run_as` has it.
+    def open_file(self, file: StoredFile) -> int:
+        """Return a read-only descriptor of a stored file.
 
         The caller owns the descriptor. Raises Unavailable where there is no such file.
         """
         try:
-            with open_regular(Path(self.run_as(str(self.object(file)), half))) as opened:
+            with open_regular(self.object(file)) as opened:
                 return os.dup(opened.fileno())
         except OSError as error:
             raise Unavailable(

@@ -105,6 +105,13 @@ def settle(history: VersionHistory) -> VersionHistory:
     return dataclasses.replace(history, versions=versions)
 
 
+def timed(history: VersionHistory, us: float) -> VersionHistory:
+    """Return the history with the microseconds that a run of the current version takes."""
+    number = history.current.number
+    versions = tuple(dataclasses.replace(v, new_us=us) if v.number == number else v for v in history.versions)
+    return dataclasses.replace(history, versions=versions)
+
+
 def check_new(history: VersionHistory, schedules: str) -> None:
     """Raise AlreadyExists where a model with these schedules must not be published."""
     if history.pinned:

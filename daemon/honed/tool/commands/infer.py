@@ -350,7 +350,7 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         return time.perf_counter() - start, logits[:, -1:].argmax(-1).astype(kind)
 
     with Reporter(f"bench {model}") as reporter, ExitStack() as opened:
-        clients = [opened.enter_context(Client(arguments.socket, in_app=False)) for _ in prompts]
+        clients = [opened.enter_context(Client(arguments.socket)) for _ in prompts]
         sequences = [opened.enter_context(each.sequence(model)) for each in clients]
         pool = opened.enter_context(ThreadPoolExecutor(count))
 
@@ -394,7 +394,7 @@ def _print_generated(console: Console, done: Generated) -> None:
 
 
 def _bench(arguments: argparse.Namespace, output: Output) -> None:
-    with Client(arguments.socket, in_app=False) as client:
+    with Client(arguments.socket) as client:
         if arguments.tokens:
             generated = _generate(client, arguments)
             output.emit(generated, lambda console: _print_generated(console, generated))

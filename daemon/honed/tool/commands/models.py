@@ -33,6 +33,7 @@ from honed.protocol.params import (
     engine_name,
 )
 from honed.protocol.results import (
+    AppUse,
     ComparedOutput,
     DevicePeaks,
     ModelSettings,
@@ -70,6 +71,8 @@ from honed.tool.view.tables import (
     variants_table,
     worker_text,
 )
+
+from .tasks import milliseconds
 
 _DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
 
@@ -209,7 +212,7 @@ class ListedModel:
     owner: str
     engine_name: str
     device: str
-    in_apps: int
+    apps: tuple[AppUse, ...]
     inferences: int
     mean_ms: float | None
 
@@ -249,13 +252,14 @@ def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
             model.state.lower(),
             engine_name(model.engine)
             + (", pinned" if model.pinned_engine else "")
-            + (f" +{model.variants}" if model.variants else "")
-            + (", in apps" if model.in_apps else ""),
+            + (f" +{model.variants}" if model.variants else ""),
             model.device,
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
             # In short; 'hone show' has all of it.
-            model.reason or (model.engine_why.partition(";")[0] if model.engine == "cpu" else ""),
+            model.reason
+            or "; ".join(map(_app_text, model.apps[:1]))
+            or (model.engine_why.partition(";")[0] if model.engine == "cpu" else ""),
         )
         for model in models
     ]
@@ -298,7 +302,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         ("computes in", source.precision),
         *([("", clean(source.choice["why"]))] if source.choice is not None else []),
         ("served by", placement_text(model.placement)),
-        *_in_apps(model.in_apps),
+        *(("in an app" if n == 0 else "", _app_text(use)) for n, use in enumerate(model.apps)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
         *_preconditions(model),
@@ -337,10 +341,13 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _in_apps(processes: int) -> list[tuple[str, str]]:
-    """Return a row on the apps that run the model themselves."""
-    where = "an app" if processes == 1 else f"{processes} apps"
-    return [("", f"ONNX Runtime also runs it inside {where}")] if processes else []
+def _app_text(use: AppUse) -> str:
+    """Return what an app does with a model that it runs by itself."""
+    shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in use.shapes.values())
+    own = milliseconds(use.own_us) if use.own_us else "?"
+    form = f"compiled {milliseconds(use.compiled_us)}" if use.compiled_us else "no compiled form"
+    routed = f"{use.routed:.0%} of its runs routed" + (f": {clean(use.why)}" if use.why else "")
+    return f"{clean(use.app)} ({use.pid}), {shapes}: own {own}, {form}; {routed}"
 
 
 def _preconditions(model: ModelShown) -> list[tuple[str, str]]:

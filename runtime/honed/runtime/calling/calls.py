@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -42,15 +41,13 @@ from honed.protocol.strict import Map
 from honed.runtime.dtypes import STRING, dtype, from_datatype, is_text
 from honed.runtime.encodings import decode_text, encode_text
 
-from . import in_app, shared_memory, transport
-from .in_app import InApp, Loan
+from . import shared_memory, transport
 from .shared_memory import Region, Scratch
 from .steps import Ask, Steps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
 _NOT_LENT: Final = contextlib.nullcontext()
-_LEAST_SECONDS: Final = 1.0  # until a request is late, where it may be run without the service's deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,7 @@ class InferenceAnswer:
 
     `engine_name` is "opencl" (a compiled form on a device), "onnxruntime" (the CPU engine) or both with a "+"
     between, where they run partitions of it; `engine` has the words "gpu", "cpu" and "gpu+cpu" for these.
-    Times are in microseconds. A model that the CPU engine serves may have run in this process, as `device`
-    then says.
+    Times are in microseconds.
     """
 
     outputs: dict[str, NDArray[Any]]
@@ -110,8 +106,6 @@ class InSequence:
 class Inferences:
     """What both clients know of their inferences: the regions, and what is kept for tensors without one."""
 
-    _in_app: InApp | None = None
-
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
         """Set up the client: `socket` is the service's path, `timeout` the seconds that a call may take.
 
@@ -135,16 +129,13 @@ class Inferences:
         priority: int,
         finite: bool,
         sequence: InSequence | None,
+        compiled: bool = False,
     ) -> Steps[InferenceAnswer]:
         """Return the service's answer to an inference.
 
         Large tensors are handed over in shared memory that the client keeps for that.
         """
         seconds = limit_of(self.timeout if timeout is None else timeout)
-        if self._in_app is not None and self._in_app.loans and sequence is None and not finite:
-            here = self._here(self._in_app, model, inputs, outputs, seconds, priority)
-            if here is not None:
-                return here
         arrays, asked = portable(inputs), 0
         while True:
             regions = list(self._regions.values())
@@ -172,6 +163,7 @@ class Inferences:
                         finite=finite,
                         sequence=sequence,
                         lent=lent,
+                        compiled=compiled,
                     )
                     limit = None if seconds is None else seconds + GRACE
                     reply = yield Ask(methods.MODEL_INFER, call.params, limit)
@@ -184,40 +176,7 @@ class Inferences:
                 continue
             made = [a.nbytes for name, a in answered.outputs.items() if name not in call.shared]
             self._scratch.answered(model, made)
-            if self._in_app is not None and answered.engine == "cpu" and sequence is None:
-                us, link = answered.compute_us, lambda: self._link
-                yield from self._in_app.noted(model, us, arrays, answered.outputs, link)
             return answered
-
-    def loan(self, model: str, threads: int = 0) -> Loan | None:
-        """Return the loan by which a model runs in this process; None where the service runs it.
-
-        The app wants it on so many threads at most, 0: on as many as the service has found best.
-        """
-        return self._in_app.loan(model, threads) if self._in_app is not None else None
-
-    def _here(
-        self,
-        borrowed: InApp,
-        model: str,
-        inputs: Mapping[str, Any],
-        outputs: Outputs | None,
-        seconds: float | None,
-        priority: int,
-    ) -> InferenceAnswer | None:
-        """Return the answer of a model that runs in this process; None where the service is to answer."""
-        loan = borrowed.loans.get(model)
-        if loan is None or loan.maps or priority not in (1, 2, 3) or isinstance(outputs, Mapping):
-            return None
-        names = loan.outputs if outputs is None else list(outputs)
-        if not names or len(set(names)) != len(names) or (seconds is not None and seconds < _LEAST_SECONDS):
-            return None
-        begun = time.perf_counter_ns()
-        found = loan.run(names, inputs)
-        if found is None:
-            return None
-        us = (time.perf_counter_ns() - begun) // 1000
-        return InferenceAnswer(dict(zip(names, found, strict=True)), "cpu", 0, us, in_app.DEVICE)
 
     def _lent(self, given: int, room: int) -> Steps[Lent]:
         """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
@@ -292,6 +251,7 @@ def infer_call(
     finite: bool,
     sequence: InSequence | None = None,
     lent: Lent | None = None,
+    compiled: bool = False,
 ) -> InferCall:
     """Return the ModelInfer for arrays from `portable`; those that lie in one of `regions` are not copied.
 
@@ -311,7 +271,7 @@ def infer_call(
         inputs=tuple(described),
         outputs=wanted,
         raw_input_contents=tuple(contents),
-        parameters=_options(timeout, priority, finite, sequence, lent),
+        parameters=_options(timeout, priority, finite, sequence, lent, compiled),
     )
     shared = frozenset(name for name, place in places.items() if place)
     return InferCall(params, into, shared, lent.region if lent is not None else None)
@@ -337,10 +297,15 @@ def _inputs(
 
 
 def _options(
-    timeout: float | None, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
+    timeout: float | None,
+    priority: int,
+    finite: bool,
+    sequence: InSequence | None,
+    lent: Lent | None,
+    compiled: bool,
 ) -> InferOptions:
     micros = methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6))
-    options = InferOptions(timeout=micros, priority=priority, finite=finite)
+    options = InferOptions(timeout=micros, priority=priority, finite=finite, compiled=compiled or None)
     if sequence is not None:
         options.sequence_id = sequence.id
         options.sequence_start, options.sequence_end = sequence.start or None, sequence.end or None

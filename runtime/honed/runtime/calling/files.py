@@ -57,16 +57,29 @@ def add(
 
 
 def bring(
-    model: Given, external: Mapping[str, Given], options: BringOptions, progress: Progress | None
+    model: Given,
+    external: Mapping[str, Given],
+    options: BringOptions,
+    progress: Progress | None,
+    folder: str | os.PathLike[str] | None = None,
+    unchanged_since: int | None = None,
 ) -> Steps[BringResult]:
-    """Have an app's own model served, from the disk or out of memory."""
+    """Have an app's own model served, from the disk or out of memory.
+
+    External data of a model out of memory lies in `folder`, if at all. Raises InvalidArgument for files that
+    changed after `unchanged_since`, in nanoseconds since 1970.
+    """
     path = None if isinstance(model, bytes | bytearray | memoryview) else Path(model)
+    beside = path if path is not None else Path(folder) / _UNNAMED if folder is not None else None
+    out_of_memory = {_UNNAMED} if path is None else set()
     opened: dict[str, int] = {}  # by name, the model first
     digests: dict[str, str] = {}
 
     def load() -> Ask:
         for name, descriptor in opened.items():
             if name not in digests:
+                if unchanged_since is not None and name not in out_of_memory:
+                    _check_unchanged(name, descriptor, unchanged_since)
                 digests[name] = _digest(name, descriptor)
         sha256 = tuple(digests[name] for name in opened)
         params = BringParams(files=tuple(opened), sha256=sha256, parameters=options)
@@ -76,7 +89,7 @@ def bring(
         opened[path.name if path is not None else _UNNAMED] = _open(model)
         for name, given in external.items():
             opened[name] = _open(given)
-        return methods.MODEL_BRING.result_of((yield from _sent(path, opened, load)).result)
+        return methods.MODEL_BRING.result_of((yield from _sent(beside, opened, load)).result)
     finally:
         close_all(opened.values())
 
@@ -183,6 +196,11 @@ def _open(given: Given) -> int:
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(given)
     return descriptor
+
+
+def _check_unchanged(name: str, descriptor: int, since: int) -> None:
+    if os.fstat(descriptor).st_ctime_ns > since:
+        raise InvalidArgument(f"{name} has changed since the app opened it; open it again")
 
 
 def _digest(name: str, descriptor: int) -> str:

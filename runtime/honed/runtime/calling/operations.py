@@ -87,9 +87,15 @@ class Operations(Inferences):
         priority: int = 2,
         finite: bool = False,
         sequence: InSequence | None = None,
+        compiled: bool = False,
     ) -> Steps[InferenceAnswer]:
-        """Run as `infer` does; return the outputs with the engine that answered, and times."""
-        return (yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence))
+        """Run as `infer` does; return the outputs with the engine that answered, and times.
+
+        With `compiled` only a verified compiled form may answer: raises NotCompiled at once where there is
+        none for these shapes.
+        """
+        asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
+        return (yield from self._answered(*asked))
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -222,23 +228,27 @@ class Operations(Inferences):
         shapes: Mapping[str, Sequence[int]] | None = None,
         precision: str = "auto",
         engine: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        unchanged_since: int | None = None,
         progress: Progress | None = None,
     ) -> Steps[BringResult]:
         """Have the service serve an ONNX file of the app's own; return when it does, or the reason is known.
 
         `model` is a path or the file's bytes, `external` the files of external data that go with it, by the
-        names it has for them; those of a path that are not given are taken from beside it. The rest is as
-        for `add`. Nobody but this user, and root, sees the model, whose name is in the result; bringing one
-        file again returns at once. Raises ModelRefused with every reason where it cannot be served,
-        MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
-        PermissionDenied where the service takes no models of apps.
+        names it has for them; those that are not given are taken from beside a path, or from `folder`. With
+        the engine "opencl" the app runs the model by itself, and asks for its compiled form alone
+        (`answer`). Files that changed after `unchanged_since`, in nanoseconds since 1970, are refused with
+        InvalidArgument. The rest is as for `add`. Nobody but this user, and root, sees the model, whose name
+        is in the result; bringing one file again returns at once. Raises ModelRefused with every reason where
+        it cannot be served, MissingFiles where external data is not there, ResourceExhausted where the user's
+        quota is full, PermissionDenied where the service takes no models of apps.
         """
         options = params.BringOptions(
             shapes=shapes_of(shapes) if shapes else None,
             precision=None if precision == "auto" else precision,
             engine=engine,
         )
-        return (yield from files.bring(model, external or {}, options, progress))
+        return (yield from files.bring(model, external or {}, options, progress, folder, unchanged_since))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:

@@ -1,0 +1,111 @@
+"""Models that apps run by themselves, in their own ONNX Runtime: the compiled forms that honed has for them.
+
+An app asks for the form of one kind of its runs, and reports what it does with it. Its own runs never reach
+the service: what it asks for counts as use, so that shapes are compiled and schedules tuned for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from functools import partial
+
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
+from honed.daemon.feature import ApiCall, Feature, Handler
+from honed.daemon.observe.usage import UsageLog
+from honed.daemon.serving.compiled_only import answers, scalars
+from honed.daemon.store.names import Shapes
+from honed.daemon.transport.connection import Connection
+from honed.protocol.dataclass import dataclass
+from honed.protocol.methods import MODEL_FORM
+from honed.protocol.params import FormParams
+from honed.protocol.results import AppUse, ModelForm
+
+from .user_models import UserModels
+from .variants import ShapeVariants
+
+MOST_KINDS = 64  # of a connection, that are remembered
+MOST_RUNS = 1_000_000  # of one report, that count
+_LETTERS = 200  # of what an app says
+Kind = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Beside(Feature):
+    """What apps of one service report."""
+
+    registry: Registry
+    users: UserModels
+    variants: ShapeVariants
+    ledger: UsageLog
+    # By connection and model; a connection that ends takes its reports along.
+    _uses: dict[int, dict[str, dict[Kind, AppUse]]] = field(init=False, default_factory=dict)
+
+    def methods(self) -> Mapping[str, Handler[FormParams, ModelForm]]:
+        """Answer ModelForm."""
+        return {MODEL_FORM.name: self._form}
+
+    async def _form(self, call: ApiCall, params: FormParams) -> ModelForm:
+        entry = self.registry.model(params.name)
+        self.users.used(entry.name)
+        report, shapes = params.report, scalars(params.shapes, entry.manifest.interface)
+        runs = 1 if report is None else min(max(report.own_runs, 0), MOST_RUNS)
+        failed = self.variants.wish(entry, shapes, runs)
+        runner = self.variants.runner_of(entry, shapes)
+        form = _form_of(entry, runner, shapes, failed)
+        if form.verified:
+            self.ledger.ran(runner.name, runs * form.time_us / 1e6)
+        if report is not None and not call.connection.closed:
+            every = report.own_runs + report.routed_runs
+            self._kinds(call.connection, entry.name)[tuple(sorted(params.shapes.items()))] = AppUse(
+                app=report.app[:_LETTERS],
+                pid=call.connection.peer.pid,
+                shapes=dict(params.shapes),
+                own_us=report.own_us,
+                routed_us=report.routed_us,
+                compiled_us=form.time_us if form.verified else None,
+                routed=report.routed_runs / every if every > 0 else 0.0,
+                why=(report.why if form.verified else form.why)[:_LETTERS],
+            )
+        return form
+
+    def _kinds(self, connection: Connection, model: str) -> dict[Kind, AppUse]:
+        if connection.number not in self._uses:
+            connection.when_closed(partial(self._uses.pop, connection.number, None))
+        kinds = self._uses.setdefault(connection.number, {}).setdefault(model, {})
+        while len(kinds) >= MOST_KINDS:
+            del kinds[next(iter(kinds))]
+        return kinds
+
+    def listed(self, entry: ServedModel) -> Mapping[str, object]:
+        """Return what apps report of a model."""
+        every = (models.get(entry.name, {}).values() for models in self._uses.values())
+        return {"apps": tuple(use for uses in every for use in uses)}
+
+    shown = listed
+
+    def forget(self, model: str) -> None:
+        """Forget what apps reported of a model that was removed."""
+        for models in self._uses.values():
+            models.pop(model, None)
+
+
+def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: str) -> ModelForm:
+    """Return what there is for these shapes; `failed` is why they could not be compiled, or ""."""
+    if answers(runner, shapes) and runner.compiled is not None:
+        us = runner.manifest.history.current.new_us
+        times = runner.manifest.times
+        if us is None and times is not None:
+            us = 1e3 * times.gpu_ms
+        half = entry.manifest.precision != "fp32" and runner.compiled.source.precision != "fp32"
+        if us is not None:
+            return ModelForm(verified=True, time_us=max(1, round(us)), precision="fp16" if half else "fp32")
+    manifest = entry.manifest
+    if manifest.compiled is None:
+        why = manifest.why or "it is being compiled"
+    elif runner is entry and not answers(entry, shapes) and entry.at_home and entry.on_device:
+        why = failed or "it is not compiled for these shapes yet"
+    else:
+        why = runner.remark or "it is not loaded on the device"
+    return ModelForm(verified=False, why=why)

@@ -1,0 +1,222 @@
+"""Which runs of an app's session go to honed: the machine of docs/onnxruntime.md, "How a run is routed".
+
+It has no clock, no lock and no I/O: callers bring times in nanoseconds and serialise the calls of a route.
+libhoned/ort/policy.c is the same machine in C; tests/ort/policy.json is what both must do.
+"""
+
+from __future__ import annotations
+
+ROW = 20  # runs that a median is taken of
+TRY_ROW = 10  # own runs, then routed runs, that are compared
+CHECK_ROW = 5  # own runs between routed ones
+_MS, _SECOND = 1_000_000, 1_000_000_000
+_OVERHEAD = _MS // 5  # what a request costs beside the run, until it is measured
+_DEADLINE_LEAST = 10 * _MS  # below that a deadline would measure the scheduler
+_DEADLINE_MEDIANS = 3
+_FIRST_PAUSE, _LONGEST_PAUSE = _SECOND, 300 * _SECOND
+_FIRST_LOOK, _LONGEST_LOOK = 60 * _SECOND, 600 * _SECOND
+_REPORT_EVERY = 60 * _SECOND
+_BUDGET_DIVISOR = 50
+
+OWN, TRYING, ROUTED, CHECKING = "own", "trying", "routed", "checking"
+NOTHING, ASK, REPORT = "nothing", "ask", "report"
+LEARNING = "too few runs so far"
+SHORT = "a request takes longer than a run of the app's own"
+SERVICE = "the service has no verified compiled form for these sizes"
+PROMISE = "the compiled form would take longer"
+LOST = "routed runs took longer"
+FAILED = "a routed run failed"
+BUDGET = "switching has cost 2 % of the app's time"
+
+
+class Account:
+    """What one process has spent on switching since it `begun`, in all its routes."""
+
+    def __init__(self, now: int) -> None:
+        self.begun, self.excess = now, 0
+
+
+class Row:
+    """The latest times; `count` is of all that were added since it was cleared."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._times = [0] * ROW
+
+    def add(self, took: int) -> None:
+        """Add the time of a run."""
+        self._times[self.count % ROW] = took
+        self.count += 1
+
+    def median(self) -> int:
+        """Return the lower median, 0 where there are no times."""
+        times = sorted(self._times[: min(self.count, ROW)])
+        return times[(len(times) - 1) // 2] if times else 0
+
+
+class Route:
+    """Runs of one session in one kind: equal types and shapes of its inputs, equal outputs.
+
+    A form in fp16 may answer where `half` is set.
+    """
+
+    def __init__(self, account: Account, allowance: float, *, half: bool, now: int) -> None:
+        self.account, self.allowance, self.half = account, allowance, half
+        self.state, self.why = OWN, LEARNING
+        self.own, self.routed = Row(), Row()
+        self.own_median = self.routed_median = 0  # of the last comparison
+        self.form_time, self.overhead = 0, _OVERHEAD  # in the service; of a request beside it
+        self.asking = False  # the service has not answered yet
+        self.ask_at, self.pause = 0, _FIRST_PAUSE
+        self.look_at, self.look_pause = 0, _FIRST_LOOK
+        self.reported = now - _REPORT_EVERY
+        self.in_flight = self.slow = 0  # routed runs under way; slower ones of the row on trial
+        self.own_runs = self.routed_runs = 0
+
+    def begin(self, now: int) -> int:
+        """Return the nanoseconds that the service has for a run that begins; 0: it is the app's own."""
+        if self.state == TRYING:
+            if self.own.count < TRY_ROW:
+                return 0
+            if not self._affords(now, (self.in_flight + 1) * self._deadline()):
+                self.why = BUDGET
+                return 0
+        elif self.state != ROUTED:
+            return 0
+        elif now >= self.look_at and self._affords(
+            now, CHECK_ROW * max(0, self.own_median - self.routed_median)
+        ):
+            self.state = CHECKING
+            self.own.count = 0
+            return 0
+        self.in_flight += 1
+        return self._deadline()
+
+    def ran_own(self, now: int, took: int) -> None:
+        """Record an own run that was not a routed one's second try."""
+        self.own_runs += 1
+        self.own.add(took)
+        if (
+            self.state == OWN
+            and self.own.count >= ROW
+            and self.why in (LEARNING, SHORT)
+            and now >= self.ask_at
+        ):
+            self.own_median = self.own.median()
+            if self._limit() > self.overhead:
+                self.why = SERVICE
+            else:
+                self._fall_back(now, SHORT)
+        elif self.state == TRYING and self.own.count >= TRY_ROW:
+            self.own_median = self.own.median()
+            if not self._promises() and not self.routed.count and not self.in_flight:
+                self._fall_back(now, PROMISE)
+        elif self.state == CHECKING:
+            self.account.excess += max(0, took - self.routed_median)
+            if self.own.count < CHECK_ROW:
+                return
+            self.own_median = self.own.median()
+            if self.routed_median <= self._limit():
+                self._settle(now)
+            else:
+                self._fall_back(now, LOST)
+
+    def ran_routed(self, now: int, took: int) -> None:
+        """Record a run that the service answered."""
+        self.in_flight -= 1
+        self.routed_runs += 1
+        self.routed.add(took)
+        if self.state == TRYING:
+            self._judge(now, took)
+        elif self.state == ROUTED and self.routed.count % ROW == 0:
+            self.routed_median = self.routed.median()
+            self.pause = _FIRST_PAUSE
+            if self.routed_median > self._limit():
+                self.account.excess += ROW * (self.routed_median - self._limit())
+                self.look_at = now
+
+    def failed(self, now: int, took: int) -> None:
+        """Record a routed run that failed in whatever way; the app's own session runs it after."""
+        self.in_flight -= 1
+        self.account.excess += took
+        if self.state != OWN:
+            self._fall_back(now, FAILED)
+
+    def ask(self, now: int) -> str:
+        """Return whether the service is to be asked now; what it says is given to `known` or `unknown`."""
+        settled = self.state == ROUTED or (self.state == OWN and self.why not in (LEARNING, SHORT))
+        if not settled or self.asking or now < self.ask_at:
+            return NOTHING
+        self.asking = True
+        if now - self.reported < _REPORT_EVERY:
+            return ASK
+        self.reported = now
+        return REPORT
+
+    def known(self, now: int, form_time: int, *, half: bool) -> None:
+        """Take in the time of a verified compiled form."""
+        if half and not self.half:
+            self.unknown(now)
+            return
+        self.asking, self.form_time = False, form_time
+        if self.state == ROUTED:
+            self.ask_at = now + _REPORT_EVERY
+        elif self.state == OWN and now >= self.ask_at:  # else it was asked before a failure
+            self.own_median = self.own.median()
+            if not self._promises():
+                self._fall_back(now, PROMISE)
+                self.overhead -= max(0, self.overhead - _OVERHEAD) // 2  # a lost row does not count for ever
+                return
+            self.state, self.why = TRYING, ""
+            self.own.count = self.routed.count = self.slow = 0
+
+    def unknown(self, now: int) -> None:
+        """Take in that there is no verified form for these sizes, or no service."""
+        self.asking = False
+        self._fall_back(now, SERVICE)
+
+    def rests_until(self, now: int) -> int:
+        """Return until when own runs teach nothing, so that nobody need find out whose route a run is."""
+        if self.state != OWN or self.own.count < ROW:
+            return 0
+        return 1 << 62 if self.asking else self.ask_at
+
+    def _judge(self, now: int, took: int) -> None:
+        """Let the majority of a row decide, as soon as there is one."""
+        limit = self._limit()
+        self.account.excess += max(0, took - limit)
+        self.slow += took > limit
+        if 2 * self.slow < TRY_ROW and 2 * (self.routed.count - self.slow) <= TRY_ROW:
+            return
+        self.routed_median = self.routed.median()
+        self.overhead = max(0, self.routed_median - self.form_time)
+        if 2 * self.slow < TRY_ROW:
+            self._settle(now)
+        else:
+            self._fall_back(now, LOST)
+
+    def _limit(self) -> int:
+        """Return what a routed run may take."""
+        return int(self.own_median * self.allowance)
+
+    def _deadline(self) -> int:
+        return max(_DEADLINE_MEDIANS * max(self._limit(), self.own_median), _DEADLINE_LEAST)
+
+    def _affords(self, now: int, more: int) -> bool:
+        return self.account.excess + more <= (now - self.account.begun) // _BUDGET_DIVISOR
+
+    def _promises(self) -> bool:
+        return self.form_time + self.overhead <= self._limit()
+
+    def _fall_back(self, now: int, why: str) -> None:
+        self.state, self.why = OWN, why
+        self.ask_at = now + self.pause
+        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+        self.look_pause = _FIRST_LOOK
+
+    def _settle(self, now: int) -> None:
+        self.state, self.why = ROUTED, ""
+        self.routed.count = 0
+        self.look_at = now + self.look_pause
+        self.look_pause = min(2 * self.look_pause, _LONGEST_LOOK)
+        self.ask_at = now + _REPORT_EVERY

@@ -1,0 +1,361 @@
+"""Replaces `InferenceSession.run` on the class: runs go to honed where their route says so.
+
+Nothing here raises in an app's call, and nothing waits for the service beyond a routed run's deadline.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.protocol.errors import InvalidArgument, ModelRefused, NotFound
+from honed.protocol.methods import MODEL_FORM
+from honed.protocol.params import FormParams, RunReport
+from honed.runtime.calling.steps import Ask, Reply
+from honed.runtime.client import Client, Link
+from honed.runtime.dtypes import DTYPES
+
+from .policy import NOTHING, OWN, REPORT, Account, Route
+
+_MOST_KINDS = 64  # of a session, that have routes
+_NEVER = 1 << 62
+_LISTED_DATA = "session.model_external_initializers_file_folder_path"
+_TYPES = {f"tensor({each.onnx})": np.dtype(each.name) for each in DTYPES}
+_ALTERING = ("add_initializer", "add_external_initializers", "register_custom_ops_library")
+_now = time.perf_counter_ns
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+Own = Callable[..., list[Any]]
+
+
+def _allowance(said: str) -> float:
+    try:
+        return max(0.0, float(said))
+    except ValueError:
+        print(f"honed: HONED_ORT_ALLOWANCE is {said!r}; give a number such as 1.3", file=sys.stderr)
+        return 1.0
+
+
+_LOG = os.environ.get("HONED_ORT_LOG", "0") not in ("", "0")
+_HALF = os.environ.get("HONED_ORT_PRECISION") == "auto"
+_ALLOWANCE = _allowance(os.environ.get("HONED_ORT_ALLOWANCE") or "1")
+_altered: weakref.WeakSet[Any] = weakref.WeakSet()  # options that change answers, and do not tell
+_sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+
+
+class _Bounded(Client):
+    """A connection whose calls all end at `until`, of time.monotonic."""
+
+    until = 0.0
+
+    def _perform(self, link: Link, ask: Ask) -> Reply:
+        ask.timeout = max(0.0, self.until - time.monotonic())
+        return super()._perform(link, ask)
+
+
+class _Process:
+    """What the sessions of this process share; a forked child has another."""
+
+    def __init__(self) -> None:
+        self.account = Account(_now())
+        self.free: list[_Bounded] = []
+        self._asked: queue.SimpleQueue[tuple[_Session, _Kind, bool]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, session: _Session, kind: _Kind, *, report: bool) -> None:
+        """Have the service asked in the background."""
+        self._asked.put((session, kind, report))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._answer, name="honed-ort", daemon=True)
+            self._thread.start()
+
+    def _answer(self) -> None:
+        with Client() as client:
+            while True:
+                session, kind, report = self._asked.get()
+                session.learn(client, kind, report=report)
+                del session, kind
+
+
+_process = _Process()
+
+
+class _Kind:
+    """Runs of one session with equal shapes of their inputs and equal outputs."""
+
+    def __init__(self, outputs: Sequence[str], shapes: Mapping[str, Shape]) -> None:
+        self.outputs, self.shapes = list(outputs), dict(shapes)
+        self.route = Route(_process.account, _ALLOWANCE, half=_HALF, now=_now())
+        self.ranks: list[int] = []  # of the outputs of its own runs
+        self.reported = 0, 0  # own and routed runs
+        self.said: tuple[str, str] = self.route.state, self.route.why
+
+    def report(self) -> RunReport:
+        """Return what is new since the last report."""
+        route, (own, routed) = self.route, self.reported
+        self.reported = route.own_runs, route.routed_runs
+        return RunReport(
+            app=Path((sys.argv or [""])[0] or sys.executable).name,
+            own_us=(route.own_median or route.own.median()) // 1000,
+            routed_us=(route.routed_median or route.routed.median()) // 1000,
+            own_runs=route.own_runs - own,
+            routed_runs=route.routed_runs - routed,
+            state=route.state,
+            why=route.why,
+        )
+
+
+class _Session:
+    """What is known of an app's session. Own runs before `rest_until` teach nothing."""
+
+    def __init__(self, session: Any, opened: int) -> None:
+        self.rest_until = 0
+        self._own = weakref.ref(session)
+        self._inner = session._sess  # another one runs after a fallback of the app's
+        self._opened = opened  # ns since 1970; what changed since is not what the session runs
+        self._file = session._model_path
+        self._folder = _option(session, _LISTED_DATA) or os.getcwd()
+        self._path = os.path.abspath(self._file) if self._file is not None else None
+        self._types = {each.name: _TYPES[each.type] for each in session.get_inputs()}
+        self._outputs = [each.name for each in session.get_outputs()]
+        self._kinds: dict[Any, _Kind] = {}
+        self._name = ""  # of its model in the service
+        self.lock = threading.Lock()
+        _sessions.add(self)
+
+    def run(self, own: Own, session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
+        """Run as ONNX Runtime does."""
+        kind = self._kind(session, names, feed)
+        if kind is None:
+            return own(session, names, feed)
+        route, begun = kind.route, _now()
+        with self.lock:
+            budget = route.begin(begun)
+        if not budget:
+            found = own(session, names, feed)
+            ended = _now()
+            with self.lock:
+                route.ran_own(ended, ended - begun)
+                kind.ranks = [getattr(each, "ndim", -1) for each in found]
+                self._after(kind, ended)
+            return found
+        routed: list[Any] | None = None
+        try:
+            routed = self._routed(kind, feed, begun, budget)
+        finally:
+            ended = _now()
+            with self.lock:
+                (route.ran_routed if routed is not None else route.failed)(ended, ended - begun)
+                self._after(kind, ended)
+        return own(session, names, feed) if routed is None else routed
+
+    def _kind(self, session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> _Kind | None:
+        """Return the kind of a run; None for one that is the app's own in any case."""
+        if session._sess is not self._inner:
+            self.rest_until = _NEVER
+            return None
+        try:
+            shapes = tuple(
+                [
+                    (name, value.shape if isinstance(value, np.ndarray) else _shape_of(value))
+                    for name, value in feed.items()
+                ]
+            )
+            key = (None if names is None else tuple(names), shapes)
+            kind = self._kinds.get(key)
+        except (AttributeError, TypeError):
+            return None
+        if kind is None:
+            with self.lock:
+                kind = self._new_kind(key, names, dict(shapes))
+        elif kind.route.state != OWN and any(
+            isinstance(value, np.ndarray) and value.dtype != self._types[name] for name, value in feed.items()
+        ):
+            return None  # ONNX Runtime says what is wrong with it
+        return kind
+
+    def _new_kind(self, key: Any, names: Sequence[str] | None, shapes: Mapping[str, Shape]) -> _Kind | None:
+        wanted = list(names) if names is not None and len(names) else self._outputs
+        odd = len(set(wanted)) < len(wanted) or any(0 in shape for shape in shapes.values())
+        if odd or shapes.keys() != self._types.keys():
+            return None
+        if len(self._kinds) >= _MOST_KINDS:
+            old = next((known for known, each in self._kinds.items() if each.route.state == OWN), None)
+            if old is None:
+                return None
+            del self._kinds[old]
+        return self._kinds.setdefault(key, _Kind(wanted, shapes))
+
+    def _routed(self, kind: _Kind, feed: Mapping[str, Any], begun: int, budget: int) -> list[Any] | None:
+        """Return the service's answer, or None where there is none in time."""
+        seconds = (budget - (_now() - begun)) / 1e9
+        try:
+            client = _process.free.pop()
+        except IndexError:
+            client = _Bounded(timeout=seconds)
+        client.timeout, client.until = seconds, time.monotonic() + seconds
+        try:
+            inputs = {name: np.asarray(value, self._types[name]) for name, value in feed.items()}
+            answer = client.answer(
+                self._name, inputs, outputs=kind.outputs, timeout=seconds, compiled=True
+            ).outputs
+            found = [answer[name] for name in kind.outputs]
+        except Exception:  # noqa: BLE001 - whatever it is, the app's own session runs
+            client.close()
+            return None
+        except BaseException:
+            client.close()
+            raise
+        _process.free.append(client)
+        return found if [each.ndim for each in found] == kind.ranks else None
+
+    def _after(self, kind: _Kind, now: int) -> None:
+        """Note what a run has changed; the caller holds the lock."""
+        route = kind.route
+        if (asked := route.ask(now)) != NOTHING:
+            _process.ask(self, kind, report=asked == REPORT)
+        self._tell(kind)
+        if route.state == OWN:
+            self.rest_until = min(each.route.rests_until(now) for each in self._kinds.values())
+
+    def learn(self, client: Client, kind: _Kind, *, report: bool) -> None:
+        """Ask the service for the compiled form of a kind, after handing it the file; in the background."""
+        own, form, refused = self._own(), None, ""
+        try:
+            if own is not None and not self._name:
+                self._name = self._bring(client, own, kind)
+            news = kind.report() if report else None
+            if self._name:
+                form = client.ask(MODEL_FORM, FormParams(name=self._name, shapes=kind.shapes, report=news))
+        except NotFound:
+            self._name = ""  # it made room for others; it is handed over again
+        except Exception as error:  # noqa: BLE001 - whatever it is, the app's own session runs
+            if not self._name and isinstance(error, ModelRefused | InvalidArgument):
+                refused = str(error)  # the file; anything else is asked again after a pause
+        with self.lock:
+            now = _now()
+            if form is not None and form.verified:
+                kind.route.known(now, form.time_us * 1000, half=form.precision == "fp16")
+            else:
+                kind.route.unknown(now)
+            kind.route.why = refused or (form.why if form is not None and form.why else kind.route.why)
+            self._tell(kind)
+            self.rest_until = _NEVER if refused else 0
+
+    def _bring(self, client: Client, own: Any, kind: _Kind) -> str:
+        shapes = {name: shape for name, shape in kind.shapes.items() if shape}
+        return client.bring(
+            self._path if self._path is not None else own._model_bytes,
+            shapes=shapes,
+            precision="auto" if _HALF else "fp32",
+            engine="opencl",
+            folder=self._folder,
+            unchanged_since=self._opened,
+        ).model_name
+
+    def _tell(self, kind: _Kind) -> None:
+        """Write a line where the state of a route has changed."""
+        said = kind.route.state, kind.route.why if kind.route.state == OWN else ""
+        if kind.route.asking or said == kind.said:
+            return
+        kind.said = said
+        if _LOG:
+            shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in kind.shapes.items())
+            why = f" ({said[1]})" if said[1] else ""
+            print(f"honed: {self._file or 'a model'}, {shapes}: {kind.route.state}{why}", file=sys.stderr)
+
+
+def route(module: ModuleType) -> None:
+    """Have runs of the sessions of ONNX Runtime's module routed, once."""
+    sessions: Any = module.InferenceSession
+    own_init, own_run = sessions.__init__, sessions.run
+    if hasattr(own_run, "__honed__"):
+        return
+
+    @functools.wraps(own_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        opened = time.time_ns()
+        own_init(self, *args, **kwargs)
+        try:
+            self._honed = _Session(self, opened) if _suits(self) else None
+        except Exception:  # noqa: BLE001 - whatever it is, the session is there
+            self._honed = None
+
+    @functools.wraps(own_run)
+    def run(self: Any, output_names: Any, input_feed: Any, run_options: Any = None) -> list[Any]:
+        routes = self.__dict__.get("_honed")
+        if routes is None or run_options is not None or _now() < routes.rest_until:
+            found: list[Any] = own_run(self, output_names, input_feed, run_options)
+            return found
+        routed: list[Any] = routes.run(own_run, self, output_names, input_feed)
+        return routed
+
+    run.__honed__ = True  # type: ignore[attr-defined]
+    sessions.__init__, sessions.run = init, run
+    options: Any = module.C.SessionOptions
+    for name in _ALTERING:
+        if (method := getattr(options, name, None)) is not None:
+            setattr(options, name, _noting(method))
+
+
+def _noting(method: Any) -> Any:
+    """Return a method of session options that notes which options were altered."""
+
+    @functools.wraps(method)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _altered.add(self)
+        return method(self, *args, **kwargs)
+
+    return noted
+
+
+def _suits(session: Any) -> bool:
+    """Return whether runs of a session may be routed: they give what the file says, in plain tensors."""
+    options = session._sess_options_initial
+    if options is not None and (options.enable_profiling or options in _altered):
+        return False
+    ends = (*session.get_inputs(), *session.get_outputs())
+    return session.get_providers() == ["CPUExecutionProvider"] and all(each.type in _TYPES for each in ends)
+
+
+def _option(session: Any, key: str) -> str:
+    try:
+        return str(session.get_session_options().get_session_config_entry(key))
+    except RuntimeError:
+        return ""
+
+
+def _shape_of(value: Any) -> Shape:
+    """Return the shape of nested lists, which ONNX Runtime takes, too; raise TypeError for anything else."""
+    if type(value) is not list:
+        raise TypeError
+    shape = [len(value)]
+    while value and type(value[0]) is list:
+        value = value[0]
+        shape.append(len(value))
+    return tuple(shape)
+
+
+def _forked() -> None:
+    """Begin anew in a forked child, where the threads of its parent do not live."""
+    global _process
+    _process = _Process()
+    for session in list(_sessions):
+        session.lock = threading.Lock()
+        session.rest_until = 0
+        session._kinds.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
