@@ -1,4 +1,4 @@
-"""How far ONNX Runtime may optimise a model: at the highest level that gives its own unoptimised answers.
+"""How far ONNX Runtime may optimise a model: to the highest level that gives its own unoptimised answers.
 
 Optimisations have faults of their own: ONNX Runtime 1.31 pads a MaxPool with minus infinity where the file
 pads with zeros before it. So the graph is run as the CPU engine runs it, on the probes that a compiled form
@@ -62,7 +62,7 @@ def highest(
 ) -> OptimisationCheck:
     """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
-    The answers are compared on generated inputs. `model` is what the CPU engine gives to ONNX Runtime, with
+    The answers are compared on generated inputs; where they cannot be, the lowest level is returned. `model` is what the CPU engine gives to ONNX Runtime, with
     all of its data inside; `shapes` close sizes that it leaves open, others are made up. `limits` are for
     each evaluation. Answers are those of `form` if that is given.
     """
@@ -71,7 +71,7 @@ def highest(
         level, error, why = _compared(model, shapes, limits, form or (model, _precision(model)))
         checked = True
     except _Unknown as unknown:
-        level, error, why, checked = HIGHEST, None, str(unknown), False
+        level, error, why, checked = LOWEST, None, str(unknown), False
     seconds = round(time.monotonic() - begun, 2)
     finite = error if error is not None and math.isfinite(error) else None
     return OptimisationCheck(level=level, checked=checked, error=finite, why=why, seconds=seconds)
@@ -129,7 +129,7 @@ def _probes(
         if not found.evaluator.startswith(at_level(LOWEST)):
             reason = f"without optimisation, on inputs that were made up, {found.notes[0]}"
             continue
-        if found.unproven:
+        if found.unproven and max(found.covered) < probes.ENOUGH:
             reason = found.unproven
             continue
         return bound, found
@@ -219,7 +219,7 @@ class _Runs:
         if MISLED in result["failure"] and forget_names(self.model):
             self.__post_init__()
             return self.at(level, *more)
-        if result["kind"] != "failed":
+        if result["kind"] not in ("failed", "inputs"):  # inputs that it takes without optimisation
             raise _Unknown(result["failure"])
         return str(result["failure"])
 
