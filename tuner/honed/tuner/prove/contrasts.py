@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -51,7 +52,7 @@ _STYLES: tuple[tuple[Callable[[tuple[int, ...]], np.ndarray], tuple[float, float
 def contrasting(
     model: onnx.ModelProto, seed: int = 0, *, whole: onnx.ModelProto | None = None
 ) -> list[dict[str, np.ndarray]]:
-    """Return sets of inputs within the ranges of `inputs.generate`, each of another style; raise as that does.
+    """Return sets of inputs in the ranges of `inputs.generate`, each of another style; raise as that does.
 
     Inputs whose values belong together, such as distinct indices, are drawn as `generate` draws them.
     """
@@ -79,17 +80,17 @@ def _at_ends(drawn: np.ndarray, allowed: Range, style: int, rng: np.random.Gener
     ends = _ends(drawn.dtype, allowed)
     if ends is not None:
         low, high = (np.asarray(end).astype(drawn.dtype) for end in ends)
-        return np.where(kinds == _LOW, low, np.where(kinds == _HIGH, high, drawn))
+        return np.asarray(np.where(kinds == _LOW, low, np.where(kinds == _HIGH, high, drawn)))
     # Signs stay within a range of one end; magnitudes are those of numbers that are not 0.
     one_sided = math.isfinite(allowed.low) or math.isfinite(allowed.high)
     full = np.where(drawn == 0, rng.standard_normal(drawn.shape), drawn.astype(np.float64))
     made = full * np.take(np.abs(factors) if one_sided else factors, kinds)
     if one_sided:
         made = np.clip(np.where(drawn == 0, drawn, made), allowed.low, allowed.high)
-    return made.astype(drawn.dtype)
+    return np.asarray(made, drawn.dtype)
 
 
-def _ends(kind: np.dtype[np.generic], allowed: Range) -> tuple[float, float] | None:
+def _ends(kind: np.dtype[Any], allowed: Range) -> tuple[float, float] | None:
     """Return the ends of a range, or None where floats have no two; indices count from the front."""
     if kind.kind == "b" or allowed.mark:
         return 0, 1

@@ -580,11 +580,12 @@ def generate(
     arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
     that refuse or saturate at more, and a single integer that nodes compare is what they compare it with: a
     setting, of which a model may know no other value. `whole` is the model that `model` is a part of; its
-    nodes count as well. Set `first` comes first. Raises InvalidArgument where a shape is not static and ModelRefused where no input
-    can be made.
+    nodes count as well. Set `first` comes first. Raises InvalidArgument where a shape is not static and
+    ModelRefused where no input can be made.
     """
     allowed, wanted = ranges(model, whole), graphs.inputs(model)
-    return [{v.name: _draw(v, allowed[v.name], i, seed, shrink) for v in wanted} for i in range(first, first + count)]
+    sets = range(first, first + count)
+    return [{v.name: _draw(v, allowed[v.name], i, seed, shrink) for v in wanted} for i in sets]
 
 
 def ranges(model: onnx.ModelProto, whole: onnx.ModelProto | None = None) -> dict[str, Range]:

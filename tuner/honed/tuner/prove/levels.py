@@ -62,9 +62,10 @@ def highest(
 ) -> OptimisationCheck:
     """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
-    The answers are compared on generated inputs; where they cannot be, the lowest level is returned. `model` is what the CPU engine gives to ONNX Runtime, with
-    all of its data inside; `shapes` close sizes that it leaves open, others are made up. `limits` are for
-    each evaluation. Answers are those of `form` if that is given.
+    The answers are compared on generated inputs; where they cannot be, the level is the lowest. `model` is
+    what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` close sizes that it
+    leaves open, others are made up. `limits` are for each evaluation. Answers are those of `form` if that is
+    given.
     """
     begun = time.monotonic()
     try:

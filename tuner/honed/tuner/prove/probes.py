@@ -348,9 +348,7 @@ def _best(
     Where they leave an output as it is that others change, one of the others takes the place of the last.
     """
     able = {
-        name
-        for name in trials[0].covered
-        if any(trial.covered[name].varied >= ENOUGH for trial in trials)
+        name for name in trials[0].covered if any(trial.covered[name].varied >= ENOUGH for trial in trials)
     }
     counting = [t for t in trials if all(t.covered[name].varied >= ENOUGH for name in able)] or trials
     ordered = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))
@@ -408,7 +406,7 @@ def _unchanged(trials: Sequence[_Trial], name: str) -> np.ndarray:
     same = all(np.array_equal(one, other) for one, other in pairs)
     if same or any(value.shape != values[0].shape for value in values):
         return np.zeros((), bool)
-    return np.logical_and.reduce([value == values[0] for value in values])
+    return np.asarray(np.logical_and.reduce([value == values[0] for value in values]))
 
 
 def _of_changing(values: Sequence[np.ndarray], fixed: np.ndarray) -> Covered:
@@ -433,7 +431,7 @@ def _covered(
     """
     plain = of_outputs(model, made.outputs)
     poor = {name for name, share in plain.items() if share.varied < ENOUGH}
-    hidden = [name for name in plain if name in poor and ENOUGH <= plain[name].finite]
+    hidden = [name for name in plain if name in poor and plain[name].finite >= ENOUGH]
     deeper = _behind(model, made, hidden, limits) if hidden else {}
     equal = {
         name: _of_changing([each[name] for each in made.outputs], fixed[name])
