@@ -32,6 +32,7 @@ from honed.daemon.store.versions import NO_HISTORY
 from honed.protocol.results import OptimisationCheck
 from honed.runtime import Client
 from honed.tool.main import main
+from tests import lookalikes
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 
 CPU = cpu_engine(None)
@@ -196,6 +197,34 @@ def test_what_cannot_be_checked_is_told_with_the_reason(service: Service, tmp_pa
         assert (told.checked, told.level) == (False, "none")
         assert "random" in told.why
         assert "not checked, because" in service.log
+
+
+SCALE = (0.5, -2.0)
+
+
+def test_an_optimised_form_that_fails_is_never_seen(service: Service, tmp_path: Path) -> None:
+    """The check finds it, or the request for which it is run first, which the plain one answers."""
+    made, x, runs = lookalikes.layer_norm(["n", "m"], SCALE), np.ones((1, 1), np.float32), (1, 2)
+    if not lookalikes.fails_optimised(made, x):
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} runs it optimised")
+    onnx.save(made, tmp_path / "open.onnx")
+    onnx.save(lookalikes.layer_norm([1, 1], SCALE), tmp_path / "closed.onnx")
+    with service.client() as client:
+        client.add(tmp_path / "closed.onnx", engine="cpu")
+        client.add(tmp_path / "open.onnx", engine="cpu", shapes={"x": runs})
+        assert client.infer("closed", {"x": x})["y"].tolist() == [[0, 0]]
+        told = checked(client, "closed", service)
+        assert (told.checked, told.level) == (True, "basic")
+        assert client.infer("closed", {"x": x})["y"].tolist() == [[0, 0]]
+        assert checked(client, "open", service).level == "all"
+        for given in (np.array([[1, 3]], np.float32), x):
+            found = client.infer("open", {"x": given})["y"]
+            np.testing.assert_allclose(found, lookalikes.normalised(given, SCALE), atol=1e-5)
+        told = checked(client, "open", service)
+        assert (told.checked, told.level) == (True, "none")
+        assert "SimplifiedLayerNormalization" in told.why
+        assert client.infer("open", {"x": x})["y"].tolist() == [[0, 0]]
+    assert "model open: the CPU engine runs it without optimisation" in service.log
 
 
 class Worker:

@@ -16,8 +16,8 @@ from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.prove.probes import Expected, choose, of_values
 from honed.tuner.compiler.schedules import default_kernels
+from honed.tuner.prove.probes import Expected, choose, of_values
 from tests.tuner.test_compile import planted
 
 
@@ -260,7 +260,8 @@ ALWAYS = {
         "<int64[1] a = {1}> { m = ReduceMax<keepdims = 0>(x, a) y = Max(m, m, m) }", 20,
     ),
     "the length of a list": (
-        "f (float[7,2] x) => (int64 y) <int64 n = {3}> { s = SplitToSequence(x, n) y = SequenceLength(s) }", 17,
+        "f (float[7,2] x) => (int64 y) <int64 n = {3}>"
+        "{ s = SplitToSequence(x, n) y = SequenceLength(s) }", 17,
     ),
 }  # fmt: skip
 
