@@ -129,6 +129,41 @@ def test_an_optimised_form_that_never_runs_lowers_the_level(shape: list[int], sc
     assert found.why.startswith("ONNX Runtime does not run it so")
 
 
+@pytest.mark.parametrize("shapes", [{}, {"x": (1, 8)}])
+def test_what_is_right_for_one_row_alone_is_not_right(shapes: dict[str, tuple[int, ...]]) -> None:
+    """Means that lose their axis are taken off columns, which for one row is a layer norm."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[-1], keepdims=0),
+        helper.make_node("Sub", ["x", "mean"], ["d"]),
+        helper.make_node("Pow", ["d", "two"], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["variance"], axes=[-1], keepdims=0),
+        helper.make_node("Add", ["variance", "little"], ["above"]),
+        helper.make_node("Sqrt", ["above"], ["deviation"]),
+        helper.make_node("Div", ["d", "deviation"], ["normal"]),
+        helper.make_node("Mul", ["normal", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "bias"], ["y"]),
+    ]
+    known = {
+        "two": np.array(2),
+        "little": np.array(1e-5),
+        "scale": np.arange(8) % 3 + 1,
+        "bias": np.arange(8) % 2,
+    }
+    ends = [tensor("x", ["n", 8])], [tensor("y", [None, 8])]
+    given = model(nodes, *ends, **{name: value.astype(np.float32) for name, value in known.items()})
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    sessions = (onnxruntime.InferenceSession(given.SerializeToString(), each) for each in (None, plain))
+    optimised, right = (session.run(None, {"x": x})[0] for session in sessions)
+    if np.abs(optimised - right).max() < 0.1:
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} optimises it rightly")
+    found = levels.highest(given, shapes, DEFAULT_LIMITS)
+    assert found.checked
+    assert found.level != HIGHEST
+    assert "output 'y' differs by" in found.why
+
+
 def two_outputs(second: onnx.NodeProto, kind: int, **known: np.ndarray) -> onnx.ModelProto:
     """A padded pool and an output beside it."""
     given = padded_pool([1, 2, 6, 6])
