@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -204,7 +205,12 @@ def test_inputs_that_no_level_takes_cost_few_loads(
     session = Session(lookalike(tmp_path / "m.onnx", ["n", "m"], FAILS), 1, level=level)
     loads: list[object] = []
     load = sessions._loaded
-    monkeypatch.setattr(sessions, "_loaded", lambda *given: loads.append(given) or load(*given))
+
+    def counted(*given: Any) -> Any:
+        loads.append(given)
+        return load(*given)
+
+    monkeypatch.setattr(sessions, "_loaded", counted)
     for _ in range(9):
         with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
             session.run({"x": np.ones((1, 5), np.float32)})

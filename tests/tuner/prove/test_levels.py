@@ -149,7 +149,6 @@ def test_what_is_right_for_one_row_alone_is_not_right(shapes: dict[str, tuple[in
         "scale": np.arange(8) % 3 + 1,
         "bias": np.arange(8) % 2,
     }
-    ends = [tensor("x", ["n", 8])], [tensor("y", [None, 8])]
     given = model(nodes, *ends, **{name: value.astype(np.float32) for name, value in known.items()})
     x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     plain = onnxruntime.SessionOptions()
