@@ -327,7 +327,7 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         assert at == [[4, 5, 6, 7]], "loading another one moved it away"
         fixed = worker.CpuEngine(theirs, ThreadPlacement(threads=2), "", fixed=True)
         fixed.LOADING["Load"][1](fixed, BuildModel(key="few", path="a", threads=1))
-        assert made[-1] == (2, "all", True)
+        assert made[-1] == (2, "none", True)
 
 
 FP16 = (

@@ -143,13 +143,17 @@ def test_what_is_right_for_one_row_alone_is_not_right(shapes: dict[str, tuple[in
         helper.make_node("Mul", ["normal", "scale"], ["scaled"]),
         helper.make_node("Add", ["scaled", "bias"], ["y"]),
     ]
-    known = {
-        "two": np.array(2),
-        "little": np.array(1e-5),
-        "scale": np.arange(8) % 3 + 1,
-        "bias": np.arange(8) % 2,
-    }
-    given = model(nodes, *ends, **{name: value.astype(np.float32) for name, value in known.items()})
+    little, two = np.array(1e-5, np.float32), np.array(2, np.float32)
+    scale, bias = (np.arange(8, dtype=np.float32) % n + 1 for n in (3, 2))
+    given = model(
+        nodes,
+        [tensor("x", ["n", 8])],
+        [tensor("y", [None, 8])],
+        two=two,
+        little=little,
+        scale=scale,
+        bias=bias,
+    )
     x = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     plain = onnxruntime.SessionOptions()
     plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
