@@ -92,6 +92,39 @@ def test_probes(device: Device, tmp_path: Path) -> None:
     assert wrong.expected - wrong.found == 0.5
 
 
+WRITING = """__kernel void writing(__global const {kind}* a, __global {kind}* out) {{
+  int i = get_global_id(0); {store} }}"""
+
+
+@pytest.mark.parametrize("store", ["", "if (i % 2) out[i] = {};", "out[i] = out[i];", "out[i] = {};"])
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize(
+    ("seen", "held", "kind"),
+    [
+        ("float32", "float32", "float"),
+        ("float16", "float32", "float"),
+        ("int32", "int32", "int"),
+        ("int8", "int8", "char"),
+        ("bool", "uint8", "uchar"),
+    ],
+)
+def test_what_is_not_written_is_wrong_whatever_memory_holds(
+    device: Device, tmp_path: Path, seen: str, held: str, kind: str, value: int, store: str
+) -> None:
+    """The answer is the same each time, so the run before has left it, and fresh memory may hold it."""
+    b = Builder()
+    x, y = b.input("x", held, (8,)), b.output("y", seen, (8,), held=held)
+    source, nbytes = WRITING.format(kind=kind, store=store.format(value)), 8 * np.dtype(held).itemsize
+    b.launch(b.kernel(source, "writing", "rw", nbytes, groups=8, block=1, kind=held), x, y)
+    given, known = b.constant(np.ones(8, held)), b.constant(np.full(8, value, seen))
+    probe = Probe(inputs=(given,), outputs=(known,), tolerance=(1e-3 if "float" in seen else 0.0,))
+    b.proof = Proof(reference="by hand", probes=(probe, probe), device=None, error=())
+    with load(b.write(tmp_path / "m.honed", device.profile), device) as executor:
+        executor.run({"x": np.ones(8, held)})
+        found = [each.right for each in proof.check_probes(executor)]
+    assert found == [store == "out[i] = {};"] * 2
+
+
 def test_no_probes(device: Device, tmp_path: Path) -> None:
     with load(add_constant().write(tmp_path / "m.honed", device.profile), device) as executor:
         assert proof.check_probes(executor) == ()

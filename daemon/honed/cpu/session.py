@@ -32,7 +32,7 @@ from honed.protocol.errors import (
 )
 from honed.runtime.dtypes import CARRIED, NARROW, STRING, dtype, from_onnx
 from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
-from honed.runtime.engines import HIGHEST, session_options
+from honed.runtime.engines import HIGHEST, LOWEST, session_options
 
 from . import profiling
 from .profiling import NodeRun
@@ -45,6 +45,7 @@ _FEW = 1 << 26  # elements of a made-up input at most
 _NARROW = frozenset(narrow.name for narrow in NARROW)
 _BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
 _ARENA_FROM = 512 << 20  # bytes that the process may have: less, and its models do without arenas
+_PLAIN_TRIES = 3  # runs that failed and are tried without optimisation; each loads the model once more
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
@@ -124,7 +125,9 @@ class Bound:
 class Session:
     """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good).
 
-    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`. Threads that are `spinning`
+    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`, and not at all once it does
+    not load or run so and does without; `lowered` is then what ONNX Runtime said. A model that does not load
+    without optimisation is optimised. Threads that are `spinning`
     wait actively for each other within a run, which takes less time where there are processors to spare. An
     `arena` keeps memory from run to run, where the process may have enough.
     """
@@ -144,10 +147,19 @@ class Session:
         Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError. A model
         that is `alone` has all of its data inside: nothing beside its file is read.
         """
-        self._settings = threads, level, spinning, arena
+        self._threads, self._spinning, self._arena = threads, spinning, arena
+        self._level, self.lowered, self._tries = level, "", _PLAIN_TRIES
         model, given = _given(path, alone=alone)
         self._path, self._alone = path, alone
-        self._session = _loaded(given, _options(*self._settings))
+        try:
+            self._session = _loaded(given, self._options())
+        except ModelRefused as refused:
+            self._level = HIGHEST if level == LOWEST else LOWEST
+            try:
+                self._session = _loaded(given, self._options())
+            except ModelRefused:
+                raise refused from None
+            self.lowered = str(refused) if self._level == LOWEST else ""
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         given_back = self._session.get_outputs()
@@ -216,12 +228,41 @@ class Session:
             if MISLED in str(error) and self._by_names:
                 self._forget_names()
                 return self._ran(run)
+            if (found := self._ran_plainly(run, _said(error))) is not None:
+                return found
             raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
+
+    def _ran_plainly(self, run: Callable[[], T], said: str) -> T | None:
+        """Return what a run gives without optimisation, which is left off from now on.
+
+        Returns None, and changes nothing, where it fails so as well. What fails is tried a few times only:
+        inputs that no level takes must not cost a load each.
+        """
+        ended = running_now.options is not None and running_now.options.terminate  # as nobody waits for it
+        if self._level == LOWEST or not self._tries or ended:
+            return None
+        self._tries -= 1
+        before = self._session, self._level
+        try:
+            self._level = LOWEST
+            self._session = _loaded(self._reread(), self._options())
+            found = run()
+        except Exception:  # noqa: BLE001  it failed before, which is what is reported
+            self._session, self._level = before
+            return None
+        self.lowered = said
+        return found
+
+    def _reread(self) -> bytes | str:
+        return _given(self._path, alone=self._alone, by_names=self._by_names)[1]
+
+    def _options(self) -> onnxruntime.SessionOptions:
+        return _options(self._threads, self._level, self._spinning, self._arena)
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
-        _, given = _given(self._path, alone=self._alone, by_names=False)
-        self._session, self._by_names = _loaded(given, _options(*self._settings)), False
+        self._by_names = False
+        self._session = _loaded(self._reread(), self._options())
 
     def try_out(self) -> None:
         """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
@@ -239,7 +280,7 @@ class Session:
         ResourceExhausted where there is no memory for that.
         """
         with tempfile.TemporaryDirectory(prefix="honed-profile-") as folder:
-            options = _options(*self._settings)
+            options = self._options()
             options.enable_profiling = True
             options.profile_file_prefix = str(Path(folder) / "run")
             try:

@@ -124,6 +124,12 @@ class CpuEngine(Host):
         """Nothing is remembered, and whole files have no parts."""
         return ()
 
+    def lowered(self, key: str) -> str:
+        """Return once what ONNX Runtime said to an optimised form that is not run any more, else ""."""
+        session = self._models[key].session
+        said, session.lowered = session.lowered, ""
+        return said
+
     def _find(self, call: FindDevice) -> FoundDevice:
         return FoundDevice(spec=_DEVICE, identity=self._identity(), profile=None)
 

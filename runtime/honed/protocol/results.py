@@ -290,7 +290,7 @@ class ComparedOutput:
 class SessionAsked(NamedTuple):
     """How ONNX Runtime is asked to run a file: how far it is optimised, and as `SessionSettings` has it."""
 
-    level: str = "all"
+    level: str = "none"
     threads: int = 0
     spinning: bool = True
     arena: bool = True
@@ -336,7 +336,7 @@ class OptimisationCheck:
     """How far ONNX Runtime may optimise a model in the CPU engine, and how that was found.
 
     `level` (`honed.runtime.engines`) is the highest at which its answers are those that it gives without
-    optimisation; "all" where that was not `checked`. `error` is how far off the level "all" is at most, over
+    optimisation; "none" where that was not `checked`. `error` is how far off the level "all" is at most, over
     the largest value of an output. `why` says what differs and which node is to blame, or why nothing was
     checked. It took `seconds`, once. `runtime` is the ONNX Runtime that it was found with, as is `session`,
     None before that was looked for.
@@ -353,6 +353,8 @@ class OptimisationCheck:
     @property
     def asked(self) -> SessionAsked:
         """How the CPU engine is asked to run the model."""
+        if not self.checked:  # whatever `level` is: in stores of earlier versions it is "all"
+            return SessionAsked()
         if (chosen := self.session) is None:
             return SessionAsked(self.level)
         arena, half = chosen.arena is not False, chosen.half or ""

@@ -315,7 +315,7 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         load(engine, BuildModel(key="many", path="a", threads=8, level="basic"))
         load(engine, BuildModel(key="few", path="a", threads=4))  # as it is
         load(engine, BuildModel(key="few", path="a", threads=1, spinning=False))
-        assert made == [(4, "all", True), (8, "basic", True), (1, "all", False)]
+        assert made == [(4, "none", True), (8, "basic", True), (1, "none", False)]
         assert at == [[4, 5, 6, 7], [*range(8)], [4, 5, 6, 7]]
         at.clear()
         for key in ("few", "few", "many", "many", "few"):
@@ -327,7 +327,7 @@ def test_a_session_with_more_threads_than_others_runs_on_all_processors(
         assert at == [[4, 5, 6, 7]], "loading another one moved it away"
         fixed = worker.CpuEngine(theirs, ThreadPlacement(threads=2), "", fixed=True)
         fixed.LOADING["Load"][1](fixed, BuildModel(key="few", path="a", threads=1))
-        assert made[-1] == (2, "all", True)
+        assert made[-1] == (2, "none", True)
 
 
 FP16 = (

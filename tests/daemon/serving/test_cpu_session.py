@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,10 @@ from honed.cpu.session import Session, packed, prepare, unpacked
 from honed.daemon.store.compiled import TensorSpec
 from honed.machine.processors import Processor, ThreadPlacement
 from honed.process.children import output
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import NARROW, DType, dtype
+from honed.runtime.engines import HIGHEST, LOWEST
+from tests import lookalikes
 from tests.daemon.running import DEADLINE
 
 
@@ -163,3 +168,52 @@ def test_a_process_of_little_memory_has_no_arenas(mib: int, arena: bytes) -> Non
     said, death = output((sys.executable, "-c", ARENA, str(mib)), seconds=DEADLINE)
     assert death.status == 0, said
     assert said.strip() == arena
+
+
+SCALE = (0.5, -2.0)
+RUNS, FAILS = np.array([[1, 3]], np.float32), np.array([[3]], np.float32)  # as one that is optimised
+
+
+def lookalike(path: Path, shape: list[int | str | None], x: np.ndarray) -> Path:
+    made = lookalikes.layer_norm(shape, SCALE)
+    if not lookalikes.fails_optimised(made, x):
+        pytest.skip(f"ONNX Runtime {onnxruntime.__version__} runs it optimised")
+    onnx.save(made, path)
+    return path
+
+
+def test_a_run_that_fails_where_the_plain_one_does_not_is_answered_by_that(tmp_path: Path) -> None:
+    session = Session(lookalike(tmp_path / "m.onnx", ["n", "m"], FAILS), 1, level=HIGHEST)
+    session.run({"x": RUNS})
+    assert not session.lowered
+    for x in (FAILS, RUNS):
+        np.testing.assert_allclose(session.run({"x": x})["y"], lookalikes.normalised(x, SCALE), atol=1e-5)
+        assert "SimplifiedLayerNormalization" in session.lowered
+
+
+def test_a_form_that_does_not_load_optimised_is_loaded_without(tmp_path: Path) -> None:
+    x = np.array([1, 3], np.float32)
+    session = Session(lookalike(tmp_path / "m.onnx", [2], x), 1, level=HIGHEST)
+    assert "normal" in session.lowered
+    np.testing.assert_allclose(session.run({"x": x})["y"], lookalikes.normalised(x, SCALE), atol=1e-5)
+
+
+@pytest.mark.parametrize("level", [HIGHEST, LOWEST])
+def test_inputs_that_no_level_takes_cost_few_loads(
+    tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(lookalike(tmp_path / "m.onnx", ["n", "m"], FAILS), 1, level=level)
+    loads: list[object] = []
+    load = sessions._loaded
+
+    def counted(*given: Any) -> Any:
+        loads.append(given)
+        return load(*given)
+
+    monkeypatch.setattr(sessions, "_loaded", counted)
+    for _ in range(9):
+        with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
+            session.run({"x": np.ones((1, 5), np.float32)})
+    assert len(loads) == (sessions._PLAIN_TRIES if level == HIGHEST else 0)
+    assert not session.lowered
+    np.testing.assert_allclose(session.run({"x": RUNS})["y"], lookalikes.normalised(RUNS, SCALE), atol=1e-5)

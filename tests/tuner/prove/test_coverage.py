@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +16,7 @@ from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
 from honed.tuner.compiler import compile as compiling
+from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.prove.probes import Expected, choose, of_values
 from tests.tuner.test_compile import planted
 
@@ -237,3 +241,105 @@ def test_constants_of_the_model_are_covered() -> None:
     found = chosen("f (float[4,5] x) => (float[4,5] y, int64[2] s) { y = Relu(x) s = Shape(x) }")
     assert found.covered == (1.0, 1.0)
     assert not found.unproven
+
+
+ALWAYS = {
+    "the only place": ("f (float[4,1] x) => (int64[4,1] y) { y = ArgMax<axis = 1>(x) }", 17),
+    "moved out of view": (
+        "f (float[1,1,4,4] x) => (float[1,1,4,4] y) <int64[8] p = {0,0,4,1,0,0,-4,-1}> { y = Pad(x, p) }", 19,
+    ),
+    "nothing before": (
+        "f (float[1,2] x) => (float[1,2] y) <int64 a = {0}> { y = CumSum<exclusive = 1>(x, a) }", 17,
+    ),
+    "a share of one": ("f (float[6,1] x) => (float[6,1] y) { y = Softmax<axis = 1>(x) }", 17),
+    "off its own mean": (
+        "f (float[6,1] x) => (float[6,1] y) { m = ReduceMean<axes = [1]>(x) y = Sub(x, m) }", 17,
+    ),
+    "the largest of nothing": (
+        "f (float[2,0] x, float[2] b) => (float[2] y)"
+        "<int64[1] a = {1}> { m = ReduceMax<keepdims = 0>(x, a) y = Max(m, m, m) }", 20,
+    ),
+    "the length of a list": (
+        "f (float[7,2] x) => (int64 y) <int64 n = {3}>"
+        "{ s = SplitToSequence(x, n) y = SequenceLength(s) }", 17,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ALWAYS)
+def test_what_is_constant_by_nature_is_proven_by_equality(kind: str) -> None:
+    found = chosen(*ALWAYS[kind])
+    assert not found.unproven
+    assert not found.needs_steps
+    assert found.covered == (1.0,)
+    assert len(found.inputs) == 3
+    if not found.hidden:  # else it is verified at the model's steps where they can be opened
+        assert found.tolerance[0] <= 1e-6
+        assert "compared for equality" in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "opset"),
+    [
+        # Of booleans, whether any and whether all, of rows and of everything.
+        (
+            "f (bool[3,9] x) => (bool[3] some, bool[3] every) <int64[1] a = {-1}>"
+            "{ some = ReduceMax<keepdims = 0>(x, a) every = ReduceMin<keepdims = 0>(x, a) }", 20,
+        ),
+        ("f (bool[3,9] x) => (bool some) { some = ReduceMax<keepdims = 0>(x) }", 20),
+        # Whether something is far off, and what a wide quantum hides.
+        ("f (float[2,8] x) => (bool[2,8] y) <float far = {50}> { y = Greater(x, far) }", 17),
+        (
+            "f (float[2,8] x) => (uint8[2,8] y) <float wide = {100}, uint8 zero = {0}>"
+            "{ y = QuantizeLinear(x, wide, zero) }", 17,
+        ),
+        # A mask that ordinary numbers leave on.
+        (
+            "f (float[4,8] x) => (float[4,8] y) <float low = {-50}, float none = {0}>"
+            "{ m = Greater(x, low) y = Where(m, none, x) }", 17,
+        ),
+    ],
+)  # fmt: skip
+def test_what_ordinary_inputs_leave_constant_is_made_to_change(text: str, opset: int) -> None:
+    found = chosen(text, opset)
+    assert not found.unproven
+    for name in found.outputs[0]:
+        assert len(np.unique([each[name] for each in found.outputs])) > 1, name
+
+
+def test_few_elements_in_a_map_of_padding_are_enough() -> None:
+    found = chosen(
+        "f (float[1,1,4,4] x) => (float[1,1,64,64] y) <int64[8] p = {0,0,0,0,0,0,60,60}> { y = Pad(x, p) }"
+    )
+    assert not found.unproven
+    assert not found.notes
+
+
+def compiled(kind: str, folder: Path, device: Device) -> compiling.CompileResult:
+    text, opset = ALWAYS[kind]
+    made = request(folder, text, device)
+    onnx.save(model(text, opset), made.path)
+    return compiling.compile_file(made, lambda *_: None)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALWAYS if kind != "the largest of nothing"])
+def test_what_is_constant_by_nature_is_compiled(kind: str, tmp_path: Path, device: Device) -> None:
+    compiled(kind, tmp_path, device)
+
+
+def idle(*given: Any, **_: Any) -> tuple[str, Any, list[str]]:
+    """Kernels that write nothing."""
+    _, lowered, passed_over = default_kernels(*given)
+    source = re.sub(r"(__kernel[^{]*{)", r"\1 return;", lowered.source)
+    assert source != lowered.source
+    return "planted", replace(lowered, source=source), passed_over
+
+
+def test_kernels_that_write_nothing_are_not_right_where_zeros_are(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh memory is full of zeros, and memory of the run before has its answer, here the same."""
+    monkeypatch.setattr(compiling, "first_kernels", idle)
+    monkeypatch.setattr(compiling, "default_kernels", idle)
+    with pytest.raises(ModelRefused, match="does not give the reference's answers"):
+        compiled("off its own mean", tmp_path, device)

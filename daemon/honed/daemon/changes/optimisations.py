@@ -1,9 +1,10 @@
-"""Has it checked how far ONNX Runtime may optimise each model, and has the CPU engine serve it so.
+"""Checks how far ONNX Runtime may optimise each model, and has the CPU engine run it so.
 
-A job of the compiler's package compares ONNX Runtime's optimised answers with its unoptimised ones, in a
-child that serves nobody, at a low priority, one model at a time and once for each file and version of ONNX
-Runtime. The model is served meanwhile. Where the highest level is wrong, the CPU engine loads the model anew
-at the level that is right; the session before answers until that is loaded.
+The CPU engine runs a model without optimisation until a job of the compiler's package has compared ONNX
+Runtime's optimised answers with its unoptimised ones: in a child that serves nobody, at a low priority, one
+model at a time and once for each file and version of ONNX Runtime. Then it loads the model anew at the
+highest level that is right; the session before answers until that is loaded. What cannot be checked stays
+as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from honed.jobs.commands import CheckOptimisations
 from honed.process.children import Bounds, Died
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck, SessionSettings
-from honed.runtime.engines import HIGHEST
+from honed.runtime.engines import HIGHEST, LOWEST
 
 from . import compilation
 from .compilation import load
@@ -56,7 +57,7 @@ class OptimisationChecks:
         if manifest.interface is None or cpu is None or key in self._under_way:
             return
         known = self._registry.optimisation(key)
-        if known is None or self._outdated(known, cpu):
+        if known is None or _outdated(known):
             task = asyncio.ensure_future(self._check(manifest, key, cpu))
             self._under_way[key] = task
             task.add_done_callback(lambda done: self._ended(key, done))
@@ -113,10 +114,6 @@ class OptimisationChecks:
                         await self.done(entry.manifest)  # what is added meanwhile comes before the rest
 
         await asyncio.gather(*map(come, owners))
-
-    def _outdated(self, known: OptimisationCheck, cpu: DeviceServer) -> bool:
-        now = cpu.engine.fingerprint
-        return (now != "" and known.runtime != now) or (known.why == NO_COMPILER and places.compiler())
 
     def _ended(self, key: str, task: asyncio.Task[None]) -> None:
         del self._under_way[key]
@@ -195,7 +192,7 @@ class OptimisationChecks:
             why = f"the process that checks it ended: {died}"
         except HonedError as error:
             why = str(error) if places.compiler() else NO_COMPILER
-        return OptimisationCheck(level=HIGHEST, checked=False, error=None, why=why, seconds=0.0)
+        return OptimisationCheck(level=LOWEST, checked=False, error=None, why=why, seconds=0.0)
 
     def _holders(self, key: str) -> Iterable[DeviceServer]:
         """Yield the CPU engines that have loaded a file, or are loading it."""
@@ -219,9 +216,20 @@ class OptimisationChecks:
         return True
 
 
+def _outdated(known: OptimisationCheck) -> bool:
+    """Return whether a check can be made that could not be, or not as well, before."""
+    earlier = known.level != LOWEST  # of an earlier version, which served what it could not check
+    return not known.checked and (earlier or (known.why == NO_COMPILER and places.compiler()))
+
+
 def _tell(name: str, found: OptimisationCheck) -> None:
     if not found.checked:
-        _log.info("model %s: what ONNX Runtime makes of it is not checked, because %s", name, found.why)
+        _log.warning(
+            "model %s: the CPU engine runs it without ONNX Runtime's optimisations, which are not checked, "
+            "because %s",
+            name,
+            found.why,
+        )
     elif found.level == HIGHEST:
         _log.info("model %s: ONNX Runtime's optimised answers are right (%.1f s)", name, found.seconds)
     else:

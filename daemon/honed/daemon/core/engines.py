@@ -48,6 +48,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
     engine = core.engines[event.engine]
     engine.worker, engine.spec, engine.family = event.worker, event.spec, event.family
     engine.fingerprint, engine.reason = event.fingerprint, ""
+    _forget_checks(core, engine)
     if engine.phase is not Phase.STOPPING:
         engine.phase = Phase.READY
         for model in core.models.all():
@@ -55,6 +56,14 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
                 core.deploy(model, engine.name)
         load_next(core, engine)
     reconsider(core, engine.name)
+
+
+def _forget_checks(core: Core, engine: Engine) -> None:
+    """Forget how far another ONNX Runtime could optimise models: this one does not until it is checked."""
+    for model in core.models.all():
+        known = model.manifest.optimisation
+        if known is not None and known.runtime != engine.fingerprint and model.cpu_engine == engine.name:
+            model.manifest = dataclasses.replace(model.manifest, optimisation=None)
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:

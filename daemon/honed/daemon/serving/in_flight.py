@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -31,6 +32,7 @@ from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, ModelProfile, ProfiledRow
+from honed.runtime.engines import LOWEST
 
 from .engine_server import DeviceServer
 from .plan import Answered, InferencePlan
@@ -38,6 +40,7 @@ from .plan import Answered, InferencePlan
 PROFILE_SECONDS = 600.0
 _LONG_SECONDS = 1.0  # of a run, after which a CPU engine begins others beside it
 _LOOK_SECONDS = 0.005  # between two looks at whether all is answered, when the service ends
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,10 +160,22 @@ class InFlightRequests:
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
+        if answer.lowered:
+            self._lower(ran, answer.lowered)
         kind = ran.kind_on(work.engine)
         model.statistics.answered_by(kind)
         device = self._servers[work.engine].shown
         return Answered(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
+
+    def _lower(self, model: ServedModel, said: str) -> None:
+        """Have a model run without optimisation from now on, because an optimised form does not run."""
+        key = model.manifest.source_key
+        if (known := self._models.optimisation(key)) is None or known.level == LOWEST:
+            return
+        why = f"ONNX Runtime does not run it so: {said}"
+        _log.warning("model %s: the CPU engine runs it without optimisation: %s", model.name, why)
+        found = replace(known, level=LOWEST, why=why, error=None, session=None)
+        self._handle(messages.OptimisationChecked(key, found))
 
     async def profile(
         self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool

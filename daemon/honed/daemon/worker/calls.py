@@ -14,7 +14,7 @@ from honed.protocol import strict
 from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
-from honed.runtime.engines import HIGHEST
+from honed.runtime.engines import LOWEST
 
 
 class WorkerCall(Call[R]):
@@ -78,7 +78,7 @@ class BuildModel(WorkerCall[BuiltModel]):
     work = True
     key: str
     path: str
-    level: str = HIGHEST
+    level: str = LOWEST
     threads: int = 0
     spinning: bool = True
     arena: bool = True
@@ -205,7 +205,8 @@ class InferenceResult:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
     Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there.
-    `observed` are the sizes of partitions whose sizes depend on the data.
+    `observed` are the sizes of partitions whose sizes depend on the data. `lowered` is how the run failed
+    in ONNX Runtime until the model was run without optimisation, as it is from now on.
     """
 
     raw: tuple[Data, ...]
@@ -215,6 +216,7 @@ class InferenceResult:
     infer_ns: int
     output_ns: int
     observed: tuple[ObservedSizes, ...] = ()
+    lowered: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,10 @@ class Host(Server, ABC):
         With `keep` the inputs may be remembered.
         """
 
+    def lowered(self, key: str) -> str:
+        """Return once why a model runs without optimisation from its latest run on, else ""."""
+        return ""
+
     def serve(self) -> None:
         """Answer until the service hangs up."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
@@ -381,6 +385,7 @@ class Host(Server, ABC):
             shapes=tuple(computed[output.name].shape for output in asked.outputs),
             offsets=offsets,
             observed=observed,
+            lowered=self.lowered(call.key),
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=done - ended,

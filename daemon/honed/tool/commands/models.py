@@ -308,7 +308,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *_preconditions(model),
         *_kept_state(model),
         *([("set", described(model.settings))] if model.settings != ModelSettings() else []),
-        *_optimised(model.optimisation),
+        *_optimised(model.optimisation, on_cpu=model.placement.engine == "cpu"),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -368,12 +368,13 @@ def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
     return [("in sequences", f"state is kept: {pairs}"), *forms] if pairs else []
 
 
-def _optimised(found: OptimisationCheck | None) -> list[tuple[str, str]]:
-    """How far ONNX Runtime may optimise it in the CPU engine, once that was checked."""
+def _optimised(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[str, str]]:
+    """Return rows on how far ONNX Runtime may optimise the model in the CPU engine."""
     if found is None:
-        return []
+        said = "runs it without optimisations until they are checked"
+        return [("ONNX Runtime", said)] if on_cpu else []
     if not found.checked:
-        verdict = f"its optimisations are not checked, because {clean(found.why)}"
+        verdict = f"runs it without optimisations, which are not checked, because {clean(found.why)}"
     elif found.level == HIGHEST:
         verdict = f"its optimised answers are right: error {found.error or 0.0:.2g} of the largest value"
     else:

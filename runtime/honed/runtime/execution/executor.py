@@ -250,11 +250,26 @@ class Executor:
                         target[cut] = value
             self._queue.finish()
 
-    def run_compiled(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the steps' outputs, on which a partition behind the steps would run; raise as `run` does."""
+    def run_compiled(
+        self, inputs: Mapping[str, Array], expected: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Return the steps' outputs, on which a partition behind the steps would run; raise as `run` does.
+
+        Where outputs are `expected`, what is not written shows: before the run each output holds the
+        opposite of all its bits, and scratch memory holds NaN.
+        """
         given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
+            if expected is not None and not self._unusable:
+                self._poison(expected)
             return self._infer(given, None)
+
+    def _poison(self, expected: Mapping[str, Array]) -> None:
+        with driver_call("poison the model's outputs"):
+            self._memory.poison(self._queue)
+            for port in self._outputs.ports:
+                with self._memory.written(self._queue, port.buffer) as target:
+                    memory.store(port, _opposite(expected[port.name]), target)
 
     def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
         """Return the outputs of the partitions behind all steps for values by name; {} without partitions.
@@ -379,6 +394,14 @@ class Executor:
             raise
         finally:
             self._seconds = time.monotonic() - begun
+
+
+def _opposite(value: Array) -> Array:
+    """Return an array in which every element differs from that of `value`, NaN from NaN too."""
+    if value.dtype.kind == "b":
+        return ~value
+    bits = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+    return (~bits).view(value.dtype).reshape(value.shape)
 
 
 def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

@@ -31,6 +31,7 @@ from honed.runtime.dtypes import dtype
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
+_POISON = 0xFF
 _COPIED_BYTES = 4096  # mapped above; with PoCL 60 us of a run's 150 are saved (docs/measurements.md)
 
 
@@ -81,6 +82,12 @@ class DeviceMemory:
         self._described.append(described)
         self.buffers.append(self._allocated(described.nbytes, flags))
         return len(self.buffers) - 1
+
+    def poison(self, queue: Any) -> None:
+        """Fill outputs and scratch memory with bytes of NaN, which nothing that is right leaves or reads."""
+        for buffer, described in zip(self.buffers, self._described, strict=True):
+            if described.place in ("output", "scratch") and described.nbytes:
+                cl.enqueue_fill_buffer(queue, buffer, np.uint8(_POISON), 0, described.nbytes)
 
     @contextmanager
     def lent(self, queue: Any, step: Preparation) -> Iterator[None]:

@@ -233,13 +233,13 @@ class Prover:
         tried = _probed(self.device, draft, self.expected)
         if not tried.wrong and not hidden:
             return tried
+        unproven = self.expected.hidden if self.expected.needs_steps else ""
         if self.half or self.in_parts:
-            return replace(tried, unproven="" if tried.wrong else self.expected.hidden)
+            return replace(tried, unproven="" if tried.wrong else unproven)
         tell(done + 0.05, f"compare part by part on {name}")
         apart = self._by_parts(lowered, self.device, first)
         if apart is None or apart.wrong is not None:
-            unproven = self.expected.hidden if apart is None and not tried.wrong else ""
-            return replace(tried, apart=apart, unproven=unproven)
+            return replace(tried, apart=apart, unproven="" if apart or tried.wrong else unproven)
         if not tried.wrong:
             return replace(tried, apart=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)

@@ -604,6 +604,7 @@ def generate(
     shrink: int = 0,
     whole: onnx.ModelProto | None = None,
     preconditions: Sequence[Precondition] = (),
+    first: int = 0,
 ) -> list[dict[str, np.ndarray]]:
     """Generate `count` sets of inputs for a model with static shapes, each a dict of arrays by input name.
 
@@ -613,9 +614,20 @@ def generate(
     arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for models
     that refuse or saturate at more, and a single integer that nodes compare is what they compare it with: a
     setting, of which a model may know no other value. `whole` is the model that `model` is a part of; its
-    nodes count as well, and the `preconditions` of a compiled form. Raises InvalidArgument where a shape is
-    not static and ModelRefused where no input can be made.
+    nodes count as well, and the `preconditions` of a compiled form. Set `first` comes first. Raises
+    InvalidArgument where a shape is not static and ModelRefused where no input can be made.
     """
+    allowed, wanted = ranges(model, whole, preconditions), graphs.inputs(model)
+    sets = range(first, first + count)
+    return [{v.name: _draw(v, allowed[v.name], i, seed, shrink) for v in wanted} for i in sets]
+
+
+def ranges(
+    model: onnx.ModelProto,
+    whole: onnx.ModelProto | None = None,
+    preconditions: Sequence[Precondition] = (),
+) -> dict[str, Range]:
+    """Return the range of every input, as `generate` draws it; raise as `of_inputs`."""
     allowed = of_inputs(model)
     if whole is not None:
         more = of_inputs(whole, shaping=True)
@@ -623,8 +635,7 @@ def generate(
     for each in preconditions:
         one = allowed[each.input]
         allowed[each.input] = Range(low=each.low, high=each.high).meet(one) if one.plain else one
-    wanted = graphs.inputs(model)
-    return [{v.name: _draw(v, allowed[v.name], i, seed, shrink) for v in wanted} for i in range(count)]
+    return allowed
 
 
 def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int, shrink: int = 0) -> np.ndarray:

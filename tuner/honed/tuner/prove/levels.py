@@ -1,4 +1,4 @@
-"""How far ONNX Runtime may optimise a model: at the highest level that gives its own unoptimised answers.
+"""How far ONNX Runtime may optimise a model: to the highest level that gives its own unoptimised answers.
 
 Optimisations have faults of their own: ONNX Runtime 1.31 pads a MaxPool with minus infinity where the file
 pads with zeros before it. So the graph is run as the CPU engine runs it, on the probes that a compiled form
@@ -35,6 +35,8 @@ from .tolerance import for_output
 
 _PROBES = 3
 _SIZES = (64, 256, 1, 16000)  # tried for what a file leaves open, but for a first dimension, which is 1
+_MOST_TRIED = 3  # numbers of rows, and the elements that inputs of them may have
+_MOST_ELEMENTS = 1 << 20
 _MOST_SHOWN = 4  # operators that a fused node is said to stand for
 _SEED = 0
 Arrays = Mapping[str, np.ndarray]
@@ -62,16 +64,17 @@ def highest(
 ) -> OptimisationCheck:
     """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
-    The answers are compared on generated inputs. `model` is what the CPU engine gives to ONNX Runtime, with
-    all of its data inside; `shapes` close sizes that it leaves open, others are made up. `limits` are for
-    each evaluation. Answers are those of `form` if that is given.
+    The answers are compared on generated inputs; where they cannot be, the level is the lowest. `model` is
+    what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` close sizes that it
+    leaves open, others are made up. `limits` are for each evaluation. Answers are those of `form` if that is
+    given.
     """
     begun = time.monotonic()
     try:
         level, error, why = _compared(model, shapes, limits, form or (model, _precision(model)))
         checked = True
     except _Unknown as unknown:
-        level, error, why, checked = HIGHEST, None, str(unknown), False
+        level, error, why, checked = LOWEST, None, str(unknown), False
     seconds = round(time.monotonic() - begun, 2)
     finite = error if error is not None and math.isfinite(error) else None
     return OptimisationCheck(level=level, checked=checked, error=finite, why=why, seconds=seconds)
@@ -82,6 +85,11 @@ def _compared(
 ) -> tuple[str, float, str]:
     """Return the level, the largest error at the highest one, and what differs, "" where nothing does."""
     bound, expected = _probes(model, shapes, limits, form[1])
+    inputs = expected.inputs
+    if (more := _batched(model, bound, limits, form[1])) is not None:
+        expected = replace(
+            expected, inputs=(*inputs, *more.inputs), outputs=(*expected.outputs, *more.outputs)
+        )
     text, error = "", 0.0
     with tempfile.TemporaryDirectory(prefix="honed-levels-") as folder:
         runs = _Runs(Path(folder), form[0], expected.inputs, limits)
@@ -95,7 +103,7 @@ def _compared(
                     if form[0] is not model:
                         raise _Unknown(wrong)
                     raise _Unknown("its answers on the same inputs differ, as of a model with random numbers")
-                allowed = discontinuities.allowance(bound, expected.inputs, expected.tolerance, limits)
+                allowed = discontinuities.allowance(bound, inputs, expected.tolerance, limits)
                 expected = replace(expected, tolerance=allowed)
                 wrong, off = _objection(expected, found)
             if level == HIGHEST:
@@ -103,7 +111,8 @@ def _compared(
             if not wrong:
                 return level, error, text
             lowest_wrong = level
-        blamed = _blamed(runs, lowest_wrong, expected.inputs[0])
+        ends = (expected.inputs[0], expected.inputs[-1])
+        blamed = next(filter(None, (_blamed(runs, lowest_wrong, given) for given in ends)), "")
     return level, error, f"{text}; {blamed}" if blamed else text
 
 
@@ -129,11 +138,39 @@ def _probes(
         if not found.evaluator.startswith(at_level(LOWEST)):
             reason = f"without optimisation, on inputs that were made up, {found.notes[0]}"
             continue
-        if found.unproven:
+        if found.unproven and max(found.covered) < probes.ENOUGH:
             reason = found.unproven
             continue
         return bound, found
     raise _Unknown(shown(reason, 300))
+
+
+def _batched(
+    model: onnx.ModelProto, bound: onnx.ModelProto, limits: EvaluationLimits, precision: str
+) -> Expected | None:
+    """Return one probe of more rows than 1, where the file leaves their number open and takes some.
+
+    As many rows as another size is, if possible: what is done along the wrong axis shows there, or runs only
+    there.
+    """
+    wanted = {
+        value.name: value.type.tensor_type.shape.dim
+        for value in model.graph.input
+        if value.type.tensor_type.shape.dim
+    }
+    shapes = {value.name: value.shape for value in graphs.inputs(bound) if value.name in wanted}
+    batched = {name: shapes[name][1:] for name in shapes if not wanted[name][0].HasField("dim_value")}
+    room = _MOST_ELEMENTS // max(1, sum(math.prod(rest) for rest in batched.values()))
+    sizes = dict.fromkeys(size for rest in batched.values() for size in reversed(rest) if 1 < size <= room)
+    for rows in (*list(sizes)[:_MOST_TRIED], 2) if batched else ():
+        try:
+            several = graphs.bind_shapes(model, shapes | {n: (rows, *rest) for n, rest in batched.items()})
+            found = probes.choose(several, 1, precision, seed=_SEED, limits=limits)
+        except HonedError:
+            continue
+        if isinstance(found, Expected) and found.evaluator.startswith(at_level(LOWEST)):
+            return found
+    return None
 
 
 def _closed(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Iterator[onnx.ModelProto]:
@@ -219,7 +256,7 @@ class _Runs:
         if MISLED in result["failure"] and forget_names(self.model):
             self.__post_init__()
             return self.at(level, *more)
-        if result["kind"] != "failed":
+        if result["kind"] not in ("failed", "inputs"):  # inputs that it takes without optimisation
             raise _Unknown(result["failure"])
         return str(result["failure"])
 

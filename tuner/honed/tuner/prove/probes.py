@@ -3,7 +3,8 @@
 An element says nothing where the reference has NaN or an infinity. Neither do elements that all have one
 value, or lie at the ends of their range, in nearly all of an output: a saturating function hides what a wrong
 kernel computes before it. Such outputs can still be verified by what comes before the choosing or saturating
-operators that they come from, where the model is opened (`opened`).
+operators that they come from, where the model is opened (`opened`). Elements that not even inputs chosen to
+change them do change (`contrasts`) are constant by nature: that they are equal is their proof.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from honed.runtime.execution.executor import Executor
 
 from . import graphs, inputs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
+from .contrasts import contrasting
 from .discontinuities import HIDING, Opened, OpenedModel, exposing, opened_with
 from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .inputs import MOVING, generate
@@ -30,6 +32,9 @@ from .tolerance import HALF_MOST, compared, for_model
 
 Arrays = Mapping[str, np.ndarray]
 
+# Of outputs that are equal whatever the inputs are: what a last rounding leaves between two right ones.
+_ROUNDING = {"fp16": 2.0**-9, "mixed": 2.0**-9, "fp32": 2.0**-20, "fp64": 2.0**-40}
+_CONSTANT = "has one value whatever the inputs are, and is compared for equality"
 ENOUGH = 0.5  # the share of an output that a verification has to cover
 _MOST = 0.9  # of an output's elements that have one value, or one of two at the ends, where it is saturated
 # Operators whose results depend on shapes alone.
@@ -225,6 +230,7 @@ class Expected:
     covered: tuple[float, ...] = ()  # per output, the share of it that a comparison says something about
     unproven: str = ""  # why no comparison with these probes is a proof: part of a sentence
     hidden: str = ""  # why one is only at the model's steps: part of a sentence
+    needs_steps: bool = False  # whether nothing but a comparison at the steps proves what is hidden
     known: Opened | None = None  # the model that was given open, with what the reference gave at its steps
 
 
@@ -233,7 +239,12 @@ class _Trial:
     inputs: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]  # with the values at the steps of a model that is given open
     noise: tuple[float, ...]  # per output, how far one rounding of the inputs moves it, as `compare` says
-    varied: float  # the least share of an output that says something
+    covered: Mapping[str, Covered]  # by output
+
+    @property
+    def varied(self) -> float:
+        """The least share of an output that says something."""
+        return min((share.varied for share in self.covered.values()), default=1.0)
 
 
 def choose(
@@ -299,10 +310,15 @@ def choose(
             break
         if len(varied) < count:
             shrink = min(shrink + 1, _SMALLEST)
-    counting = [trial for trial in trials if trial.varied >= ENOUGH] or trials
-    best = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
+    best = _best(model, trials, allowed, count)
+    fixed: dict[str, np.ndarray] = {}
+    if lacking := _lacking(model, best):
+        used = [name for name in EVALUATORS if name in evaluator]
+        trials += _contrasted(model, shows, whole, preconditions, seed, limits, used)
+        best = _best(model, trials, allowed, count)
+        fixed = {name: _unchanged(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
-    if flat and counting is not trials and _has_lengths(model):
+    if flat and best[0].varied >= ENOUGH and _has_lengths(model):
         best.append(flat[0])  # nothing is there to attend to: equal to what it shall be, and no proof alone
     tolerance, widened = _widened(allowed, best, names)
     made = Expected(
@@ -313,7 +329,7 @@ def choose(
         notes=(*([note] if note else ()), *widened),
         known=(apart, [trial.outputs for trial in best]) if apart is not None else None,
     )
-    return _covered(model, made, limits)
+    return _covered(model, made, fixed, precision, limits)
 
 
 def _has_lengths(model: onnx.ModelProto) -> bool:
@@ -340,29 +356,126 @@ def _trials(model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], foun
     count = len(drawn)
     evaluated = zip(drawn, found.outputs[:count], found.outputs[count:], strict=True)
     return [
-        _Trial(given, calm, _noise(calm, other), _varied(of_outputs(model, [calm])))
+        _Trial(given, calm, _noise(calm, other), of_outputs(model, [calm]))
         for given, calm, other in evaluated
     ]
 
 
-def _varied(shares: Mapping[str, Covered]) -> float:
-    return min((share.varied for share in shares.values()), default=1.0)
+def _best(
+    model: onnx.ModelProto, trials: Sequence[_Trial], allowed: Sequence[float], count: int
+) -> list[_Trial]:
+    """Return the `count` trials with the least noise, of those that vary whatever some trial varies.
+
+    Where they leave an output as it is that others change, one of the others takes the place of the last.
+    """
+    able = {
+        name for name in trials[0].covered if any(trial.covered[name].varied >= ENOUGH for trial in trials)
+    }
+    counting = [t for t in trials if all(t.covered[name].varied >= ENOUGH for name in able)] or trials
+    ordered = sorted(counting, key=lambda trial: max(_share(trial.noise, allowed), _CALM))
+    best, others = ordered[:count], ordered[count:]
+    for place, name in zip(range(len(best) - 1, 0, -1), _lacking(model, best), strict=False):
+        first = best[0].outputs[name]
+        best[place] = next(
+            (t for t in others if not _nans(t.outputs[name]) and not np.array_equal(t.outputs[name], first)),
+            best[place],
+        )
+    return best
 
 
-def _covered(model: onnx.ModelProto, made: Expected, limits: EvaluationLimits) -> Expected:
+def _lacking(model: onnx.ModelProto, trials: Sequence[_Trial]) -> list[str]:
+    """Return the outputs of which these trials say too little, though they are numbers."""
+    shares = of_outputs(model, [trial.outputs for trial in trials])
+    return [
+        name
+        for name, share in shares.items()
+        if share.varied < ENOUGH and not any(_nans(trial.outputs[name]) for trial in trials)
+    ]
+
+
+def _nans(value: np.ndarray) -> bool:
+    return value.dtype.kind == "f" and bool(np.isnan(value).any())
+
+
+def _contrasted(
+    model: onnx.ModelProto,
+    shows: onnx.ModelProto,
+    whole: onnx.ModelProto | None,
+    preconditions: Sequence[Precondition],
+    seed: int,
+    limits: EvaluationLimits,
+    evaluators: Sequence[str],
+) -> list[_Trial]:
+    """Return trials on inputs chosen to change what others do not, of those that the reference takes."""
+    drawn = contrasting(model, seed, whole=whole, preconditions=preconditions)
+    first = len(graphs.outputs(model))
+    found = _evaluated(shows, drawn, seed, limits, evaluators, first)
+    if isinstance(found, Reference):
+        return _trials(model, drawn, found)
+    if not found.inputs:
+        return []
+    each = ((one, _evaluated(shows, [one], seed, limits, evaluators, first)) for one in drawn)
+    return [t for one, got in each if isinstance(got, Reference) for t in _trials(model, [one], got)]
+
+
+def _unchanged(trials: Sequence[_Trial], name: str) -> np.ndarray:
+    """Return which elements of an output are equal in all trials that give numbers for it.
+
+    None is where shapes differ, where fewer than two trials give numbers, or where no input differs.
+    """
+    able = [trial for trial in trials if not _nans(trial.outputs[name])]
+    values = [trial.outputs[name] for trial in able]
+    pairs = zip(able[0].inputs.values(), able[-1].inputs.values(), strict=True) if able else ()
+    same = all(np.array_equal(one, other) for one, other in pairs)
+    if same or any(value.shape != values[0].shape for value in values):
+        return np.zeros((), bool)
+    return np.asarray(np.logical_and.reduce([value == values[0] for value in values]))
+
+
+def _of_changing(values: Sequence[np.ndarray], fixed: np.ndarray) -> Covered:
+    """Return how much is covered where elements that are `fixed` are compared for equality."""
+    if fixed.all():
+        return Covered(1.0, 1.0)
+    share = of_values([value[~fixed] if fixed.shape == value.shape else value for value in values])
+    still = float(fixed.mean())
+    return Covered(still + (1 - still) * share.finite, share.varied)
+
+
+def _covered(
+    model: onnx.ModelProto,
+    made: Expected,
+    fixed: Mapping[str, np.ndarray],
+    precision: str,
+    limits: EvaluationLimits,
+) -> Expected:
     """Return the probes, with how much of each output they cover.
 
-    They cover it by themselves or with the values at the model's steps.
+    They cover it by themselves, with the values at the model's steps, or as elements that are `fixed`.
     """
     plain = of_outputs(model, made.outputs)
-    hidden = [name for name, share in plain.items() if share.varied < ENOUGH <= share.finite]
+    poor = {name for name, share in plain.items() if share.varied < ENOUGH}
+    hidden = [name for name in plain if name in poor and plain[name].finite >= ENOUGH]
     deeper = _behind(model, made, hidden, limits) if hidden else {}
-    shares = {name: deeper.get(name, share) for name, share in plain.items()}
-    poor = next((name for name, share in shares.items() if share.varied < ENOUGH), None)
-    why = shares[poor].why_not(poor) if poor is not None else ""
-    varied = tuple(share.varied for share in shares.values())
-    own = next((plain[name].why_not(name) for name in hidden if name in deeper), "")
-    return replace(made, covered=varied, unproven=why, hidden=own)
+    equal = {
+        name: _of_changing([each[name] for each in made.outputs], fixed[name])
+        for name in plain
+        if name in poor & fixed.keys()
+    }
+    equal = {name: share for name, share in equal.items() if share.varied >= ENOUGH <= share.finite}
+    shares = {name: deeper.get(name, equal.get(name, share)) for name, share in plain.items()}
+    constant = [name for name in equal if name not in deeper and fixed[name].all()]
+    return replace(
+        made,
+        covered=tuple(share.varied for share in shares.values()),
+        unproven=next((share.why_not(name) for name, share in shares.items() if share.varied < ENOUGH), ""),
+        hidden=next((plain[name].why_not(name) for name in hidden if name in deeper), ""),
+        needs_steps=any(name not in equal for name in deeper),
+        tolerance=tuple(
+            min(most, _ROUNDING[precision]) if name in constant else most
+            for name, most in zip(plain, made.tolerance, strict=True)
+        ),
+        notes=(*made.notes, *(f"output {name!r} {_CONSTANT}" for name in constant)),
+    )
 
 
 def _behind(

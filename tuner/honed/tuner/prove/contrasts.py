@@ -1,0 +1,114 @@
+"""Inputs chosen to change outputs that ordinary inputs leave as they are.
+
+Each set differs from the others in a way that an output may depend on: rows, columns or whole inputs at the
+ends of their ranges, and floats of other magnitudes and signs. What none of them changes is constant by
+nature: the length of a list, a map that padding moved out of view, the largest of no values.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from honed.runtime.compiled.model import Precondition
+
+from . import graphs
+from .inputs import Range, generate, ranges
+
+_SMALL, _LARGE = 1e-3, 1e3  # times the ordinary magnitude; squares of the large fit float32 by far
+_FIRST = 1000  # the first generated set that is taken; those before are ordinary probes
+_COUNT = 8  # the end of integers that nothing bounds, as of those that are generated
+# What an element becomes, by the style of its set and its row or column: low, high, or as it was drawn.
+_LOW, _HIGH, _DRAWN = range(3)
+
+
+def _along(axis: int) -> Callable[[tuple[int, ...]], np.ndarray]:
+    def kinds(shape: tuple[int, ...]) -> np.ndarray:
+        if not shape:
+            return np.full((), _HIGH if axis else _LOW)
+        places = np.arange(shape[axis]) % 3
+        return places.reshape([-1 if n == axis % len(shape) else 1 for n in range(len(shape))])
+
+    return kinds
+
+
+def _all(kind: int) -> Callable[[tuple[int, ...]], np.ndarray]:
+    return lambda shape: np.full((), kind)
+
+
+# By style: which elements lie at which end of a range, and what floats without a range are multiplied by.
+_STYLES: tuple[tuple[Callable[[tuple[int, ...]], np.ndarray], tuple[float, float, float]], ...] = (
+    (_along(0), (_SMALL, _LARGE, 1.0)),
+    (_along(-1), (-_LARGE, _SMALL, 1.0)),
+    (_all(_LOW), (_SMALL, 1.0, 1.0)),
+    (_all(_HIGH), (1.0, _LARGE, 1.0)),
+    (_all(_DRAWN), (1.0, 1.0, -1.0)),
+)
+
+
+def contrasting(
+    model: onnx.ModelProto,
+    seed: int = 0,
+    *,
+    whole: onnx.ModelProto | None = None,
+    preconditions: Sequence[Precondition] = (),
+) -> list[dict[str, np.ndarray]]:
+    """Return sets of inputs in the ranges of `inputs.generate`, each of another style; raise as that does.
+
+    Inputs whose values belong together, such as distinct indices, are drawn as `generate` draws them.
+    """
+    allowed, wanted = ranges(model, whole, preconditions), graphs.inputs(model)
+    drawn = generate(model, len(_STYLES), seed, whole=whole, preconditions=preconditions, first=_FIRST)
+    return [
+        {
+            value.name: _at_ends(given[value.name], allowed[value.name], style, _rng(seed, style, value.name))
+            for value in wanted
+        }
+        for style, given in enumerate(drawn)
+    ]
+
+
+def _rng(seed: int, style: int, name: str) -> np.random.Generator:
+    return np.random.default_rng([seed, 3, style, zlib.crc32(name.encode())])
+
+
+def _at_ends(drawn: np.ndarray, allowed: Range, style: int, rng: np.random.Generator) -> np.ndarray:
+    """Return an array of one style, from one that was drawn."""
+    place, factors = _STYLES[style]
+    if not allowed.plain or allowed.leading or not drawn.size:
+        return drawn
+    kinds = np.broadcast_to(place(drawn.shape), drawn.shape)
+    ends = _ends(drawn.dtype, allowed)
+    if ends is not None:
+        low, high = (np.asarray(end).astype(drawn.dtype) for end in ends)
+        return np.asarray(np.where(kinds == _LOW, low, np.where(kinds == _HIGH, high, drawn)))
+    # Signs stay within a range of one end; magnitudes are those of numbers that are not 0.
+    one_sided = math.isfinite(allowed.low) or math.isfinite(allowed.high)
+    full = np.where(drawn == 0, rng.standard_normal(drawn.shape), drawn.astype(np.float64))
+    made = full * np.take(np.abs(factors) if one_sided else factors, kinds)
+    if one_sided:
+        made = np.clip(np.where(drawn == 0, drawn, made), allowed.low, allowed.high)
+    return np.asarray(made, drawn.dtype)
+
+
+def _ends(kind: np.dtype[Any], allowed: Range) -> tuple[float, float] | None:
+    """Return the ends of a range, or None where floats have no two; indices count from the front."""
+    if kind.kind == "b" or allowed.mark:
+        return 0, 1
+    if kind.kind == "f":
+        both = math.isfinite(allowed.low) and math.isfinite(allowed.high)
+        return (allowed.low, allowed.high) if both and not allowed.nonzero else None
+    info = np.iinfo(kind)
+    low, high = (info.min, info.max) if info.bits == 8 else (0, _COUNT)
+    if math.isfinite(allowed.low) and (allowed.low >= 0 or info.bits == 8):
+        low = math.ceil(allowed.low)
+    if math.isfinite(allowed.high):
+        high = min(info.max, math.floor(allowed.high))
+    if allowed.nonzero and low == 0:
+        low = 1
+    return min(low, high), high
