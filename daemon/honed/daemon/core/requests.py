@@ -20,7 +20,7 @@ from .messages import (
     WorkerFailed,
     WorkerLost,
 )
-from .model import MAX_CRASHES, Engine, Phase, Running, State, is_cpu
+from .model import MAX_CRASHES, Deployment, Engine, Phase, Running, ServedModel, State, is_cpu
 from .scheduling import dismiss, load_next, run_next, wake
 from .state import Core, removed
 
@@ -46,16 +46,22 @@ def asked(core: Core, event: Asked) -> None:
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
+    _used(core, model, engine)
+    run_next(core, engine)
+
+
+def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
+    """Return the deployment of a model that a request needs on an engine, loaded soon if it is not."""
+    deployment = model.deployments.get(engine.name)
     if deployment is None:  # for values or shapes that are not the compiled form's
         deployment = core.deploy(model, engine.name)
-        wake(core, engine)
-        load_next(core, engine)
+        deployment.resting = True
     deployment.used = core.now
     if deployment.resting:
         deployment.resting = False
         wake(core, engine)
         load_next(core, engine)
-    run_next(core, engine)
+    return deployment
 
 
 def left(core: Core, event: ClientGaveUp) -> None:
@@ -178,11 +184,7 @@ def _wait_again(core: Core, running: Running) -> None:
         core.act(Refuse(ticket.number, removed(ticket.model)))
         return
     other = core.place(model, ticket)
-    deployment = model.deployments.get(other.name)
-    if deployment is None:
-        deployment = core.deploy(model, other.name)
-        wake(core, other)
-    deployment.used = core.now
+    deployment = _used(core, model, other)
     if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
         sentence = deployment.reason or f"the worker does not start ({other.reason})"
         core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {sentence}")))
