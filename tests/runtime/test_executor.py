@@ -15,8 +15,9 @@ import pytest
 from honed.machine.devices import Device
 from honed.runtime import load
 from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import Precondition
 from honed.runtime.compiled.plan import allocations
-from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
+from honed.runtime.errors import DeviceError, InvalidArgument, NotFound, PreconditionBroken
 from honed.runtime.execution import programs
 from honed.runtime.execution.executor import Executor
 from tests.daemon.running import memory
@@ -141,6 +142,25 @@ def test_casts_at_the_border(either: Device, tmp_path: Path) -> None:
         assert out["o4"].view(np.uint8).tolist() == [1, 0, 1, 1]
         with pytest.raises(InvalidArgument, match=r"computes in int32.*has 0 to 2147483648"):
             executor.run({**inputs, "i1": np.array([0, 0, 0, 2**31])})
+
+
+@pytest.mark.parametrize("kind", ["int32", "float32"])
+def test_values_that_a_precondition_does_not_allow_are_refused(
+    device: Device, tmp_path: Path, kind: str
+) -> None:
+    b = Builder()
+    b.copy(b.input("ends", kind, (2,)), b.output("y", kind, (2,)))
+    bound = Precondition(input="ends", low=0, high=5, why="rows of its cache")
+    model = replace(b.build(device.profile), preconditions=(bound,))
+    modelfile.write(tmp_path / "m.honed", model, {})
+    with load(tmp_path / "m.honed", device) as executor:
+        assert executor.model.preconditions == (bound,)
+        for served in ([0, 5], [3, 3]):
+            assert executor.run({"ends": np.array(served, kind)})["y"].tolist() == served
+        others = [[-1, 2], [0, 6], *([[np.nan, 0]] if kind == "float32" else [])]
+        for other in others:
+            with pytest.raises(PreconditionBroken, match=r"'ends' holds 0 to 5 \(rows of its cache\)"):
+                executor.run({"ends": np.array(other, kind)})
 
 
 def test_every_half_becomes_the_single_it_is_and_back(either: Device, tmp_path: Path) -> None:

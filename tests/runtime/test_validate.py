@@ -19,6 +19,7 @@ from honed.runtime.compiled.model import (
     Launch,
     Operator,
     Part,
+    Precondition,
     Probe,
     Proof,
     Tensor,
@@ -76,6 +77,14 @@ def with_proof(**changes: Any) -> Change:
 BROKEN: dict[str, tuple[Change, str]] = {
     "bad digest": (lambda m: replace(m, source=replace(m.source, sha256="0" * 63)), "sha256"),
     "bad precision": (lambda m: replace(m, source=replace(m.source, precision="fp8")), "precision 'fp8'"),
+    "precondition of nothing": (
+        with_fields(preconditions=(Precondition(input="z", low=0, high=1, why=""),)),
+        "precondition 0 is about 'z', which is no input",
+    ),
+    "precondition of no value": (
+        lambda m: replace(m, preconditions=(Precondition(input=m.inputs[0].name, low=1, high=0, why=""),)),
+        "precondition 0 allows no value: 1 to 0",
+    ),
     "bad profile": (with_limits(base_align_bytes=96), "base_align_bytes is 96"),
     "no work-items": (with_limits(max_work_group_size=0), "max_work_group_size is 0"),
     "unknown dtype": (with_item("buffers", 2, dtype="float8"), "buffer 2 has the unknown element type"),

@@ -22,7 +22,7 @@ from .messages import (
     WorkerFailed,
     WorkerLost,
 )
-from .model import Engine, Phase, Running, State, is_cpu
+from .model import Deployment, Engine, Phase, Running, ServedModel, State, is_cpu
 from .scheduling import dismiss, load_next, run_next, wake
 from .state import Core
 
@@ -47,16 +47,22 @@ def asked(core: Core, event: Asked) -> None:
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
+    _used(core, model, engine)
+    run_next(core, engine)
+
+
+def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
+    """Return the deployment of a model that a request needs on an engine, loaded soon if it is not."""
+    deployment = model.deployments.get(engine.name)
     if deployment is None:  # for values or shapes that are not the compiled form's
         deployment = core.deploy(model, engine.name)
-        wake(core, engine)
-        load_next(core, engine)
+        deployment.resting = True
     deployment.used = core.now
     if deployment.resting:
         deployment.resting = False
         wake(core, engine)
         load_next(core, engine)
-    run_next(core, engine)
+    return deployment
 
 
 def left(core: Core, event: ClientGaveUp) -> None:
