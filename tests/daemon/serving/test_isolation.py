@@ -115,7 +115,9 @@ def restarts(client: Client) -> int:
 # ---- Requests that end the process ----
 
 
-def test_a_request_that_ends_the_process_is_refused_and_its_model_goes_on(client: Client) -> None:
+def test_a_request_that_ends_the_process_is_refused_and_its_model_goes_on(
+    engine: Service, client: Client
+) -> None:
     right = client.infer("divide", GOOD)["y"]
     before = restarts(client)
     for _ in range(4):
@@ -311,9 +313,8 @@ def test_thirty_rounds_leave_nothing(engine: Service, client: Client) -> None:
 
     def is_back() -> bool:
         """Or holds less: the process that builds ends after a while."""
-        return all(
-            now <= then for a, b in zip(held(), before, strict=True) for now, then in zip(a[:2], b[:2])
-        )
+        now = held()
+        return all(now[n][0] <= row[0] and now[n][1] <= row[1] for n, row in enumerate(before))
 
     wait_for(is_back, "threads to end, and descriptors to be closed", seconds=20)
     for (_, _, first), (_, _, last) in zip(before, held(), strict=True):
