@@ -17,9 +17,10 @@ from honed.runtime import load
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Precondition
 from honed.runtime.compiled.plan import allocations
-from honed.runtime.errors import DeviceError, InvalidArgument, NotFound, PreconditionBroken
+from honed.runtime.errors import Cancelled, DeviceError, InvalidArgument, NotFound, PreconditionBroken
 from honed.runtime.execution import programs
 from honed.runtime.execution.executor import Executor
+from honed.runtime.execution.segments import running_now
 from tests.daemon.running import memory
 
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
@@ -42,6 +43,20 @@ def test_run(executor: Executor) -> None:
         out = executor.run({"x": X + k})
         assert list(out) == ["y"]
         np.testing.assert_array_equal(out["y"], 2 * X + k + 1, strict=True)
+
+
+def test_a_run_that_is_to_end_ends_between_launches_and_the_next_is_right(
+    either: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    with load(chain(300, 8).write(tmp_path / "m.honed", either.profile), either) as executor:
+        right = executor.run({"x": X})["y"]
+        monkeypatch.setattr(running_now, "ended", lambda: asked.append(1) or len(asked) > 2)
+        with pytest.raises(Cancelled, match="nobody waits"):
+            executor.run({"x": X + 1})
+        monkeypatch.setattr(running_now, "ended", None)
+        np.testing.assert_array_equal(executor.run({"x": X})["y"], right)
+    assert len(asked) == 3, "the third chunk is not enqueued"
 
 
 def test_outputs_belong_to_the_caller(executor: Executor) -> None:

@@ -23,7 +23,7 @@ from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
-from honed.daemon.worker.supervisor import WorkerDied, device_program
+from honed.daemon.worker.supervisor import NoWorker, WorkerDied, device_program
 from honed.daemon.worker.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant
@@ -114,6 +114,28 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
 
     order = asyncio.run(go())
     assert order == ["begun", "told", "ended", "begun"]
+
+
+def test_a_call_that_takes_too_long_is_the_cause_and_no_other(cache_dir: Path) -> None:
+    """The others under way are told that there is no worker, and are run again."""
+
+    async def go() -> list[type[BaseException]]:
+        kept = Kept(cache_dir)
+        worker = kept.supervisor
+        running = asyncio.ensure_future(kept.live())
+        try:
+            await kept.wait_ready(SECONDS)
+            os.kill(worker.pid, signal.SIGSTOP)
+            asked: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            worker.ask(Ping(), asked.set_result, seconds=SECONDS)
+            calls = [worker.call(Ping(), seconds=seconds) for seconds in (SECONDS, 0.1, SECONDS)]
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            return [*map(type, ends), type(await asked)]  # type: ignore[list-item]
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    assert asyncio.run(go()) == [NoWorker, WorkerDied, NoWorker, NoWorker]
 
 
 @pytest.mark.slow
