@@ -1,4 +1,4 @@
-"""A form beside ONNX Runtime: compared at fill levels, timed with its state in place, refused with a reason."""
+"""A form beside ONNX Runtime: compared at fill levels, timed with its state in place, refused with reason."""
 
 from __future__ import annotations
 
