@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from honed.daemon.background import Background
 from honed.daemon.core import messages
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.state import Registry
-from honed.daemon.features.variants import ShapeVariants
+from honed.daemon.features.variants import ShapeVariants, VariantCompiler
 from honed.daemon.observe.usage import UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -44,6 +45,7 @@ class Place:
         maker = SimpleNamespace(
             pool=pool, changes=SimpleNamespace(active={}), policy="fastest", make=self.make
         )
+        maker.under = partial(VariantCompiler.under, maker)
         leasing = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
         )
