@@ -1,4 +1,4 @@
-"""One policy, two implementations: the state machine in C and the one in Python do what the scenarios say."""
+"""The machine that decides which runs are routed, in C, by the scenarios that it shares with Python's."""
 
 from __future__ import annotations
 

@@ -54,6 +54,9 @@ async def fill(
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
         compiled = found.get(store.object(manifest.compiled)) if manifest.compiled is not None else None
+        can_be_made_anew = pool.cpu is not None and manifest.interface is not None
+        if isinstance(compiled, Compiled) and compiled.may_assume_values and can_be_made_anew:
+            compiled = OtherFormat("it does not say for which values of its inputs it is right")
         if is_variant(manifest.name) and not isinstance(compiled, Compiled):
             await _drop_variant(store, manifest, models, compiled)
         elif isinstance(compiled, HonedError):

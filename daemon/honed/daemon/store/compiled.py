@@ -102,6 +102,12 @@ class Compiled:
     schedules: str
     parts: tuple[ShownPart, ...] = ()
     preconditions: tuple[str, ...] = ()
+    names_values: bool = False
+
+    @property
+    def may_assume_values(self) -> bool:
+        """Whether it may be wrong for values of its integer inputs that it does not name."""
+        return not self.names_values and any(tensor.dtype in ("int32", "int64") for tensor in self.inputs)
 
     @functools.cached_property
     def engine(self) -> str:

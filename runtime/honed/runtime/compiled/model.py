@@ -318,7 +318,8 @@ class CompiledModel:
     `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
     run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
     `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
-    Requests that break one of its `preconditions` are not run.
+    Requests that break one of its `preconditions` are not run. Files of honed 0.1 have none, though they may
+    rely on values: only those with `names_values` say all that they rely on.
     """
 
     source: SourceModel
@@ -340,6 +341,7 @@ class CompiledModel:
     split: Split | None = None
     forms: tuple[Form, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
+    names_values: bool = False
 
     @property
     def probes(self) -> tuple[Probe, ...]:

@@ -65,6 +65,7 @@ def assemble(
         proof=_proof(expected, normalised, probes) if expected is not None else None,
         split=_split(cut, probes - len(parts)),
         preconditions=normalised.preconditions,
+        names_values=True,
     )
     try:
         validate.check(model)
