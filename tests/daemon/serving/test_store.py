@@ -15,6 +15,7 @@ import pytest
 
 from honed.daemon.restoring import without_raced_devices
 from honed.daemon.serving.selection import unfinished
+from honed.daemon.store.compiled import summarise
 from honed.daemon.store.files import StoredFile, describe, receive
 from honed.daemon.store.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.store.versions import succeed
@@ -22,6 +23,7 @@ from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 from tests.daemon.core import serving_world
 from tests.daemon.core.serving_world import stored
+from tests.runtime.builder import INCREMENT, Builder
 
 
 @pytest.fixture
@@ -364,3 +366,20 @@ def test_what_honed_0_1_put_on_the_processor_beside_a_gpu_is_compiled_anew(store
     assert found["asked"] == models["asked"]
     alone = without_raced_devices(cast(Any, SimpleNamespace(cpu=None)), models)["there"]
     assert (alone.compiled, alone.device) == (stored("k"), ""), "nothing else could serve it"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "names", "anew"), [("int64", False, True), ("int64", True, False), ("float32", False, False)]
+)
+def test_files_that_may_assume_values_of_integers_are_known(dtype: str, names: bool, anew: bool) -> None:
+    built = Builder()
+    built.launch(
+        built.kernel(INCREMENT, "increment", "rw", 4, groups=1, block=1),
+        built.input("x", "float32", (1,)),
+        built.output("y", "float32", (1,)),
+    )
+    model = dataclasses.replace(built.build(), names_values=names)
+    model = dataclasses.replace(
+        model, inputs=tuple(dataclasses.replace(t, dtype=dtype) for t in model.inputs)
+    )
+    assert summarise(model).may_assume_values == anew
