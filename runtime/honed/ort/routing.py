@@ -267,14 +267,17 @@ class _Session:
 
     def _tell(self, kind: _Kind) -> None:
         """Write a line where the state of a route has changed."""
-        said = kind.route.state, kind.route.why if kind.route.state == OWN else ""
-        if kind.route.asking or said == kind.said:
+        route = kind.route
+        said = route.state, route.why if route.state == OWN else ""
+        if route.asking or said == kind.said:
             return
         kind.said = said
         if _LOG:
-            shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in kind.shapes.items())
-            why = f" ({said[1]})" if said[1] else ""
-            print(f"honed: {self._file or 'a model'}, {shapes}: {kind.route.state}{why}", file=sys.stderr)
+            shapes = ", ".join("x".join(map(str, shape)) for shape in kind.shapes.values())
+            times = f"own {route.own_median / 1e6:.3f} ms, routed {route.routed_median / 1e6:.3f} ms"
+            why = f"; {said[1]}" if said[1] else ""
+            name = Path(self._file).name if self._file is not None else "a model in memory"
+            print(f"honed: {name} ({shapes}): {route.state}; {times}{why}", file=sys.stderr)
 
 
 def route(module: ModuleType) -> None:

@@ -98,8 +98,8 @@ print(json.dumps(routes(session)[0].routed_runs))
     assert "of its runs routed" in text
     out, err = process.communicate("\n")
     assert json.loads(out) > 0
-    assert "model.onnx, x 8x64, bias : trying" in err
-    assert "model.onnx, x 8x64, bias : routed" in err
+    for state in ("trying", "routed"):
+        assert f"honed: model.onnx (8x64, ): {state}; own " in err
 
 
 def test_what_onnx_runtime_takes_is_taken_and_nothing_else(service: Service, path: Path) -> None:
