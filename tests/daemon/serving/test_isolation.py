@@ -287,38 +287,42 @@ def alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.slow
-def test_thirty_rounds_leave_nothing(engine: Service, client: Client) -> None:
+def test_thirty_rounds_leave_nothing(start_service: Callable[..., Service], models: Path) -> None:
     """Of clients that close, cancel, or come too late: service and engine hold as much as before."""
 
-    def held() -> list[tuple[int, int, int]]:
-        devices = client.status()["devices"]
-        engines = [each["worker"]["pid"] for each in devices if each["name"] == "ONNX Runtime/CPU"]
-        return [
-            (descriptors(pid), psutil.Process(pid).num_threads(), memory(pid))
-            for pid in (engine.process.pid, *engines)
-        ]
+    service = start_service(config=CPU)
+    add_all(service, models)
+    with service.client() as client:
 
-    def come_and_go() -> None:
-        begin(engine).socket.close()
-        with pytest.raises(DeadlineExceeded):
-            client.infer("loop", rounds(LONG), timeout=0.15)
-        asyncio.run(cancel_and_ask(engine))
-        wait_for(lambda: queue(client) == (0, 0), "all to end", seconds=20)
+        def held() -> list[tuple[int, int, int]]:
+            devices = client.status()["devices"]
+            engines = [each["worker"]["pid"] for each in devices if each["name"] == "ONNX Runtime/CPU"]
+            return [
+                (descriptors(pid), psutil.Process(pid).num_threads(), memory(pid))
+                for pid in (service.process.pid, *engines)
+            ]
 
-    for _ in range(5):
-        come_and_go()
-    before = held()
-    for _ in range(30):
-        come_and_go()
+        def come_and_go() -> None:
+            begin(service).socket.close()
+            with pytest.raises(DeadlineExceeded):
+                client.infer("loop", rounds(LONG), timeout=0.15)
+            asyncio.run(cancel_and_ask(service))
+            wait_for(lambda: queue(client) == (0, 0), "all to end", seconds=20)
 
-    def is_back() -> bool:
-        """Or holds less: the process that builds ends after a while."""
-        now = held()
-        return all(now[n][0] <= row[0] and now[n][1] <= row[1] for n, row in enumerate(before))
+        for _ in range(5):
+            come_and_go()
+        before = held()
+        for _ in range(30):
+            come_and_go()
 
-    wait_for(is_back, "threads to end, and descriptors to be closed", seconds=20)
-    for (_, _, first), (_, _, last) in zip(before, held(), strict=True):
-        assert last - first < 8 << 20
+        def is_back() -> bool:
+            """Or holds less: the process that builds ends after a while."""
+            now = held()
+            return all(now[n][0] <= row[0] and now[n][1] <= row[1] for n, row in enumerate(before))
+
+        wait_for(is_back, "threads to end, and descriptors to be closed", seconds=20)
+        for (_, _, first), (_, _, last) in zip(before, held(), strict=True):
+            assert last - first < 8 << 20
 
 
 @pytest.mark.slow

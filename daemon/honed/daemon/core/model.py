@@ -22,8 +22,8 @@ MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with tw
 MAX_SHARED_CRASHES = 2  # in a row, of a CPU engine's process that ran one model among others: it is isolated
 MAX_ISOLATED_CRASHES = 6  # in a row, with those before: the requests of one that is isolated are refused
 RUNS_AT_ONCE = 4  # of different models in one CPU engine, each begun when those before it had taken long
-_ISOLATED_SECONDS = 60.0  # for which a model is isolated the first time
-_REFUSED_SECONDS = 2.0  # for which a model that ends processes is not tried again the first time
+_FIRST_PAUSE_SECONDS = 60.0  # for which a model is isolated, or refused, the first time
+_FIRST_ISOLATED_PAUSE_SECONDS = 2.0  # for which one is refused that is isolated, and harms no other
 _LONGEST_PAUSE_SECONDS = 3600.0
 _HOUR = 3600.0
 DRIFT = 1.25  # times as long, or as short, as when the engine was chosen
@@ -128,15 +128,15 @@ class CrashRecord:
         """Record that a worker ran the model to its end."""
         self.crashes = self.refusals = 0
 
-    def refused(self) -> float:
+    def refused(self, *, isolated: bool) -> float:
         """Return for how many seconds the model is not tried again; longer each time in a row."""
         self.refusals += 1
-        return _longer(_REFUSED_SECONDS, self.refusals)
+        return _longer(_FIRST_ISOLATED_PAUSE_SECONDS if isolated else _FIRST_PAUSE_SECONDS, self.refusals)
 
     def isolated(self) -> float:
         """Return for how many seconds the model is isolated; longer each time."""
         self.isolations += 1
-        return _longer(_ISOLATED_SECONDS, self.isolations)
+        return _longer(_FIRST_PAUSE_SECONDS, self.isolations)
 
 
 def _longer(first: float, times: int) -> float:

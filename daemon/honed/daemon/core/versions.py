@@ -173,7 +173,7 @@ def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, c
 
 def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
     """Have a deployment tried again after a while; return the reason why it is refused with that."""
-    seconds = model.blame.refused()
+    seconds = model.blame.refused(isolated=core.engines[deployment.engine].isolating)
     deployment.again = core.now + seconds
     return f"{reason}; it is tried again after {seconds:g} s"
 
