@@ -29,7 +29,7 @@ PRODUCTS = frozenset({"MatMul", "Conv"})
 _FOLLOWING = frozenset(
     {"Identity", "Reshape", "Transpose", "Expand", "Concat", "Slice", "Pad", "Gather", "Where"}
     | {"Relu", "Abs", "Neg", "Max", "Min", "MaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "IsNaN"}
-    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Scan"}
 )
 
 

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
@@ -21,7 +22,10 @@ from .layout import along, cut, expand, pad, pad_axis, pick, reshape, strides_of
 from .reduction import reduce
 
 MAX_RANGE = 1 << 26  # elements of a constant made by Range
-MAX_WORK = 1 << 33  # comparisons one rewritten scatter or sort may cost
+MAX_WORK = 1 << 33  # comparisons one rewritten scatter may cost
+BEST_PLACES = "Scan"  # in a normalised graph: see `_best_places`
+# Elements of a row, and comparisons in all, up to which a rank that is counted is found sooner than by sorting.
+_PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
 
 
@@ -229,29 +233,56 @@ def one_hot(b: Builder, c: Call) -> Value:
 
 @rule("TopK")
 def top_k(b: Builder, c: Call) -> list[Value]:
-    """The rank of each element, by counting; ties go to the lower index."""
+    """The best elements in order; ties go to the lower index, and NaN counts as the worst number."""
     x = c.x()
     axis = normal_axis(c.integer("axis", -1), x.rank)
     count = c.integer("k") if c.opset < 10 else c.numbers(1, "k")[0]
     size = x.shape[axis]
-    if not 0 <= count <= size or x.size * size > MAX_WORK:
-        raise NodeRefused(
-            f"it takes the best {count} of {size} elements, which is not possible or too many to compare"
-        )
+    if not 0 <= count <= size:
+        raise NodeRefused(f"it takes the best {count} of {size} elements, which is not possible")
     order = [i for i in range(x.rank) if i != axis] + [axis]
     moved = transpose(b, x, order)
-    rows = reshape(b, moved, [moved.size // size, size])
+    rows = reshape(b, moved, [moved.size // size if size else 0, size])
+    largest = bool(c.integer("largest", 1))
+    if not rows.size or not count:
+        places = b.constant(np.zeros((rows.shape[0], count), np.int64))
+    elif size <= _PAIRS and rows.size * size <= _PAIRS_IN_ALL:
+        places = _places_by_pairs(b, rows, count, largest=largest)
+    else:
+        places = _best_places(b, rows, count, largest=largest)
+    best = gather_elements(b, rows, places, 1)
+    back, shape = list(np.argsort(order)), [*moved.shape[:-1], count]
+    return [transpose(b, reshape(b, v, shape), back) for v in (best, places)]
+
+
+def _places_by_pairs(b: Builder, rows: Value, count: int, *, largest: bool) -> Value:
+    """The rank of each element, by counting, and the place of each rank."""
+    size = rows.shape[1]
+    if rows.is_float:
+        rows = b("Where", b("IsNaN", rows), -np.inf if largest else np.inf, rows)
     mine, other = reshape(b, rows, [*rows.shape, 1]), reshape(b, rows, [rows.shape[0], 1, size])
-    ahead = b("Less", mine, other) if c.integer("largest", 1) else b("Less", other, mine)
+    ahead = b("Less", mine, other) if largest else b("Less", other, mine)
     earlier = b.constant(np.tril(np.ones((size, size), np.bool_), -1))
     before = b("Or", ahead, b("And", b("Equal", mine, other), earlier))
     rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
     wanted = b.constant(np.arange(count, dtype=np.int32))
     numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
-    places = reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)
-    best = gather_elements(b, rows, places, 1)
-    back, shape = list(np.argsort(order)), [*moved.shape[:-1], count]
-    return [transpose(b, reshape(b, v, shape), back) for v in (best, places)]
+    return reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)
+
+
+def _best_places(b: Builder, rows: Value, count: int, *, largest: bool) -> Value:
+    """A Scan over rows whose body is a TopK: the one form of it in ONNX that has the places as its output.
+
+    The importer makes a sort of it.
+    """
+    body = helper.make_graph(
+        [helper.make_node("TopK", ["row", "k"], ["best", "places"], axis=0, largest=int(largest))],
+        "best",
+        [onnx.ValueInfoProto(name="row")],
+        [helper.make_tensor_value_info("places", TensorProto.INT64, [count])],
+        [numpy_helper.from_array(np.array([count], np.int64), "k")],
+    )
+    return b(BEST_PLACES, rows, body=body, num_scan_inputs=1)
 
 
 @rule("CumSum")

@@ -18,7 +18,7 @@ from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 
-from . import extremes, updates, winograd
+from . import extremes, sorting, updates, winograd
 from .dots import multiply_bytes
 from .fusing import Joins, Traced, fused, fused_without_moves, join_functions, never
 from .layouts import block_channels, block_lanes
@@ -80,6 +80,7 @@ def legalize(
         rules = {"relax.erf": _erf} | extremes.rules()
         rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile))
         rules["relax.right_shift"] = _shifted
+        rules["relax.topk"] = sorting.best_places
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
         rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
         rules["relax.mean"] = partial(_mean, bound)
