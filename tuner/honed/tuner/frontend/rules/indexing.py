@@ -26,6 +26,7 @@ MAX_WORK = 1 << 33  # comparisons one rewritten scatter may cost
 BEST_PLACES = "Scan"  # in a normalised graph: see `_best_places`
 # Elements of a row, and comparisons in all, up to which a rank that is counted is found sooner than by sorting.
 _PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
+_SCANNED = 64  # elements of a running total that are compared with each other
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
 
 
@@ -285,28 +286,34 @@ def _best_places(b: Builder, rows: Value, count: int, *, largest: bool) -> Value
     return b(BEST_PLACES, rows, body=body, num_scan_inputs=1)
 
 
-@rule("CumSum")
-def cumulative_sum(b: Builder, c: Call) -> Value:
-    """Sums of neighbours at doubling distances (Hillis and Steele 1986)."""
+@rule("CumSum", "CumProd")
+def running_total(b: Builder, c: Call) -> Value:
+    """Sums, or products, of all elements up to each."""
     x = c.x()
     axis = normal_axis(c.numbers(1, "axis")[0], x.rank)
-    size = x.shape[axis]
+    apart = reshape(b, x, [math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])])
+    fold, join, neutral = ("ReduceSum", "Add", 0) if c.op == "CumSum" else ("ReduceProd", "Mul", 1)
     reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
-    def shifted(v: Value, distance: int) -> Value:
-        if reverse:
-            return pad_axis(b, cut(b, v, axis, distance, size), axis, 0, distance)
-        return pad_axis(b, cut(b, v, axis, 0, size - distance), axis, distance, 0)
+    def scanned(x: Value, *, exclusive: bool) -> Value:
+        """Blocks by comparing places, each with the total of all blocks before it (Blelloch 1990)."""
+        outer, size, inner = x.shape
+        block = min(size, _SCANNED)
+        count = -(-size // block)
+        whole = pad(b, x, [0, 0, 0], [0, count * block - size, 0], neutral)
+        blocks = reshape(b, whole, [outer, count, block, inner])
+        places = np.arange(block)
+        before = places[None, :] < places[:, None] + (not exclusive)
+        mask = b.constant((before[::-1, ::-1] if reverse else before).reshape(block, block, 1))
+        each = b("Where", mask, reshape(b, blocks, [outer, count, 1, block, inner]), neutral)
+        found = reduce(b, fold, each, [3], keepdims=False)
+        if count > 1:
+            totals = reduce(b, fold, blocks, [2], keepdims=False)
+            behind = scanned(totals, exclusive=True)
+            found = b(join, found, reshape(b, behind, [outer, count, 1, inner]))
+        return cut(b, reshape(b, found, [outer, count * block, inner]), 1, 0, size)
 
-    if size == 0:
-        return x
-    if exclusive:
-        x = b.constant(np.zeros(x.shape, x.dtype)) if size == 1 else shifted(x, 1)
-    distance = 1
-    while distance < size:
-        x = b("Add", x, shifted(x, distance))
-        distance *= 2
-    return x
+    return reshape(b, scanned(apart, exclusive=exclusive), x.shape) if x.size else x
 
 
 @rule("ReverseSequence")
