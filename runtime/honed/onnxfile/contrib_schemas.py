@@ -26,6 +26,7 @@ class _StandInWriter:
 
     node: onnx.NodeProto
     shapes: dict[str, tuple[int, ...]]  # of initialisers
+    types: dict[str, int]  # of their elements, as ONNX numbers them
     made: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
@@ -170,6 +171,8 @@ def _grouped(w: _StandInWriter) -> None:
 
 def _few_bits_table(w: _StandInWriter) -> None:
     columns, bits = w.shapes.get(w.node.input[0], ()), _attribute(w.node, "bits", 4)
+    if w.types.get(w.node.input[0]) in (TensorProto.INT4, TensorProto.UINT4):
+        bits = 8  # they are counted one by one
     if columns:
         numbers = w.inner("Gather", w.given(0, 1), axis=0)
         typed = w.inner("CastLike", [numbers, w.node.input[2]])
@@ -239,11 +242,12 @@ def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns the model itself where no node needs a stand-in.
     """
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    types = {t.name: t.data_type for t in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
     stood = False
     for node in model.graph.node:
-        writer = _StandInWriter(node=node, shapes=shapes)
+        writer = _StandInWriter(node=node, shapes=shapes, types=types)
         if node.output and (stand_in := _BY_DOMAIN.get(node.domain, {}).get(node.op_type)):
             stand_in(writer)
         elif node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN:
