@@ -16,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.dataclass import dataclass
 
-# ONNX Runtime has these in ONNX's domain at any opset; ONNX defines the former from 17 on, the latter never.
-RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
+# ONNX Runtime has these in ONNX's domain. The first two it has at any opset; ONNX defines the first from 17 on,
+# the second never. The others are of opset NEWEST_OPSET, which the installed onnx need not know.
+RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization", "BitCast", "CumProd")
+NEWEST_OPSET = 26
 
 
 @dataclass(slots=True)
@@ -233,6 +235,7 @@ _OF_MACHINE_LEARNING: dict[str, StandIn] = {
     "FeatureVectorizer": _side_by_side,
     "Imputer": _same,
 }
+_RUNTIMES_OWN: dict[str, StandIn] = {**dict.fromkeys(RUNTIMES_OWN, _same), "BitCast": _as("Cast", 0)}
 _BY_DOMAIN = {"com.microsoft": _STAND_INS, "ai.onnx.ml": _OF_MACHINE_LEARNING}
 
 
@@ -251,7 +254,7 @@ def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.output and (stand_in := _BY_DOMAIN.get(node.domain, {}).get(node.op_type)):
             stand_in(writer)
         elif node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN:
-            _same(writer)
+            _RUNTIMES_OWN[node.op_type](writer)
         nodes += writer.made or [node]
         stood = stood or bool(writer.made)
         constants += writer.constants

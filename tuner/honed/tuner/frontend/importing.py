@@ -202,6 +202,7 @@ CORE: Mapping[str, Import] = {
     "ArgMin": _extreme(op.argmin),
     "AveragePool": _pool(_AVG_POOL, count_include_pad=True),
     "BitShift": lambda node: _SHIFTS[node.attrs["direction"]](*node.inputs),
+    "BitCast": lambda node: op.memory.view(node.inputs[0], dtype=node.result),
     "Cast": lambda node: op.astype(node.inputs[0], _dtype(node.attrs["to"])),
     "Concat": lambda node: op.concat(list(node.inputs), axis=node.attrs["axis"]),
     "Conv": _conv,

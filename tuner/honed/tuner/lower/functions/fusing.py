@@ -136,7 +136,9 @@ def fused(module: IRModule) -> tuple[IRModule, Traced]:
 
 # Each operator of a fused function is computed where the next reads it, once for each time that it is read. An
 # erf reads its operand forty times: four of them, one of the other, are 2.5 million reads, in one expression.
-_MOST_READ = 1024
+# What a choice depends on counts more: TVM simplifies the expression once more under each condition.
+_MOST_READ = 512
+_FOR_CONDITION = 8
 _REDUCES = 3  # of relax.analysis.OpPatternKind: this and what is above it is stored before it is read
 
 
@@ -157,8 +159,7 @@ def _too_large(
                 continue
             name, function = str(call.args[0].name_hint), module[call.args[0]]
             if name not in reads:
-                read = [load.source for load in loads(function.body)]
-                reads[name] = tuple(sum(map(one.same_as, read)) for one in function.params)
+                reads[name] = _reads(function)
             own = list(zip(call.args[1], reads[name], strict=False))
             least = sum(times for _, times in own)
             whole = sum(times * within.get(given, 1) for given, times in own)
@@ -279,6 +280,14 @@ def _joined(parts: Sequence[Sequence[int]], axis: int, itemsize: int) -> Move | 
 
 def _itemsize(expr: relax.Expr) -> int:
     return np.dtype(str(expr.ty.dtype)).itemsize
+
+
+def _reads(function: tirx.PrimFunc) -> tuple[int, ...]:
+    """Return how often an element that a function makes reads each of its parameters."""
+    read = [load.source for load in loads(function.body)]
+    for choice in nodes(function.body, tirx.Select):
+        read += (_FOR_CONDITION - 1) * [load.source for load in loads(choice.condition)]
+    return tuple(sum(map(one.same_as, read)) for one in function.params)
 
 
 def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) -> IRModule:

@@ -80,6 +80,7 @@ def legalize(
         rules = {"relax.erf": _erf} | extremes.rules()
         rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile))
         rules["relax.right_shift"] = _shifted
+        rules["relax.memory.view"] = _bits
         rules["relax.topk"] = sorting.best_places
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
         rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
@@ -197,6 +198,18 @@ def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return te.compute(shape, value, name="right_shift", tag=topi.tag.BROADCAST)
 
     return builder.call_te(unpacked, packed, primfunc_name_hint="unpack")
+
+
+def _bits(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return the bits of each element as another type of as many bits."""
+    dtype = str(call.ty.dtype)
+
+    def bits(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bits", tag=topi.tag.ELEMWISE
+        )
+
+    return builder.call_te(bits, call.args[0], primfunc_name_hint="bits")
 
 
 def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
