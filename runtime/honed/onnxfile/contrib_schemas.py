@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.dataclass import dataclass
 
-# ONNX Runtime has these in ONNX's domain. The first two it has at any opset; ONNX defines the first from 17 on,
-# the second never. The others are of opset NEWEST_OPSET, which the installed onnx need not know.
+# ONNX Runtime has these in ONNX's domain. The first two it has at any opset; ONNX defines the first from 17
+# on, the second never. The others are of opset NEWEST_OPSET, which the installed onnx need not know.
 RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization", "BitCast", "CumProd")
 NEWEST_OPSET = 26
 

@@ -88,9 +88,10 @@ async def compile_model(
             "or use a smaller model"
         ) from error
     except Died as died:
+        memory = f"it may have needed more than the {job.memory_mib} MiB of compile_memory_mib, "
+        why = memory if died.death.out_of_memory else ""
         raise ModelRefused(
-            f"the compiler stopped without a result ({died}); it may have needed more than "
-            f"the {job.memory_mib} MiB of compile_memory_mib, the service's log says more"
+            f"the compiler stopped without a result ({died}); {why}the service's log says more"
         ) from died
 
 

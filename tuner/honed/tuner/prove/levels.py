@@ -113,7 +113,7 @@ def _probes(
 
     Raises _Unknown where no inputs are known that ONNX Runtime runs on without optimisation.
     """
-    if model.ByteSize() > confined.MAX_MODEL:
+    if not confined.fits(model):
         raise _Unknown("the model is larger than 2 GiB")
     reason = "its inputs are of unknown rank; add it with --shape"
     for bound in _closed(model, shapes):
