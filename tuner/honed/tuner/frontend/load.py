@@ -30,7 +30,7 @@ class FrontendLimits:
     file_bytes: int = PROTOBUF_LIMIT  # of the model file
     external_bytes: int = PROTOBUF_LIMIT  # of all its external data
     tensor_bytes: int = 1 << 32  # of one intermediate tensor
-    fold_bytes: int = 1 << 28  # of one constant computed while compiling
+    fold_bytes: int = 1 << 26  # of one constant computed while compiling that is larger than its parts
     constant_bytes: int = 1 << 32  # of all constants, read and computed
 
 

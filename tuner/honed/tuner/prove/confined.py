@@ -83,7 +83,7 @@ def run(
 def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequence[Arrays]) -> None:
     """Write a model, and sets of its inputs in the order of `names`, where a child finds them."""
     if not fits(model):
-        raise ModelRefused("the model is larger than 2 GiB, more than a child can be given; use a smaller one")
+        raise ModelRefused("the model is larger than 2 GiB, more than a child can be given; make it smaller")
     (folder / MODEL).write_bytes(model.SerializeToString())
     for i, values in enumerate(sets):
         for j, name in enumerate(names):
@@ -92,12 +92,12 @@ def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequ
 
 def fits(model: onnx.ModelProto) -> bool:
     """Return whether a model can be written; of one beyond protobuf's 2 GiB not even the size is known."""
-    from google.protobuf.message import EncodeError
-
     try:
-        return model.ByteSize() <= MAX_MODEL
-    except EncodeError:
-        return False
+        return int(model.ByteSize()) <= MAX_MODEL
+    except Exception as error:
+        if "serialize" in str(error):
+            return False
+        raise
 
 
 def sets_in(folder: Path, names: Sequence[str], count: int) -> Iterator[dict[str, np.ndarray]]:

@@ -182,7 +182,9 @@ def bit_cast(b: Builder, c: Call) -> Value:
     kinds = {x.dtype.name, to.name}
     if x.dtype.itemsize != to.itemsize or x.dtype.kind not in "iuf" or to.kind not in "iuf":
         raise NodeRefused(f"it takes {x.dtype.name} for {to.name}")
-    if not kinds.isdisjoint({"float16", "float64"}):  # which are computed in other types where devices lack them
+    if not kinds.isdisjoint(
+        {"float16", "float64"}
+    ):  # which are computed in other types where devices lack them
         raise NodeRefused(f"it takes {x.dtype.name} for {to.name}; of floats only float32 is supported")
     if x.data is not None:
         return b.constant(x.data.view(to))

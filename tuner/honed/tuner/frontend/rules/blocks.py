@@ -19,7 +19,10 @@ from .linear import matmul
 
 DOMAIN = "com.microsoft"
 _BITS = (2, 4, 8)
-_FOUR_BITS = {"uint4": 0, "int4": 8}  # types of numbers of 4 bits, with what is added so that none is negative
+_FOUR_BITS = {
+    "uint4": 0,
+    "int4": 8,
+}  # types of numbers of 4 bits, with what is added so that none is negative
 _LEAST_BLOCK = 16
 
 
@@ -94,7 +97,7 @@ def gather_block_quantised(b: Builder, c: Call) -> Value:
 
 
 def _in_bytes(b: Builder, v: Value) -> Value:
-    """Return a constant of 4-bit numbers as bytes of two each along the last axis; other values as they are."""
+    """Return a constant of 4-bit numbers as bytes of two each, along the last axis; else the value."""
     if v.data is None or v.dtype.name not in _FOUR_BITS:
         return v
     numbers = (v.data.astype(np.int8) + _FOUR_BITS[v.dtype.name]).astype(np.uint8)

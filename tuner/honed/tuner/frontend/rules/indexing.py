@@ -18,13 +18,13 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
 
-from .layout import along, cut, expand, pad, pad_axis, pick, reshape, strides_of, transpose, with_axis
+from .layout import along, cut, expand, pad, pick, reshape, strides_of, transpose, with_axis
 from .reduction import reduce
 
-MAX_RANGE = 1 << 26  # elements of a constant made by Range
+MAX_RANGE = 1 << 23  # elements of a constant made by Range
 MAX_WORK = 1 << 33  # comparisons one rewritten scatter may cost
 BEST_PLACES = "Scan"  # in a normalised graph: see `_best_places`
-# Elements of a row, and comparisons in all, up to which a rank that is counted is found sooner than by sorting.
+# Elements of a row, and comparisons in all, up to which counting ranks is quicker than sorting.
 _PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
 _SCANNED = 64  # elements of a running total that are compared with each other
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
@@ -63,16 +63,20 @@ def gather(b: Builder, c: Call) -> Value:
 
 def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
     """`x` at `indices` (counted from the front) along an axis, every other coordinate kept."""
-    strides = strides_of(x.shape)
-    base = np.zeros(indices.shape, np.int64)
-    for i, extent in enumerate(indices.shape):
-        if i != axis:
-            base = base + along(np.arange(extent), i, indices.rank) * strides[i]
-    wide = b.cast(indices, np.int64)
+    strides, wide = strides_of(x.shape), b.cast(indices, np.int64)
+    starts = [
+        along(np.arange(extent), i, indices.rank) * strides[i]
+        for i, extent in enumerate(indices.shape)
+        if i != axis and extent > 1
+    ]
+    # One constant for all axes, unless it is large.
+    bases = starts if indices.size > MAX_RANGE else [sum(starts, np.zeros(indices.shape, np.int64))]
     # The clamp keeps a wrong index from reaching into a neighbouring row as well as out of the buffer.
     bounded = b("Min", b("Max", wide, 0), x.shape[axis] - 1)
-    scaled = b("Mul", bounded, strides[axis])
-    return flat_gather(b, x, b("Add", scaled, b.constant(base)) if base.any() else scaled)
+    places = b("Mul", bounded, strides[axis])
+    for base in bases:
+        places = b("Add", places, b.constant(base)) if base.any() else places
+    return flat_gather(b, x, places)
 
 
 @rule("GatherElements")

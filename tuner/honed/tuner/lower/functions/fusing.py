@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from tvm import ir, relax, s_tir, tirx
@@ -134,8 +135,8 @@ def fused(module: IRModule) -> tuple[IRModule, Traced]:
         module = _with_functions(module, dict.fromkeys(apart))
 
 
-# Each operator of a fused function is computed where the next reads it, once for each time that it is read. An
-# erf reads its operand forty times: four of them, one of the other, are 2.5 million reads, in one expression.
+# Each operator of a fused function is computed where the next reads it, once for each time that it is read.
+# An erf reads its operand forty times: four of them, one of the other, are 2.5 million reads in one.
 # What a choice depends on counts more: TVM simplifies the expression once more under each condition.
 _MOST_READ = 512
 _FOR_CONDITION = 8
@@ -154,7 +155,7 @@ def _too_large(
     for group in groups:
         within: dict[relax.Var, int] = {}  # what an element reads, if it is computed where it is read
         for var in group if len(group) > 1 else ():
-            call = calls.get(var)
+            call: Any = calls.get(var)
             if not is_call(call, "relax.call_tir"):
                 continue
             name, function = str(call.args[0].name_hint), module[call.args[0]]
@@ -291,7 +292,7 @@ def _reads(function: tirx.PrimFunc) -> tuple[int, ...]:
 
 
 def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) -> IRModule:
-    """Return the module in which calls are of functions that are not fused, marked with their move, if any."""
+    """Return the module in which calls have functions that are not fused, marked with their move, if any."""
     builder = relax.BlockBuilder(module)
 
     def traced(binding: relax.Binding) -> list[relax.Binding]:

@@ -1,9 +1,9 @@
-"""The places of the best elements of rows, in order, by merging runs that are in order (Knuth, volume 3, 5.2.4).
+"""The places of the best elements of rows, in order, by merging ordered runs (Knuth, volume 3, 5.2.4).
 
-Each element of a merged run is found by itself: a binary search along a diagonal says how many of the elements
-before it come from either run (Odeh et al. 2012, "Merge path"). So a launch merges all pairs of runs, every
-element costs a logarithm of their length, no element is stored to a computed place, and what is held is one
-place for each element. A run is never longer than the number of elements that are wanted.
+Each element of a merged run is found by itself: a binary search along a diagonal says how many of the
+elements before it come from either run (Odeh et al. 2012, "Merge path"). So a launch merges all pairs of
+runs, every element costs a logarithm of their length, no element is stored to a computed place, and what is
+held is one place for each element. A run is never longer than the number of elements that are wanted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Runs:
-    """Runs that are in order, one behind the other in each row: all of `length`, but that the last may end."""
+    """Ordered runs, one behind the other in each row: all of `length`, but that the last may be shorter."""
 
     rows: int
     size: int  # elements of a row that are sorted
@@ -92,29 +92,28 @@ def _first(given: _Runs, kept: _Runs, dtype: str, *, largest: bool) -> tirx.Prim
     with IRBuilder() as made, T.prim_func(private=True, s_tir=True):
         x = T.arg("x", T.buffer((given.rows, given.size), dtype, layout=None))
         out = T.arg("places", T.buffer((given.rows, kept.held), _PLACE, layout=None))
-        with T.grid(given.rows, kept.held) as (i, j):
-            with T.sblock("order_runs"):
-                row, at = T.axis.spatial(given.rows, i), T.axis.spatial(kept.held, j)
-                T.reads(x[row, 0 : given.size])
-                T.writes(out[row, at])
-                found = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
-                before = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
-                start, rank = at // kept.length * given.length, at % kept.length
+        with T.grid(given.rows, kept.held) as (i, j), T.sblock("order_runs"):
+            row, at = T.axis.spatial(given.rows, i), T.axis.spatial(kept.held, j)
+            T.reads(x[row, 0 : given.size])
+            T.writes(out[row, at])
+            found = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
+            before = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
+            start, rank = at // kept.length * given.length, at % kept.length
 
-                def key(place: ir.Expr) -> ir.Expr:
-                    return _key(x[row, tirx.min(start + place, given.size - 1)], dtype, largest=largest)
+            def key(place: ir.Expr) -> ir.Expr:
+                return _key(x[row, tirx.min(start + place, given.size - 1)], dtype, largest=largest)
 
-                T.buffer_store(found, 0, [0])
-                with T.serial(given.length) as one:
-                    T.buffer_store(before, 0, [0])
-                    with T.serial(given.length) as other:
-                        ahead = _better(key(other), key(one), largest=largest)
-                        same = tirx.all(key(other) == key(one), other < one)
-                        there = tirx.all(start + other < given.size, tirx.any(ahead, same))
-                        T.buffer_store(before, before[0] + there.astype(_PLACE), [0])
-                    this = tirx.all(before[0] == rank, start + one < given.size)
-                    T.buffer_store(found, tirx.Select(this, one, found[0]), [0])
-                T.buffer_store(out, start + found[0], [row, at])
+            T.buffer_store(found, 0, [0])
+            with T.serial(given.length) as one:
+                T.buffer_store(before, 0, [0])
+                with T.serial(given.length) as other:
+                    ahead = _better(key(other), key(one), largest=largest)
+                    same = tirx.all(key(other) == key(one), other < one)
+                    there = tirx.all(start + other < given.size, tirx.any(ahead, same))
+                    T.buffer_store(before, before[0] + there.astype(_PLACE), [0])
+                this = tirx.all(before[0] == rank, start + one < given.size)
+                T.buffer_store(found, tirx.Select(this, one, found[0]), [0])
+            T.buffer_store(out, start + found[0], [row, at])
     return made.get()
 
 
@@ -124,46 +123,39 @@ def _merge(given: _Runs, merged: _Runs, dtype: str, *, largest: bool) -> tirx.Pr
         x = T.arg("x", T.buffer((given.rows, given.size), dtype, layout=None))
         places = T.arg("places", T.buffer((given.rows, given.held), _PLACE, layout=None))
         out = T.arg("merged", T.buffer((given.rows, merged.held), _PLACE, layout=None))
-        with T.grid(given.rows, merged.held) as (i, j):
-            with T.sblock("merge_runs"):
-                row, at = T.axis.spatial(given.rows, i), T.axis.spatial(merged.held, j)
-                T.reads(x[row, 0 : given.size], places[row, 0 : given.held])
-                T.writes(out[row, at])
-                least = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
-                most = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
-                start, rank = at // merged.length * (2 * given.length), at % merged.length
-                second = start + given.length
-                first_end = tirx.min(given.length, given.held - start)
-                second_end = tirx.max(0, tirx.min(given.length, given.held - second))
+        with T.grid(given.rows, merged.held) as (i, j), T.sblock("merge_runs"):
+            row, at = T.axis.spatial(given.rows, i), T.axis.spatial(merged.held, j)
+            T.reads(x[row, 0 : given.size], places[row, 0 : given.held])
+            T.writes(out[row, at])
+            least = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
+            most = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
+            start, rank = at // merged.length * (2 * given.length), at % merged.length
+            second = start + given.length
+            first_end = tirx.min(given.length, given.held - start)
+            second_end = tirx.max(0, tirx.min(given.length, given.held - second))
 
-                def place(of: ir.Expr) -> ir.Expr:
-                    return places[row, tirx.max(0, tirx.min(of, given.held - 1))]
+            def place(of: ir.Expr) -> ir.Expr:
+                return places[row, tirx.max(0, tirx.min(of, given.held - 1))]
 
-                def key(of: ir.Expr) -> ir.Expr:
-                    held = tirx.max(0, tirx.min(place(of), given.size - 1))
-                    return _key(x[row, held], dtype, largest=largest)
+            def key(of: ir.Expr) -> ir.Expr:
+                held = tirx.max(0, tirx.min(place(of), given.size - 1))
+                return _key(x[row, held], dtype, largest=largest)
 
-                def before(one: ir.Expr, other: ir.Expr) -> ir.Expr:
-                    """Return whether element `other` of the second run is better than `one` of the first."""
-                    return _better(key(second + other), key(start + one), largest=largest)
+            def before(one: ir.Expr, other: ir.Expr) -> ir.Expr:
+                """Return whether element `other` of the second run is better than `one` of the first."""
+                return _better(key(second + other), key(start + one), largest=largest)
 
-                # How many of the elements before this one are of the first run.
-                T.buffer_store(least, tirx.max(0, rank - second_end), [0])
-                T.buffer_store(most, tirx.min(rank, first_end), [0])
-                with T.serial(given.length.bit_length()):
-                    half = (least[0] + most[0]) // 2
-                    with T.If(least[0] < most[0]):
-                        with T.Then():
-                            with T.If(before(half, rank - 1 - half)):
-                                with T.Then():
-                                    T.buffer_store(most, half, [0])
-                                with T.Else():
-                                    T.buffer_store(least, half + 1, [0])
-                other = rank - least[0]
-                is_second = tirx.all(
-                    other < second_end, tirx.any(least[0] >= first_end, before(least[0], other))
-                )
-                T.buffer_store(
-                    out, place(tirx.Select(is_second, second + other, start + least[0])), [row, at]
-                )
+            # How many of the elements before this one are of the first run.
+            T.buffer_store(least, tirx.max(0, rank - second_end), [0])
+            T.buffer_store(most, tirx.min(rank, first_end), [0])
+            with T.serial(given.length.bit_length()):
+                half = (least[0] + most[0]) // 2
+                with T.If(least[0] < most[0]), T.Then(), T.If(before(half, rank - 1 - half)):
+                    with T.Then():
+                        T.buffer_store(most, half, [0])
+                    with T.Else():
+                        T.buffer_store(least, half + 1, [0])
+            other = rank - least[0]
+            is_second = tirx.all(other < second_end, tirx.any(least[0] >= first_end, before(least[0], other)))
+            T.buffer_store(out, place(tirx.Select(is_second, second + other, start + least[0])), [row, at])
     return made.get()
