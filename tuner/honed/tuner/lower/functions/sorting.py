@@ -22,7 +22,7 @@ _OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Runs:
+class Runs:
     """Ordered runs, one behind the other in each row: all of `length`, but that the last may be shorter."""
 
     rows: int
@@ -35,12 +35,20 @@ class _Runs:
         """The number of runs of a row."""
         return -(-self.held // self.length)
 
-    def merged(self, wanted: int) -> _Runs:
+    @classmethod
+    def first(cls, rows: int, size: int, wanted: int) -> Runs:
+        """Return the best `wanted` elements of each _FIRST elements of the rows, which become runs."""
+        length, given = min(_FIRST, size, wanted), min(_FIRST, size)
+        others = -(-size // given) - 1
+        last = min(size - others * given, length)
+        return cls(rows=rows, size=size, length=length, held=others * length + last)
+
+    def merged(self, wanted: int) -> Runs:
         """Return the runs that pairs of these become, of which the best `wanted` elements are kept."""
         length = min(2 * self.length, wanted)
         pairs = -(-self.count // 2)
         last = min(self.held - 2 * (pairs - 1) * self.length, length)
-        return _Runs(rows=self.rows, size=self.size, length=length, held=(pairs - 1) * length + last)
+        return Runs(rows=self.rows, size=self.size, length=length, held=(pairs - 1) * length + last)
 
 
 def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -51,11 +59,8 @@ def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     given = call.args[0]
     rows, size = (int(extent) for extent in given.ty.shape)
     wanted, largest, dtype = int(call.attrs.k), bool(call.attrs.largest), str(given.ty.dtype)
-    runs = _Runs(rows=rows, size=size, length=min(_FIRST, size), held=size)
-    kept = _Runs(rows=rows, size=size, length=min(runs.length, wanted), held=0)
-    last = min(size - (runs.count - 1) * runs.length, kept.length)
-    kept = _Runs(rows=rows, size=size, length=kept.length, held=(runs.count - 1) * kept.length + last)
-    function = _first(runs, kept, dtype, largest=largest)
+    kept = Runs.first(rows, size, wanted)
+    function = _first(kept, dtype, largest=largest)
     places = _called(builder, function, [given], kept, "order_runs")
     while kept.count > 1:
         merged = kept.merged(wanted)
@@ -68,7 +73,7 @@ def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _called(
-    builder: relax.BlockBuilder, function: tirx.PrimFunc, given: list[relax.Expr], runs: _Runs, name: str
+    builder: relax.BlockBuilder, function: tirx.PrimFunc, given: list[relax.Expr], runs: Runs, name: str
 ) -> relax.Var:
     marked = function.with_attr("op_pattern", _OPAQUE)
     kind = relax.TensorType([runs.rows, runs.held], _PLACE)
@@ -87,37 +92,38 @@ def _better(one: ir.Expr, other: ir.Expr, *, largest: bool) -> ir.Expr:
     return one > other if largest else one < other
 
 
-def _first(given: _Runs, kept: _Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
+def _first(kept: Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     """Return a function that puts each run in order by counting how many elements are before each."""
+    length = min(_FIRST, kept.size)
     with IRBuilder() as made, T.prim_func(private=True, s_tir=True):
-        x = T.arg("x", T.buffer((given.rows, given.size), dtype, layout=None))
-        out = T.arg("places", T.buffer((given.rows, kept.held), _PLACE, layout=None))
-        with T.grid(given.rows, kept.held) as (i, j), T.sblock("order_runs"):
-            row, at = T.axis.spatial(given.rows, i), T.axis.spatial(kept.held, j)
-            T.reads(x[row, 0 : given.size])
+        x = T.arg("x", T.buffer((kept.rows, kept.size), dtype, layout=None))
+        out = T.arg("places", T.buffer((kept.rows, kept.held), _PLACE, layout=None))
+        with T.grid(kept.rows, kept.held) as (i, j), T.sblock("order_runs"):
+            row, at = T.axis.spatial(kept.rows, i), T.axis.spatial(kept.held, j)
+            T.reads(x[row, 0 : kept.size])
             T.writes(out[row, at])
             found = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
             before = T.sblock_alloc_buffer((1,), _PLACE, scope="local", layout=None)
-            start, rank = at // kept.length * given.length, at % kept.length
+            start, rank = at // kept.length * length, at % kept.length
 
             def key(place: ir.Expr) -> ir.Expr:
-                return _key(x[row, tirx.min(start + place, given.size - 1)], dtype, largest=largest)
+                return _key(x[row, tirx.min(start + place, kept.size - 1)], dtype, largest=largest)
 
             T.buffer_store(found, 0, [0])
-            with T.serial(given.length) as one:
+            with T.serial(length) as one:
                 T.buffer_store(before, 0, [0])
-                with T.serial(given.length) as other:
+                with T.serial(length) as other:
                     ahead = _better(key(other), key(one), largest=largest)
                     same = tirx.all(key(other) == key(one), other < one)
-                    there = tirx.all(start + other < given.size, tirx.any(ahead, same))
+                    there = tirx.all(start + other < kept.size, tirx.any(ahead, same))
                     T.buffer_store(before, before[0] + there.astype(_PLACE), [0])
-                this = tirx.all(before[0] == rank, start + one < given.size)
+                this = tirx.all(before[0] == rank, start + one < kept.size)
                 T.buffer_store(found, tirx.Select(this, one, found[0]), [0])
             T.buffer_store(out, start + found[0], [row, at])
     return made.get()
 
 
-def _merge(given: _Runs, merged: _Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
+def _merge(given: Runs, merged: Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     """Return a function that merges each run with the next."""
     with IRBuilder() as made, T.prim_func(private=True, s_tir=True):
         x = T.arg("x", T.buffer((given.rows, given.size), dtype, layout=None))
