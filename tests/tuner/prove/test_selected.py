@@ -14,9 +14,9 @@ from onnx import numpy_helper, parser
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
+from honed.runtime.engines import HIGHEST, LOWEST
 from honed.runtime.execution.proof import aligned, compare
 from honed.tuner.compiler import compile as compiling
-from honed.runtime.engines import HIGHEST, LOWEST
 from honed.tuner.prove import discontinuities, levels
 from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.prove.inputs import generate
