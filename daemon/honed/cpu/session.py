@@ -32,7 +32,7 @@ from honed.protocol.errors import (
 )
 from honed.runtime.dtypes import CARRIED, NARROW, STRING, dtype, from_onnx
 from honed.runtime.encodings import MAP_KEYS, encode_maps, maps_names
-from honed.runtime.engines import HIGHEST, LOWEST, session_options
+from honed.runtime.engines import HIGHEST, LOWEST, said, session_options
 
 from . import profiling
 from .profiling import NodeRun
@@ -224,15 +224,15 @@ class Session:
             return run()
         except Exception as error:
             if _out_of_memory(error):
-                raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
+                raise MemoryError(f"ONNX Runtime says {said(error)}") from error
             if MISLED in str(error) and self._by_names:
                 self._forget_names()
                 return self._ran(run)
-            if (found := self._ran_plainly(run, _said(error))) is not None:
+            if (found := self._ran_plainly(run, said(error))) is not None:
                 return found
-            raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
+            raise InvalidArgument(f"the model cannot be run on these inputs: {said(error)}") from error
 
-    def _ran_plainly(self, run: Callable[[], T], said: str) -> T | None:
+    def _ran_plainly(self, run: Callable[[], T], why: str) -> T | None:
         """Return what a run gives without optimisation, which is left off from now on.
 
         Returns None, and changes nothing, where it fails so as well. What fails is tried a few times only:
@@ -250,7 +250,7 @@ class Session:
         except Exception:  # noqa: BLE001  it failed before, which is what is reported
             self._session, self._level = before
             return None
-        self.lowered = said
+        self.lowered = why
         return found
 
     def _reread(self) -> bytes | str:
@@ -298,7 +298,7 @@ class Session:
                         "there is no memory for a second session, which a profile takes; raise "
                         "memory_mib of [cpu] in the configuration"
                     ) from error
-                raise InvalidArgument(f"the model cannot be run on zeros: {_said(error)}") from error
+                raise InvalidArgument(f"the model cannot be run on zeros: {said(error)}") from error
             return profiling.read(Path(session.end_profiling()).read_text())
 
 
@@ -342,8 +342,8 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if _out_of_memory(error):
-            raise MemoryError(f"ONNX Runtime says {_said(error)}") from error
-        raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
+            raise MemoryError(f"ONNX Runtime says {said(error)}") from error
+        raise ModelRefused(f"ONNX Runtime cannot run the model: {said(error)}") from error
 
 
 def _options(threads: int, level: str, spinning: bool, arena: bool = True) -> onnxruntime.SessionOptions:
@@ -363,9 +363,9 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
         raise ModelRefused(f"what the model takes or gives cannot be carried: {problems[0]}", tuple(problems))
     producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
     interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
-    said = next((prop.value for prop in model.metadata_props if prop.key == state_pairs.METADATA), "")
+    written = next((prop.value for prop in model.metadata_props if prop.key == state_pairs.METADATA), "")
     try:
-        named = state_pairs.from_text(said)
+        named = state_pairs.from_text(written)
         state_pairs.checked(interface, named)
     except InvalidArgument as error:
         raise ModelRefused(f"the file's metadata {state_pairs.METADATA} is wrong: {error}") from error
@@ -413,16 +413,6 @@ def _zeros(tensor: TensorSpec, asked: tuple[int, ...] | None = None) -> Array:
 def _out_of_memory(error: Exception) -> bool:
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
-
-
-def _said(error: Exception) -> str:
-    """Return the message of ONNX Runtime, without its own prefix and paths."""
-    text = str(error)
-    if text.startswith("[ONNXRuntimeError]"):
-        text = text.split(" : ", 3)[-1]
-    if text.startswith("Load model from"):
-        text = text.split(":", 1)[-1]
-    return shown(text, 300) or type(error).__name__
 
 
 def _is_narrow(type_name: str) -> bool:

@@ -16,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.dataclass import dataclass
 
-# ONNX Runtime has these in ONNX's domain at any opset; ONNX defines the former from 17 on, the latter never.
-RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
+# ONNX Runtime has these in ONNX's domain. The first two it has at any opset; ONNX defines the first from 17
+# on, the second never. The others are of opset NEWEST_OPSET, which the installed onnx need not know.
+RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization", "BitCast", "CumProd")
+NEWEST_OPSET = 26
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class _StandInWriter:
 
     node: onnx.NodeProto
     shapes: dict[str, tuple[int, ...]]  # of initialisers
+    types: dict[str, int]  # of their elements, as ONNX numbers them
     made: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
@@ -170,6 +173,8 @@ def _grouped(w: _StandInWriter) -> None:
 
 def _few_bits_table(w: _StandInWriter) -> None:
     columns, bits = w.shapes.get(w.node.input[0], ()), _attribute(w.node, "bits", 4)
+    if w.types.get(w.node.input[0]) in (TensorProto.INT4, TensorProto.UINT4):
+        bits = 8  # they are counted one by one
     if columns:
         numbers = w.inner("Gather", w.given(0, 1), axis=0)
         typed = w.inner("CastLike", [numbers, w.node.input[2]])
@@ -230,6 +235,7 @@ _OF_MACHINE_LEARNING: dict[str, StandIn] = {
     "FeatureVectorizer": _side_by_side,
     "Imputer": _same,
 }
+_RUNTIMES_OWN: dict[str, StandIn] = {**dict.fromkeys(RUNTIMES_OWN, _same), "BitCast": _as("Cast", 0)}
 _BY_DOMAIN = {"com.microsoft": _STAND_INS, "ai.onnx.ml": _OF_MACHINE_LEARNING}
 
 
@@ -239,15 +245,16 @@ def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns the model itself where no node needs a stand-in.
     """
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    types = {t.name: t.data_type for t in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
     stood = False
     for node in model.graph.node:
-        writer = _StandInWriter(node=node, shapes=shapes)
+        writer = _StandInWriter(node=node, shapes=shapes, types=types)
         if node.output and (stand_in := _BY_DOMAIN.get(node.domain, {}).get(node.op_type)):
             stand_in(writer)
         elif node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN:
-            _same(writer)
+            _RUNTIMES_OWN[node.op_type](writer)
         nodes += writer.made or [node]
         stood = stood or bool(writer.made)
         constants += writer.constants

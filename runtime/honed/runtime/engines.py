@@ -5,6 +5,7 @@ And how far ONNX Runtime may optimise what it runs, and what the process of a mo
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from honed.protocol.dataclass import dataclass
@@ -34,6 +35,54 @@ def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: boo
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
     return options
+
+
+_MOST_SAID = 300  # characters
+_SOURCE = re.compile(r"(?:Status Message: )?(?:[^\s'\"]*/)?[\w.-]+\.(?:cc|cpp|cu|h|hpp|inl):\d+ ")
+_NAME = re.compile(r"[\w~]+(?:\(\))? ")
+_BEHIND_PARAMETERS = re.compile(r"(?: const| noexcept|::<lambda)|(?=\()| (?=\[with )")
+_CONDITION = re.compile(r"^(?:(?!\. ).)*? was false\. (?=\S)")
+
+
+def said(error: Exception) -> str:
+    """Return the message of an error of ONNX Runtime on one line.
+
+    Without the prefix, the paths, functions and conditions of its source code, and without a sentence that
+    would not end within _MOST_SAID characters.
+    """
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"^Load model from \S+ failed: ?", "", text)
+    text = re.sub(r" Name:''", "", text)
+    while found := _SOURCE.search(text):
+        text = text[: found.start()] + _CONDITION.sub("", _without_function(text[found.end() :]))
+    if len(text) > _MOST_SAID:
+        whole = max(text.rfind(end, 0, _MOST_SAID) for end in (". ", "; "))
+        text = text[:whole] if whole > 0 else text[:_MOST_SAID].rpartition(" ")[0] + " ..."
+    return text.strip() or type(error).__name__
+
+
+def _without_function(text: str) -> str:
+    """Return what follows the function, with or without its parameters, at the beginning of a text."""
+    name, parenthesis, _ = text.partition("(")
+    if not parenthesis or "::" not in name or ". " in name:
+        return _NAME.sub("", text, count=1)
+    at = _closed(text, len(name))
+    while found := _BEHIND_PARAMETERS.match(text, at):
+        opening = next((n for n in range(found.end(), len(text)) if text[n] in "([<"), len(text))
+        bracketed = not found.group() or found.group() in ("::<lambda", " ")
+        at = _closed(text, opening) if bracketed else found.end()
+    return text[at:].lstrip(" >")
+
+
+def _closed(text: str, opening: int) -> int:
+    """Return the place behind the bracket that closes the one at `opening`, or the end of the text."""
+    depth = 0
+    for n in range(opening, len(text)):
+        depth += (text[n] in "([") - (text[n] in ")]")
+        if depth == 0:
+            return n + 1
+    return len(text)
 
 
 def allowance(*, same_cores: bool) -> float:

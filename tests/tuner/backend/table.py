@@ -105,7 +105,8 @@ Some of these have limits:
 """
 # Operators whose phrase says more than the definition of the operator: a limit, or a choice.
 _LIMITED = """
-BatchNormalization Cast CastLike CenterCropPad Clip Compress Constant ConstantOfShape Conv ConvTranspose Det
+BatchNormalization BitCast Cast CastLike CenterCropPad Clip Compress Constant ConstantOfShape Conv
+ConvTranspose Det
 Dropout DynamicQuantizeLSTM EyeLike GRU GatherBlockQuantized GroupQueryAttention If LSTM Loop LpNormalization
 MatMulNBits MaxPool Pow QLinearAdd
 QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearSigmoid QLinearSoftmax

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from tvm import tirx
 
 from honed.machine.profile import DeviceProfile
@@ -132,6 +132,24 @@ def test_rows_of_a_table(bits: int, zeros: bool, kind: type[np.generic]) -> None
     done = normalise(made)
     onnx.checker.check_model(done.model, full_check=True)
     np.testing.assert_allclose(run(done.model, data)[0], run(made, data)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_rows_of_a_table_of_4_bits(kind: int, zeros: bool) -> None:
+    rows, width, block = 9, 96, 32  # three blocks: an odd number of zero points
+    low = -8 if kind == TensorProto.INT4 else 0
+    rng = np.random.default_rng(0)
+    table, middle = rng.integers(low, low + 16, (rows, width)), rng.integers(low, low + 16, (rows, 3))
+    scales, places = np.abs(floats(rows, 3, seed=1)), np.array([[0, 8, -1], [3, -9, 5]], np.int64)
+    attrs = {"block_size": block, "gather_axis": 0, "quantize_axis": 1}
+    made = model("GatherBlockQuantized", {"i": places}, {"s": scales}, [np.float32], attrs)
+    made.graph.initializer.append(helper.make_tensor("t", kind, [rows, width], table.ravel()))
+    made.graph.initializer.append(helper.make_tensor("z", kind, [rows, 3], middle.ravel()))
+    made.graph.node[0].input[:] = ["t", "i", "s", *(["z"] if zeros else [])]
+    got = run(normalise(made).model, {"i": places})[0]
+    whole = table.reshape(rows, 3, block) - (middle[:, :, None] if zeros else 0)
+    np.testing.assert_allclose(got, (whole * scales[:, :, None]).reshape(rows, width)[places], rtol=1e-5)
 
 
 def test_rows_out_of_range_are_zeros() -> None:

@@ -134,6 +134,30 @@ def test_a_newer_opset_is_refused(tmp_path: Path) -> None:
         load(write(tmp_path, model))
 
 
+@pytest.mark.parametrize("op", ["Relu", "BitCast"])
+def test_opset_26_is_taken_whether_or_not_onnx_knows_it(tmp_path: Path, op: str) -> None:
+    text = '<ir_version: 13, opset_import: ["": 26]> g (float[2,8] x) => (float[2,8] y) { y = %s (x) }'
+    file = tmp_path / "m.onnx"
+    proto = onnx.parser.parse_model(text % "Relu")
+    proto.graph.node[0].op_type = op
+    onnx.save(proto, file)
+    assert [(node.domain, node.op_type) for node in load(file).graph.node] == [("", op)]
+
+
+def test_a_deprecated_operator_is_said_to_be_that(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1,4,2] x, float[2] s, float[2] b) '
+        "=> (float[1,4,2] y) { y = GroupNormalization <num_groups = 2> (x, s, b) z = Nowhere (x) }"
+    )
+    file = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(text), file)
+    with pytest.raises(
+        ModelRefused, match="does not define: Nowhere and deprecates: GroupNormalization"
+    ) as error:
+        load(file)
+    assert any("export it with a newer opset" in reason for reason in error.value.reasons)
+
+
 def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
     data = small_model().SerializeToString().replace(b"MatMul", b"Mat\xff\xfel")
     path = tmp_path / "model.onnx"

@@ -14,9 +14,10 @@ from onnx import numpy_helper, parser
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
+from honed.runtime.engines import HIGHEST, LOWEST
 from honed.runtime.execution.proof import aligned, compare
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.prove import discontinuities
+from honed.tuner.prove import discontinuities, levels
 from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.prove.inputs import generate
 
@@ -176,3 +177,35 @@ def test_it_is_compiled_and_its_file_says_which_rows_are_a_set(tmp_path: Path, d
     assert all(
         error <= allowed for error, allowed in zip(proof.error, proof.probes[0].tolerance, strict=True)
     )
+
+
+class Reordering(levels._Runs):
+    """ONNX Runtime, which gives near-equal scores in another order at all levels but the lowest."""
+
+    wrong: float = 0.0
+
+    def at(self, level: str, *more: str) -> Sequence[Mapping[str, np.ndarray]] | str:
+        found = super().at(LOWEST, *more)
+        if level == LOWEST or isinstance(found, str):
+            return found
+        return [self._swapped(each) for each in found]
+
+    def _swapped(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return outputs with the two rows whose scores are closest in the place of each other."""
+        scores = given["scores"][0]
+        first = int(np.argmin(-np.diff(scores)))
+        order = np.arange(scores.size)
+        order[[first, first + 1]] = first + 1, first
+        made = {name: np.take(value, order, 1) for name, value in given.items()}
+        made["boxes"][0, order[0]] += self.wrong
+        return made
+
+
+@pytest.mark.parametrize(("wrong", "level"), [(0.0, HIGHEST), (9.0, LOWEST)])
+def test_another_order_of_near_equals_lowers_no_level(
+    monkeypatch: pytest.MonkeyPatch, wrong: float, level: str
+) -> None:
+    monkeypatch.setattr(levels, "_Runs", Reordering)
+    monkeypatch.setattr(Reordering, "wrong", wrong)
+    found = levels.highest(detector(0.01, 20), {}, DEFAULT_LIMITS)
+    assert (found.level, found.checked) == (level, True), found.why

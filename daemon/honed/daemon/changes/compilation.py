@@ -10,6 +10,7 @@ from pathlib import Path
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.messages import LoadedProof
+from honed.daemon.core.model import is_cpu
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
@@ -88,9 +89,10 @@ async def compile_model(
             "or use a smaller model"
         ) from error
     except Died as died:
+        memory = f"it may have needed more than the {job.memory_mib} MiB of compile_memory_mib, "
+        why = memory if died.death.out_of_memory else ""
         raise ModelRefused(
-            f"the compiler stopped without a result ({died}); it may have needed more than "
-            f"the {job.memory_mib} MiB of compile_memory_mib, the service's log says more"
+            f"the compiler stopped without a result ({died}); {why}the service's log says more"
         ) from died
 
 
@@ -223,6 +225,12 @@ def is_compiled(path: Path) -> bool:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
 
 
+_ENDED_DRIVER = (
+    "the device's driver failed twice while it loaded the model; try another precision, or update the driver"
+)
+_ENDED_ONNX_RUNTIME = "the model ended ONNX Runtime's process twice while it was loaded; export it again"
+
+
 async def load(
     server: DeviceServer,
     key: str,
@@ -241,9 +249,6 @@ async def load(
             raise ModelRefused("this device cannot run the model", (str(error),)) from error
         except WorkerDied as error:
             if last:
-                raise ModelRefused(
-                    "the device's driver failed twice while it loaded the model; try another precision, "
-                    "or update the driver",
-                    (str(error),),
-                ) from error
+                cpu = is_cpu(server.name)
+                raise ModelRefused(_ENDED_ONNX_RUNTIME if cpu else _ENDED_DRIVER, (str(error),)) from error
     raise AssertionError("the loop above returns or raises")

@@ -28,7 +28,7 @@ from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuParts
 from honed.runtime.execution.executor import Executor, load
-from honed.runtime.execution.proof import Difference, aligned, check_numbered, compare, probe_count
+from honed.runtime.execution.proof import Difference, check_numbered, differences, probe_count
 from honed.runtime.execution.segments import running_now
 
 from .calls import (
@@ -127,13 +127,9 @@ class Comparison:
     def _difference(self, expected: Inputs, found: Inputs) -> str:
         model = self.pair[0].model
         selections = model.proof.selections if model.proof is not None else ()
-        names = [tensor.name for tensor in model.outputs]
-        found = aligned(selections, names, expected, found, self._tolerance)
-        for tensor, tolerance in zip(model.outputs, self._tolerance, strict=True):
-            difference = compare(expected[tensor.name], found[tensor.name], tolerance, tensor.name)
-            if not difference.right:
-                return str(difference)
-        return ""
+        known = {tensor.name: expected[tensor.name] for tensor in model.outputs}
+        off = (one for one in differences(known, found, self._tolerance, selections) if not one.right)
+        return str(next(off, ""))
 
 
 def zeros(executor: Executor) -> Inputs:

@@ -72,6 +72,25 @@ def compare(reference: Array, actual: Array, tolerance: float, output: str = "")
     )
 
 
+def differences(
+    reference: Mapping[str, Array],
+    found: Mapping[str, Array],
+    tolerance: Sequence[float],
+    selections: Sequence[Selection] = (),
+) -> tuple[Difference, ...]:
+    """Return the difference of each output of a model from its reference, both in the model's order.
+
+    An order that a selection makes is compared by what it selects: `selections` are as in `Proof`. Raises
+    InvalidArgument where types or shapes differ.
+    """
+    names = list(reference)
+    outputs = aligned(selections, names, reference, found, tolerance)
+    return tuple(
+        compare(reference[name], outputs[name], most, name)
+        for name, most in zip(names, tolerance, strict=True)
+    )
+
+
 def check_probes(executor: Executor) -> tuple[Difference, ...]:
     """Run every probe of the executor's file: one Difference for each probe and output, in that order.
 
@@ -85,14 +104,9 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
     What a kernel does not write is wrong, whatever the memory held. Raises as `Executor.run` does.
     """
-    known = _known(executor, probe)
+    known, proof = _known(executor, probe), executor.model.proof
     made = executor.run_compiled(executor.file.inputs(probe), known)
-    proof, names = executor.model.proof, [tensor.name for tensor in executor.model.outputs]
-    outputs = aligned(proof.selections if proof is not None else (), names, known, made, probe.tolerance)
-    return tuple(
-        compare(known[tensor.name], outputs[tensor.name], tolerance, tensor.name)
-        for tensor, tolerance in zip(executor.model.outputs, probe.tolerance, strict=True)
-    )
+    return differences(known, made, probe.tolerance, proof.selections if proof is not None else ())
 
 
 def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:

@@ -32,13 +32,14 @@ _RANDOM = {
 }  # fmt: skip
 _SWELLING_BYTES = 1 << 20  # smaller constants may be many times larger than what they are made of
 _SWELLING_TIMES = 8
+_MOST_READ = 1 << 28  # bytes that a constant is computed from
 _MATMUL_LIMIT = 1 << 32  # multiply-adds worth doing on the host
 
 
-def worth_folding(op: str, arrays: Sequence[Array | None], limit_bytes: int) -> bool:
+def worth_folding(op: str, arrays: Sequence[Array | None]) -> bool:
     """Return whether evaluating `op` on the host is deterministic and bounded in time and memory."""
     present = [a for a in arrays if a is not None]
-    if op in _RANDOM or sum(a.nbytes for a in present) > limit_bytes:
+    if op in _RANDOM or sum(a.nbytes for a in present) > _MOST_READ:
         return False
     if op in _SLOW:
         return sum(a.size for a in present) <= _SLOW_ELEMENTS
@@ -380,9 +381,9 @@ class Builder:
         if any(v.data is None for v in present):
             return None
         made, used = (sum(v.size * v.dtype.itemsize for v in group) for group in (results, present))
-        if made > self._fold_limit or swells(made, used):
+        if made > max(self._fold_limit, used) or swells(made, used):
             return None
-        if not worth_folding(node.op_type, [v.data for v in present], self._fold_limit):
+        if not worth_folding(node.op_type, [v.data for v in present]):
             return None
         made_of = zip(evaluate(node, TARGET_OPSET, data), results, strict=True)
         return [self.constant(np.asarray(array, v.dtype), hint=v.name) for array, v in made_of]

@@ -186,6 +186,15 @@ def _cpu_part(node: Node) -> Any:
     return relax.call_dps_packed(target, relax.Tuple(list(node.inputs)), kind)
 
 
+def _best_places(node: Node) -> Any:
+    """Return the places of the best elements of rows, whose search is the body of a Scan."""
+    body = node.attrs["body"]
+    (search,) = body.node
+    (count,) = numpy_helper.to_array(body.initializer[0])
+    largest = bool(helper.get_node_attr_value(search, "largest"))
+    return op.topk(node.inputs[0], int(count), ret_type="indices", largest=largest, dtype=node.result)
+
+
 CORE: Mapping[str, Import] = {
     **{name: _plain(function) for name, function in _PLAIN.items()},
     **{name: _reduction(function) for name, function in _REDUCTIONS.items()},
@@ -193,6 +202,7 @@ CORE: Mapping[str, Import] = {
     "ArgMin": _extreme(op.argmin),
     "AveragePool": _pool(_AVG_POOL, count_include_pad=True),
     "BitShift": lambda node: _SHIFTS[node.attrs["direction"]](*node.inputs),
+    "BitCast": lambda node: op.memory.view(node.inputs[0], dtype=node.result),
     "Cast": lambda node: op.astype(node.inputs[0], _dtype(node.attrs["to"])),
     "Concat": lambda node: op.concat(list(node.inputs), axis=node.attrs["axis"]),
     "Conv": _conv,
@@ -214,6 +224,7 @@ CORE: Mapping[str, Import] = {
     "Pad": _pad,
     PART_OP: _cpu_part,
     "Reshape": lambda node: op.reshape(node.inputs[0], node.numbers(1)),
+    "Scan": _best_places,
     "Slice": lambda node: op.strided_slice(
         node.inputs[0], node.numbers(3), node.numbers(1), node.numbers(2), node.numbers(4)
     ),

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import checker
 
-from honed.onnxfile.contrib_schemas import RUNTIMES_OWN
+from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
 from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
@@ -17,7 +17,7 @@ from honed.protocol.errors import ModelRefused
 from .builder import schema
 from .canonical import all_nodes, canonise, drop_unneeded, put_back, stand_in_types
 
-MAX_OPSET = onnx.defs.onnx_opset_version()
+MAX_OPSET = max(NEWEST_OPSET, onnx.defs.onnx_opset_version())
 _MAX_VERSION = 2**31 - 1  # of operators
 _UNCHECKED = "honed.unchecked"
 _Key = tuple[str, str]  # of a function: domain and name
@@ -30,7 +30,7 @@ class FrontendLimits:
     file_bytes: int = PROTOBUF_LIMIT  # of the model file
     external_bytes: int = PROTOBUF_LIMIT  # of all its external data
     tensor_bytes: int = 1 << 32  # of one intermediate tensor
-    fold_bytes: int = 1 << 28  # of one constant computed while compiling
+    fold_bytes: int = 1 << 26  # of one constant computed while compiling that is larger than its parts
     constant_bytes: int = 1 << 32  # of all constants, read and computed
 
 
@@ -61,20 +61,24 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     if opset > MAX_OPSET:
         raise ModelRefused(f"{file.name} uses ONNX opset {opset}; export it with opset {MAX_OPSET} or older")
     local = {(f.domain, f.name) for f in model.functions}
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}  # by operator and what is wrong with it
     for node in model.graph.node:
         if node.domain or (node.domain, node.op_type) in local or node.op_type in RUNTIMES_OWN:
             continue
         found = schema(node.op_type, opset)
         if found is None or found.deprecated:
             name = node.name or (node.output[0] if node.output else "")
-            unknown.setdefault(shown(node.op_type, 80), []).append(shown(name, 80))
+            why = "no such operator" if found is None else "deprecated; export it with a newer opset"
+            unknown.setdefault((shown(node.op_type, 80), why), []).append(shown(name, 80))
     if unknown:
+        missing = ", ".join(op for op, why in unknown if why == "no such operator")
+        old = ", ".join(op for op, why in unknown if why != "no such operator")
+        texts = [f"does not define: {missing}"] * bool(missing) + [f"deprecates: {old}"] * bool(old)
         raise ModelRefused(
-            f"{file.name} uses operators that ONNX opset {opset} does not define: {', '.join(unknown)}",
+            f"{file.name} uses operators that ONNX opset {opset} {' and '.join(texts)}",
             tuple(
-                f"{op} (ai.onnx, opset {opset}; {len(names)} nodes: {', '.join(names[:3])}): no such operator"
-                for op, names in unknown.items()
+                f"{op} (ai.onnx, opset {opset}; {len(names)} nodes: {', '.join(names[:3])}): {why}"
+                for (op, why), names in unknown.items()
             ),
         )
 

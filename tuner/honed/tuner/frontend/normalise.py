@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.onnxfile.contrib_schemas import NEWEST_OPSET
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Precondition
 from honed.tuner.graph import PASSES, Applied, Pass, improve
-from honed.tuner.graph.fp16_casts import Exemptions, put_casts, saturated, usually
+from honed.tuner.graph.fp16_casts import BIT_CAST, Exemptions, put_casts, saturated, usually
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
@@ -180,9 +181,9 @@ def _info(name: str, typed: Value | TensorSpec) -> onnx.ValueInfoProto:
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", TARGET_OPSET)], producer_name="honed"
-    )
+    newest = any(node.op_type == BIT_CAST for node in graph.node)
+    opset = helper.make_opsetid("", NEWEST_OPSET if newest else TARGET_OPSET)
+    model = helper.make_model(graph, opset_imports=[opset], producer_name="honed")
     model.ir_version = 10  # the IR version that came with TARGET_OPSET
     return model
 

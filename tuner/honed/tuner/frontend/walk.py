@@ -19,7 +19,7 @@ from .call import RULES, Call
 from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .load import FrontendLimits, check_expansion
 from .signature import TensorSpec, bind_inputs
-from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value
+from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 
 Scope = dict[str, Item]
 # In the graph that is given one node of PART_DOMAIN stands for a part of the model that the CPU engine runs,
@@ -40,6 +40,8 @@ _SEQUENCES = frozenset(
 
 
 # What a rule's arithmetic raises on nodes that pass ONNX's checker and yet make no sense.
+# Operators whose rules read constants of types that are not compiled.
+_OF_FEW_BITS = frozenset({("com.microsoft", "GatherBlockQuantized")})
 _MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
 
 
@@ -164,17 +166,19 @@ class Walker:
         arrays = [v.data for v in tensors if v.data is not None]
         if call.domain or call.op in _SEQUENCES or not values or len(arrays) < len(values):
             return None
-        if not worth_folding(call.op, arrays, self._fold_limit):
+        if not worth_folding(call.op, arrays):
             return None
         node = _renamed(call)
         try:
-            shapes = [static_shape(t) for t in infer(node, call.opset, tensors)]
+            types = infer(node, call.opset, tensors)
+            shapes = [static_shape(t) for t in types]
             if call.op not in _SHAPED_BY_VALUES:
                 known = [s for s in shapes if s is not None]
                 made = sum(math.prod(s) for s in known) * 8  # the widest element type
                 used = sum(a.nbytes for a in arrays)
                 other = ("", call.op) in RULES and swells(made, used)
-                if len(known) < len(shapes) or made > self._fold_limit or other:
+                large = sum(map(_nbytes, types)) > max(self._fold_limit, used)
+                if len(known) < len(shapes) or large or other:
                     return None
             outputs = evaluate(node, call.opset, dict(zip((v.name for v in tensors), arrays, strict=True)))
         except NodeRefused:
@@ -263,7 +267,17 @@ def _renamed(call: Call) -> onnx.NodeProto:
     return node
 
 
+def _nbytes(kind: onnx.TypeProto | None) -> int:
+    """Return the bytes of a tensor of a known shape, 0 for other types."""
+    shape = static_shape(kind)
+    if kind is None or shape is None:
+        return 0
+    return math.prod(shape) * numpy_dtype(kind.tensor_type.elem_type).itemsize
+
+
 def _refuse_foreign_types(call: Call) -> None:
+    if (call.domain, call.op) in _OF_FEW_BITS:
+        return
     for item in call.inputs:
         tensors = item.items if isinstance(item, Listing) else (item,)
         for value in tensors:

@@ -29,8 +29,9 @@ PRODUCTS = frozenset({"MatMul", "Conv"})
 _FOLLOWING = frozenset(
     {"Identity", "Reshape", "Transpose", "Expand", "Concat", "Slice", "Pad", "Gather", "Where"}
     | {"Relu", "Abs", "Neg", "Max", "Min", "MaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "IsNaN"}
-    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Scan"}
 )
+BIT_CAST = "BitCast"  # whose floats have as many bits as in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +77,14 @@ def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
     wanted: set[str] = set()
     for node in reversed(graph.node):
         result = node.output[0]
-        if result in keep.single or (result in wanted and _follows(node, single)):
+        if result in keep.single or node.op_type == BIT_CAST or (result in wanted and _follows(node, single)):
             wanted.update(node.input)
     values = {i.name for i in graph.input if i.name in wanted} & single
     nodes: set[str] = set()
     for node in graph.node:
         given = [name for name in node.input if name in single and name not in constants]
         follows = _follows(node, single) and bool(given) and all(name in values for name in given)
-        if follows or node.output[0] in keep.single:
+        if follows or node.op_type == BIT_CAST or node.output[0] in keep.single:
             nodes.add(node.output[0])
             values |= {node.output[0]} & single
     return Typed(values=frozenset(values), nodes=frozenset(nodes))

@@ -151,7 +151,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile | None) -> str:
         return "the model's own types, which are not all float32"
     if any(node.op_type == PART_OP for node in normalised.model.graph.node):
         return "the model's own types, because the CPU engine runs parts in between"
-    if normalised.model.ByteSize() > confined.MAX_MODEL:
+    if not confined.fits(normalised.model):
         return "the model is too large to try fp16 on it"
     return why_not_half(profile) if profile is not None else ""
 

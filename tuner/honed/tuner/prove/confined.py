@@ -16,6 +16,8 @@ import numpy as np
 from honed.process import children
 from honed.process.children import Bounds, Death, answering, python
 from honed.protocol.dataclass import dataclass
+from honed.protocol.errors import ModelRefused
+from honed.runtime.engines import said
 
 if TYPE_CHECKING:
     import onnx
@@ -80,10 +82,22 @@ def run(
 
 def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequence[Arrays]) -> None:
     """Write a model, and sets of its inputs in the order of `names`, where a child finds them."""
+    if not fits(model):
+        raise ModelRefused("the model is larger than 2 GiB, more than a child can be given; make it smaller")
     (folder / MODEL).write_bytes(model.SerializeToString())
     for i, values in enumerate(sets):
         for j, name in enumerate(names):
             np.save(folder / f"input.{i}.{j}.npy", values[name], allow_pickle=False)
+
+
+def fits(model: onnx.ModelProto) -> bool:
+    """Return whether a model can be written; of one beyond protobuf's 2 GiB not even the size is known."""
+    try:
+        return int(model.ByteSize()) <= MAX_MODEL
+    except Exception as error:
+        if "serialize" in str(error):
+            return False
+        raise
 
 
 def sets_in(folder: Path, names: Sequence[str], count: int) -> Iterator[dict[str, np.ndarray]]:
@@ -102,7 +116,7 @@ def parser(module: str) -> argparse.ArgumentParser:
 
 
 def _by_type(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__}: {said(error)}"
 
 
 def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exception], str] = _by_type) -> int:

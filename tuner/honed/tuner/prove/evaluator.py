@@ -14,7 +14,6 @@ the graph that it made of the model in `OPTIMISED`.
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from honed.process.limits import keep_freed
 from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.engines import LEVELS, LOWEST, session_options
+from honed.runtime.engines import LEVELS, LOWEST, said, session_options
 
 from . import confined
 from .confined import DEFAULT_LIMITS, EvaluationLimits, Running
@@ -88,7 +87,7 @@ def evaluate(
     from . import graphs
 
     names = [v.name for v in graphs.inputs(model)]
-    if model.ByteSize() > confined.MAX_MODEL:
+    if not confined.fits(model):
         return ReferenceFailure(reason="the model is larger than 2 GiB, more than the reference can be given")
     deadline = time.monotonic() + limits.seconds
     reasons: list[str] = []
@@ -210,10 +209,7 @@ def _one_line(error: Exception) -> str:
     """Return an error as one line, without the paths and signatures of other projects' source code."""
     if isinstance(error, (_Failed, confined.InputsRefused)):
         return str(error)
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
-    text = re.sub(r"^Load model from \S+ failed: ?", "", text)
-    text = re.sub(r"Status Message: \S+\.(cc|h):\d+ .*?\) ", "", text)
-    return f"{type(error).__name__}: {text[:300] or 'no reason given'}"
+    return f"{type(error).__name__}: {said(error)}"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from tvm.target import Target
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile, ScheduleRules
 from honed.protocol.dataclass import dataclass
+from honed.tuner.lower.statements import nodes
 
 from .budget import Budget, Size, Threads
 from .parts import SKETCHES, Keep, SketchLimits, inline_elementwise, lane_choices
@@ -191,13 +192,15 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     """Return schedules of `func` with open numbers; each stands for all candidates that their values make.
 
     Candidates are draws that went through `postprocs`. The space is empty only for functions without blocks
-    (opaque).
+    (opaque), and for those of steps that depend on one another (`in_steps`).
     """
     return list(each_of_space(func, target, profile))
 
 
 def each_of_space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[Schedule]:
     """Yield the schedules of `space`, which are made one by one."""
+    if in_steps(func):
+        return
     for of_one_form in (attention_space, separable_space, one_row_space, point_space):
         if made := of_one_form(func, profile):
             yield from made
@@ -218,6 +221,16 @@ def each_of_space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -
     if tiled:  # too few elements to keep the device busy: have groups reduce together, too
         groups = replace(groups, innermost=0)
     yield from _group_space(func, target, groups)
+
+
+def in_steps(func: tirx.PrimFunc) -> bool:
+    """Return whether a block of a function computes each element in steps, with numbers of its own.
+
+    Its loops may be shared out among work-items, but not become vectors: TVM would have one such number for
+    all elements of a vector.
+    """
+    blocks = nodes(func.body, s_tir.SBlock)
+    return any(block.alloc_buffers for block in blocks if block.iter_vars)
 
 
 def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:

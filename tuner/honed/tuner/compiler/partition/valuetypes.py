@@ -41,7 +41,7 @@ def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
 
     Returns nothing where ONNX Runtime cannot load the model.
     """
-    if model.ByteSize() > confined.MAX_MODEL:
+    if not confined.fits(model):
         return {}
     with tempfile.TemporaryDirectory(prefix="honed-types-") as name:
         folder = Path(name)

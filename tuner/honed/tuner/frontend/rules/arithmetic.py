@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import EmptyOptional, Item, NodeRefused, Value, elem_type, numpy_dtype
+from honed.tuner.graph.fp16_casts import BIT_CAST
 
 _UNARY = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Cos", "Cosh", "Erf",
@@ -174,6 +175,25 @@ def cast(b: Builder, c: Call) -> Value:
     if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
         raise NodeRefused(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
     return b.cast(x, numpy_dtype(to))
+
+
+@rule("BitCast")
+def bit_cast(b: Builder, c: Call) -> Value:
+    """The bits of integers and float32 as another type of as many bits."""
+    x, to = c.x(), numpy_dtype(c.integer("to"))
+    kinds = {x.dtype.name, to.name}
+    if x.dtype.itemsize != to.itemsize or x.dtype.kind not in "iuf" or to.kind not in "iuf":
+        raise NodeRefused(f"it takes {x.dtype.name} for {to.name}")
+    if not kinds.isdisjoint(
+        {"float16", "float64"}
+    ):  # which are computed in other types where devices lack them
+        raise NodeRefused(f"it takes {x.dtype.name} for {to.name}; of floats only float32 is supported")
+    if x.data is not None:
+        return b.constant(x.data.view(to))
+    if x.dtype == to:
+        return x
+    name = b.unique(f"{b.scope}/{BIT_CAST}")
+    return b.opaque(helper.make_node(BIT_CAST, [x.name], [name], name=name, to=c.integer("to")), to, x.shape)
 
 
 @rule("Identity")

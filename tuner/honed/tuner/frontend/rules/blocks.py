@@ -19,6 +19,10 @@ from .linear import matmul
 
 DOMAIN = "com.microsoft"
 _BITS = (2, 4, 8)
+_FOUR_BITS = {
+    "uint4": 0,
+    "int4": 8,
+}  # types of numbers of 4 bits, with what is added so that none is negative
 _LEAST_BLOCK = 16
 
 
@@ -56,17 +60,18 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
 @rule("GatherBlockQuantized", domain=DOMAIN)
 def gather_block_quantised(b: Builder, c: Call) -> Value:
     """Slices of a constant table of 2, 4 or 8 bits, which stays packed; out of range they are zeros."""
-    table, block = c.x(0), c.integer("block_size", 128)
-    if table.dtype != np.uint8 or table.data is None:
-        raise NodeRefused(f"its table is of {table.dtype.name}, or no constant; give one of uint8")
+    block, typed = c.integer("block_size", 128), c.x(0).dtype.name
+    table, zero = _in_bytes(b, c.x(0)), c.opt(3) and _in_bytes(b, c.x(3))
+    if table.dtype != np.uint8 or table.data is None or (zero is not None and zero.dtype != np.uint8):
+        raise NodeRefused(f"its table is of {typed}, or no constant; give one of 4 bits or uint8")
     axis, along = (
         normal_axis(c.integer(name, default), table.rank)
         for name, default in (("gather_axis", 0), ("quantize_axis", 1))
     )
-    bits, last = c.integer("bits", 4), table.rank - 1
+    bits, last = 4 if typed in _FOUR_BITS else c.integer("bits", 4), table.rank - 1
     if bits not in _BITS or block < _LEAST_BLOCK or axis or along != last or not last:
         raise NodeRefused(f"its {bits} bits in blocks of {block} along axis {along} are not supported")
-    extent, scale, zero = table.shape[0], c.x(2), c.opt(3)
+    extent, scale = table.shape[0], c.x(2)
     places = b("Min", b("Max", wrapped(b, c.x(1), extent), 0), extent - 1)
 
     def rows(v: Value) -> Value:
@@ -79,7 +84,7 @@ def gather_block_quantised(b: Builder, c: Call) -> Value:
     if count * block != width:
         raise NodeRefused(f"its rows of {width} numbers are not whole blocks of {block}")
     shape = [*packed.shape[:-1], count, block]
-    middle: Value = b.like(1 << (bits - 1), scales)
+    middle: Value = b.like(_FOUR_BITS.get(typed, 1 << (bits - 1)), scales)
     if zero is not None:
         given = rows(zero)
         unpacked = _unpacked(b, with_axis(b, given, given.rank), bits, axis=given.rank)
@@ -89,6 +94,15 @@ def gather_block_quantised(b: Builder, c: Call) -> Value:
     found = reshape(b, b("Mul", real, with_axis(b, scales, scales.rank)), [*packed.shape[:-1], width])
     known = b("And", b("LessOrEqual", -extent, c.x(1)), b("Less", c.x(1), extent))
     return b("Where", reshape(b, known, [*c.x(1).shape, *[1] * last]), found, 0)
+
+
+def _in_bytes(b: Builder, v: Value) -> Value:
+    """Return a constant of 4-bit numbers as bytes of two each, along the last axis; else the value."""
+    if v.data is None or v.dtype.name not in _FOUR_BITS:
+        return v
+    numbers = (v.data.astype(np.int8) + _FOUR_BITS[v.dtype.name]).astype(np.uint8)
+    even = np.pad(numbers, [(0, 0)] * (v.rank - 1) + [(0, v.shape[-1] % 2)])
+    return b.constant(even[..., ::2] | even[..., 1::2] << 4)
 
 
 def _unpacked(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:

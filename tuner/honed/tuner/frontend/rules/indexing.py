@@ -11,17 +11,22 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
 
-from .layout import along, cut, expand, pad, pad_axis, pick, reshape, strides_of, transpose, with_axis
+from .layout import along, cut, expand, pad, pick, reshape, strides_of, transpose, with_axis
 from .reduction import reduce
 
-MAX_RANGE = 1 << 26  # elements of a constant made by Range
-MAX_WORK = 1 << 33  # comparisons one rewritten scatter or sort may cost
+MAX_RANGE = 1 << 23  # elements of a constant made by Range
+MAX_WORK = 1 << 33  # comparisons one rewritten scatter may cost
+BEST_PLACES = "Scan"  # in a normalised graph: see `_best_places`
+# Elements of a row, and comparisons in all, up to which counting ranks is quicker than sorting.
+_PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
+_SCANNED = 64  # elements of a running total that are compared with each other
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
 
 
@@ -67,16 +72,20 @@ def gather(b: Builder, c: Call) -> Value:
 
 def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
     """`x` at `indices` (counted from the front) along an axis, every other coordinate kept."""
-    strides = strides_of(x.shape)
-    base = np.zeros(indices.shape, np.int64)
-    for i, extent in enumerate(indices.shape):
-        if i != axis:
-            base = base + along(np.arange(extent), i, indices.rank) * strides[i]
-    wide = b.cast(indices, np.int64)
+    strides, wide = strides_of(x.shape), b.cast(indices, np.int64)
+    starts = [
+        along(np.arange(extent), i, indices.rank) * strides[i]
+        for i, extent in enumerate(indices.shape)
+        if i != axis and extent > 1
+    ]
+    # One constant for all axes, unless it is large.
+    bases = starts if indices.size > MAX_RANGE else [sum(starts, np.zeros(indices.shape, np.int64))]
     # The clamp keeps a wrong index from reaching into a neighbouring row as well as out of the buffer.
     bounded = b("Min", b("Max", wide, 0), x.shape[axis] - 1)
-    scaled = b("Mul", bounded, strides[axis])
-    return flat_gather(b, x, b("Add", scaled, b.constant(base)) if base.any() else scaled)
+    places = b("Mul", bounded, strides[axis])
+    for base in bases:
+        places = b("Add", places, b.constant(base)) if base.any() else places
+    return flat_gather(b, x, places)
 
 
 @rule("GatherElements")
@@ -243,53 +252,86 @@ def one_hot(b: Builder, c: Call) -> Value:
 
 @rule("TopK")
 def top_k(b: Builder, c: Call) -> list[Value]:
-    """The rank of each element, by counting; ties go to the lower index."""
+    """The best elements in order; ties go to the lower index, and NaN counts as the worst number."""
     x = c.x()
     axis = normal_axis(c.integer("axis", -1), x.rank)
     count = c.integer("k") if c.opset < 10 else c.numbers(1, "k")[0]
     size = x.shape[axis]
-    if not 0 <= count <= size or x.size * size > MAX_WORK:
-        raise NodeRefused(
-            f"it takes the best {count} of {size} elements, which is not possible or too many to compare"
-        )
+    if not 0 <= count <= size:
+        raise NodeRefused(f"it takes the best {count} of {size} elements, which is not possible")
     order = [i for i in range(x.rank) if i != axis] + [axis]
     moved = transpose(b, x, order)
-    rows = reshape(b, moved, [moved.size // size, size])
-    mine, other = reshape(b, rows, [*rows.shape, 1]), reshape(b, rows, [rows.shape[0], 1, size])
-    ahead = b("Less", mine, other) if c.integer("largest", 1) else b("Less", other, mine)
-    earlier = b.constant(np.tril(np.ones((size, size), np.bool_), -1))
-    before = b("Or", ahead, b("And", b("Equal", mine, other), earlier))
-    rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
-    wanted = b.constant(np.arange(count, dtype=np.int32))
-    numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
-    places = reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)
+    rows = reshape(b, moved, [moved.size // size if size else 0, size])
+    largest = bool(c.integer("largest", 1))
+    if not rows.size or not count:
+        places = b.constant(np.zeros((rows.shape[0], count), np.int64))
+    elif size <= _PAIRS and rows.size * size <= _PAIRS_IN_ALL:
+        places = _places_by_pairs(b, rows, count, largest=largest)
+    else:
+        places = _best_places(b, rows, count, largest=largest)
     best = gather_elements(b, rows, places, 1)
     back, shape = list(np.argsort(order)), [*moved.shape[:-1], count]
     return [transpose(b, reshape(b, v, shape), back) for v in (best, places)]
 
 
-@rule("CumSum")
-def cumulative_sum(b: Builder, c: Call) -> Value:
-    """Sums of neighbours at doubling distances (Hillis and Steele 1986)."""
+def _places_by_pairs(b: Builder, rows: Value, count: int, *, largest: bool) -> Value:
+    """The rank of each element, by counting, and the place of each rank."""
+    size = rows.shape[1]
+    if rows.is_float:
+        rows = b("Where", b("IsNaN", rows), -np.inf if largest else np.inf, rows)
+    mine, other = reshape(b, rows, [*rows.shape, 1]), reshape(b, rows, [rows.shape[0], 1, size])
+    ahead = b("Less", mine, other) if largest else b("Less", other, mine)
+    earlier = b.constant(np.tril(np.ones((size, size), np.bool_), -1))
+    before = b("Or", ahead, b("And", b("Equal", mine, other), earlier))
+    rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
+    wanted = b.constant(np.arange(count, dtype=np.int32))
+    numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
+    return reduce(b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, 0), [1], keepdims=False)
+
+
+def _best_places(b: Builder, rows: Value, count: int, *, largest: bool) -> Value:
+    """A Scan over rows whose body is a TopK: the one form of it in ONNX that has the places as its output.
+
+    The importer makes a sort of it.
+    """
+    body = helper.make_graph(
+        [helper.make_node("TopK", ["row", "k"], ["best", "places"], axis=0, largest=int(largest))],
+        "best",
+        [onnx.ValueInfoProto(name="row")],
+        [helper.make_tensor_value_info("places", TensorProto.INT64, [count])],
+        [numpy_helper.from_array(np.array([count], np.int64), "k")],
+    )
+    return b(BEST_PLACES, rows, body=body, num_scan_inputs=1)
+
+
+@rule("CumSum", "CumProd")
+def running_total(b: Builder, c: Call) -> Value:
+    """Sums, or products, of all elements up to each."""
     x = c.x()
     axis = normal_axis(c.numbers(1, "axis")[0], x.rank)
-    size = x.shape[axis]
+    apart = reshape(b, x, [math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])])
+    fold, join, neutral = ("ReduceSum", "Add", 0) if c.op == "CumSum" else ("ReduceProd", "Mul", 1)
     reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
-    def shifted(v: Value, distance: int) -> Value:
-        if reverse:
-            return pad_axis(b, cut(b, v, axis, distance, size), axis, 0, distance)
-        return pad_axis(b, cut(b, v, axis, 0, size - distance), axis, distance, 0)
+    def scanned(x: Value, *, exclusive: bool) -> Value:
+        """Blocks by comparing places, each with the total of all blocks before it (Blelloch 1990)."""
+        outer, size, inner = x.shape
+        block = min(size, _SCANNED)
+        count = -(-size // block)
+        whole = pad(b, x, [0, 0, 0], [0, count * block - size, 0], neutral)
+        blocks = reshape(b, whole, [outer, count, block, inner])
+        places = np.arange(block)
+        before = places[None, :] < places[:, None] + (not exclusive)
+        mask = b.constant((before[::-1, ::-1] if reverse else before).reshape(block, block, 1))
+        each = b("Where", mask, reshape(b, blocks, [outer, count, 1, block, inner]), neutral)
+        found = reduce(b, fold, each, [3], keepdims=False)
+        if count > 1:
+            totals = reduce(b, fold, blocks, [2], keepdims=False)
+            behind = scanned(totals, exclusive=True)
+            found = b(join, found, reshape(b, behind, [outer, count, 1, inner]))
+        return cut(b, reshape(b, found, [outer, count * block, inner]), 1, 0, size)
 
-    if size == 0:
-        return x
-    if exclusive:
-        x = b.constant(np.zeros(x.shape, x.dtype)) if size == 1 else shifted(x, 1)
-    distance = 1
-    while distance < size:
-        x = b("Add", x, shifted(x, distance))
-        distance *= 2
-    return x
+    return reshape(b, scanned(apart, exclusive=exclusive), x.shape) if x.size else x
 
 
 @rule("ReverseSequence")

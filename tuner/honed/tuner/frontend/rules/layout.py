@@ -13,6 +13,7 @@ from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
+_MOST_JOINED = 64  # values that a kernel joins: OpenCL devices need take no more than 128 pointers
 
 
 def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Value:
@@ -43,8 +44,11 @@ def backwards(b: Builder, x: Value, axis: int) -> Value:
 
 
 def join(b: Builder, parts: Sequence[Value], axis: int) -> Value:
-    """Parts along an axis; empty ones are left out."""
+    """Parts along an axis, at most _MOST_JOINED at once; empty ones are left out."""
     kept = [p for p in parts if p.size] or list(parts[:1])
+    while len(kept) > _MOST_JOINED:
+        groups = (kept[n : n + _MOST_JOINED] for n in range(0, len(kept), _MOST_JOINED))
+        kept = [group[0] if len(group) == 1 else b("Concat", *group, axis=axis) for group in groups]
     return kept[0] if len(kept) == 1 else b("Concat", *kept, axis=axis)
 
 

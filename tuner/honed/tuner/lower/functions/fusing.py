@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from tvm import ir, relax, s_tir, tirx
 from tvm.ir import IRModule
 
 from honed.protocol.dataclass import dataclass
-from honed.tuner.lower.statements import nodes, reduced_axes
+from honed.tuner.lower.statements import loads, nodes, reduced_axes
 
-from .views import bindings, cut_at, extents, is_fixed, readers, variables
+from .views import bindings, cut_at, extents, is_call, is_fixed, readers, variables
 
 # Which operators each call of a fused module computes. Fusing makes new functions, one for all calls that do
 # the same, and new variables. What a call computes is found by following it into its function: an operator is
@@ -121,9 +122,53 @@ def move_of(function: tirx.PrimFunc) -> Move | None:
 
 
 def fused(module: IRModule) -> tuple[IRModule, Traced]:
-    """Return a module, annotated for fusion, with its operators fused, and what each call computes."""
-    found = relax.transform.FuseOps()(module)
-    return found, trace(module["main"], found)
+    """Return a module, annotated for fusion, with its operators fused, and what each call computes.
+
+    Operators stand apart where an element of the fused function would read more than _MOST_READ others.
+    """
+    reads: dict[str, tuple[int, ...]] = {}
+    while True:
+        found = relax.transform.FuseOps()(module)
+        traced = trace(module["main"], found)
+        if not (apart := _too_large(module, traced.values(), reads)):
+            return found, traced
+        module = _with_functions(module, dict.fromkeys(apart))
+
+
+# Each operator of a fused function is computed where the next reads it, once for each time that it is read.
+# An erf reads its operand forty times: four of them, one of the other, are 2.5 million reads in one.
+# What a choice depends on counts more: TVM simplifies the expression once more under each condition.
+_MOST_READ = 512
+_FOR_CONDITION = 8
+_REDUCES = 3  # of relax.analysis.OpPatternKind: this and what is above it is stored before it is read
+
+
+def _too_large(
+    module: IRModule, groups: Iterable[Sequence[relax.Var]], reads: dict[str, tuple[int, ...]]
+) -> set[relax.Var]:
+    """Return the operators that are to stand apart so that no group is too large.
+
+    `reads` has, by functions' names, how often an element reads each operand; those that it lacks are added.
+    """
+    calls = {b.var: b.value for b in bindings(module["main"])}
+    found: set[relax.Var] = set()
+    for group in groups:
+        within: dict[relax.Var, int] = {}  # what an element reads, if it is computed where it is read
+        for var in group if len(group) > 1 else ():
+            call: Any = calls.get(var)
+            if not is_call(call, "relax.call_tir"):
+                continue
+            name, function = str(call.args[0].name_hint), module[call.args[0]]
+            if name not in reads:
+                reads[name] = _reads(function)
+            own = list(zip(call.args[1], reads[name], strict=False))
+            least = sum(times for _, times in own)
+            whole = sum(times * within.get(given, 1) for given, times in own)
+            if whole > max(_MOST_READ, least):
+                found.add(var)
+            elif int(function.attrs.get("op_pattern", _OPAQUE)) < _REDUCES:
+                within[var] = max(1, whole)
+    return found
 
 
 def fused_without_moves(annotated: IRModule, operators: IRModule, alignment: int) -> tuple[IRModule, Traced]:
@@ -238,17 +283,26 @@ def _itemsize(expr: relax.Expr) -> int:
     return np.dtype(str(expr.ty.dtype)).itemsize
 
 
-def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move]) -> IRModule:
-    """Return the module in which calls that move values are of functions marked with their move."""
+def _reads(function: tirx.PrimFunc) -> tuple[int, ...]:
+    """Return how often an element that a function makes reads each of its parameters."""
+    read = [load.source for load in loads(function.body)]
+    for choice in nodes(function.body, tirx.Select):
+        read += (_FOR_CONDITION - 1) * [load.source for load in loads(choice.condition)]
+    return tuple(sum(map(one.same_as, read)) for one in function.params)
+
+
+def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) -> IRModule:
+    """Return the module in which calls have functions that are not fused, marked with their move, if any."""
     builder = relax.BlockBuilder(module)
 
     def traced(binding: relax.Binding) -> list[relax.Binding]:
-        move = apart.get(binding.var)
-        if move is None:
+        if binding.var not in apart:
             return [binding]
+        move = apart[binding.var]
         called, given = binding.value.args[0], binding.value.args[1]
         function = module[called].with_attr("op_pattern", _OPAQUE)
-        function = function.with_attr(_OFFSETS, list(move.offsets)).with_attr(_CUTS, int(move.cuts))
+        if move is not None:
+            function = function.with_attr(_OFFSETS, list(move.offsets)).with_attr(_CUTS, int(move.cuts))
         name = builder.add_func(function, str(called.name_hint))
         made = builder.normalize(relax.call_tir(name, given, binding.var.ty))
         return [relax.VarBinding(binding.var, made)]

@@ -18,7 +18,7 @@ from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 
-from . import extremes, updates, winograd
+from . import extremes, sorting, updates, winograd
 from .dots import multiply_bytes
 from .fusing import Joins, Traced, fused, fused_without_moves, join_functions, never
 from .layouts import block_channels, block_lanes
@@ -80,6 +80,8 @@ def legalize(
         rules = {"relax.erf": _erf} | extremes.rules()
         rules |= dict.fromkeys(("relax.nn.conv1d", "relax.nn.conv2d"), partial(_convolved, profile))
         rules["relax.right_shift"] = _shifted
+        rules["relax.memory.view"] = _bits
+        rules["relax.topk"] = sorting.best_places
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
         rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
         rules["relax.mean"] = partial(_mean, bound)
@@ -196,6 +198,18 @@ def _shifted(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return te.compute(shape, value, name="right_shift", tag=topi.tag.BROADCAST)
 
     return builder.call_te(unpacked, packed, primfunc_name_hint="unpack")
+
+
+def _bits(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return the bits of each element as another type of as many bits."""
+    dtype = str(call.ty.dtype)
+
+    def bits(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bits", tag=topi.tag.ELEMWISE
+        )
+
+    return builder.call_te(bits, call.args[0], primfunc_name_hint="bits")
 
 
 def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -326,6 +326,8 @@ class KernelMemory:
         value = self.expressions.full(store.value)
         self.expressions.stored = None
         if of.kind in ("bool", "mask"):
+            if buffer.element.integer:  # TVM has vectors of bools in arrays of signed bytes
+                stored = replace(stored, kind=buffer.element.kind)
             value = self.expressions.convert(value, stored)
         self._write(buffer, index, stored, value)
         self.blocks.stored(buffer.name)
