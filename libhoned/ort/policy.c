@@ -103,7 +103,6 @@ int64_t route_begin(struct route *route, int64_t now)
             route->why = WHY_BUDGET;
             return 0;
         }
-        route->why = WHY_NONE;
     } else if (route->state != ROUTE_ROUTED) {
         return 0;
     } else if (now >= route->look_at &&

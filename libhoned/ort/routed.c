@@ -130,12 +130,19 @@ bool read_kind(const struct runtime *runtime, const struct run *run, struct read
         shapes->names[i] = run->input_names[i];
         if (!read_tensor(runtime, run->inputs[i], &kind->types[i], &shapes->ranks[i], shapes->sizes[i]))
             return false;
+        for (size_t d = 0; d < shapes->ranks[i]; d++)
+            if (shapes->sizes[i][d] <= 0) /* nothing is compiled for these */
+                return false;
         kind->hash = mix(kind->hash, shapes->names[i], strlen(shapes->names[i]) + 1);
         kind->hash = mix(kind->hash, &kind->types[i], sizeof kind->types[i]);
         kind->hash = mix(kind->hash, shapes->sizes[i], shapes->ranks[i] * sizeof(int64_t));
     }
-    for (size_t i = 0; i < run->output_count; i++)
+    for (size_t i = 0; i < run->output_count; i++) {
+        for (size_t j = 0; j < i; j++)
+            if (!strcmp(run->output_names[i], run->output_names[j]))
+                return false;
         kind->hash = mix(kind->hash, run->output_names[i], strlen(run->output_names[i]) + 1);
+    }
     return true;
 }
 
@@ -151,13 +158,9 @@ static bool fill_request(const struct runtime *runtime, const struct run *run, c
             honed_request_input(request, shapes->names[i], kind->types[i], shapes->sizes[i], shapes->ranks[i], data))
             return false;
     }
-    for (size_t i = 0; i < run->output_count; i++) {
-        for (size_t j = 0; j < i; j++)
-            if (!strcmp(run->output_names[i], run->output_names[j]))
-                return false;
+    for (size_t i = 0; i < run->output_count; i++)
         if (honed_request_want(request, run->output_names[i]))
             return false;
-    }
     return true;
 }
 

@@ -74,10 +74,11 @@ static void *options(void)
     if (!strcmp(scenario, "profile"))
         must(ORT(14, status, void *, const char *)(made, "/tmp/honed-profile"));
     if (!strcmp(scenario, "initializer") || !strcmp(scenario, "clone")) {
-        static void *scale;
-        float *data;
-        if (!scale)
-            scale = tensor((int64_t[]){1}, 1, &data), *data = 0;
+        static float data[1];
+        void *memory, *scale;
+        must(ORT(69, status, int, int, void **)(1, 0, &memory));
+        must(ORT(49, status, void *, void *, size_t, const int64_t *, size_t, int, void **)(memory, data, sizeof data,
+                                                                                        (int64_t[]){1}, 1, 1, &scale));
         must(ORT(150, status, void *, const char *, void *)(made, "zero", scale));
     }
     if (!strcmp(scenario, "clone")) {
