@@ -207,6 +207,7 @@ void route_known(struct route *route, int64_t now, int64_t form_time, bool half)
         route->own_median = row_median(&route->own);
         if (!promises(route)) {
             fall_back(route, now, WHY_PROMISE);
+            route->overhead -= over(route->overhead, OVERHEAD) / 2; /* a lost row does not count for ever */
             return;
         }
         route->state = ROUTE_TRYING;

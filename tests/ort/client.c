@@ -5,7 +5,7 @@
  *
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
- *   runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
+ *   until (so many runs of a thread were routed, or a minute has passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
  *   shapes, in turns), milliseconds (runs go on for so long), pause (ms between two runs), and case, one of
  *   given (outputs), misfit (outputs of another shape), twice (one output asked for twice), profile, initializer, clone (of
  *   options with an initializer), terminate, fork, release (a session made anew again and again).
@@ -34,7 +34,7 @@ static function **api;
 static void *env;
 static char *model;
 static const char *scenario = "";
-static long runs = 100, threads = 1, sessions = 1, from_bytes, kinds = 1, milliseconds, rest;
+static long runs = 100, threads = 1, sessions = 1, from_bytes, kinds = 1, milliseconds, rest, until;
 static void *shared[1024];
 
 struct result {
@@ -163,8 +163,8 @@ static void run(void *session, long number, struct result *result)
 static void *work(void *argument)
 {
     struct result *result = argument;
-    int64_t end = now() + milliseconds * 1000000;
-    for (long i = 0; milliseconds ? now() < end : i < runs; i++) {
+    int64_t end = now() + (until ? 60000 : milliseconds) * 1000000;
+    for (long i = 0; until || milliseconds ? now() < end && (!until || result->routed < until) : i < runs; i++) {
         if (!strcmp(scenario, "release") && i % 25 == 24) {
             void *mine = session();
             for (int j = 0; j < 30; j++)
@@ -239,7 +239,8 @@ int main(int count, char **arguments)
             const char *name;
             long *number;
         } numbers[] = {{"runs", &runs},   {"threads", &threads}, {"sessions", &sessions},         {"bytes", &from_bytes},
-                       {"kinds", &kinds}, {"pause", &rest},      {"milliseconds", &milliseconds}};
+                       {"kinds", &kinds}, {"pause", &rest},      {"milliseconds", &milliseconds},
+                       {"until", &until}};
         for (size_t j = 0; j < sizeof numbers / sizeof *numbers; j++)
             if (!strcmp(arguments[i], numbers[j].name))
                 *numbers[j].number = atol(value);
