@@ -5,7 +5,7 @@
  *
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
- *   until (so many runs of a thread were routed, or a minute has passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
+ *   until (so many runs of a thread were routed, or two minutes have passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
  *   shapes, in turns), milliseconds (runs go on for so long), pause (ms between two runs), and case, one of
  *   given (outputs), misfit (outputs of another shape), twice (one output asked for twice), profile, initializer, clone (of
  *   options with an initializer), terminate, fork, release (a session made anew again and again).
@@ -163,7 +163,7 @@ static void run(void *session, long number, struct result *result)
 static void *work(void *argument)
 {
     struct result *result = argument;
-    int64_t end = now() + (until ? 60000 : milliseconds) * 1000000;
+    int64_t end = now() + (until ? 120000 : milliseconds) * 1000000;
     for (long i = 0; until || milliseconds ? now() < end && (!until || result->routed < until) : i < runs; i++) {
         if (!strcmp(scenario, "release") && i % 25 == 24) {
             void *mine = session();
