@@ -59,7 +59,7 @@ def write_model(path: Path, *, depth: int = 220, external: bool = False) -> None
     """Write a model with y = x, after so many multiplications of matrices that count for nothing."""
     generator = np.random.default_rng(1)
     weights = (generator.standard_normal((WIDTH, WIDTH)) / WIDTH).astype(np.float32)
-    tensors = [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
+    tensors = [numpy_helper.from_array(weights, "w")] * bool(depth) + [numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
     names = ["x", *(f"h{i}" for i in range(depth))]
     nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in zip(names, names[1:], strict=False)]
     nodes += [helper.make_node("Mul", [names[-1], "zero"], ["z"]), helper.make_node("Add", ["x", "z"], ["y"])]
