@@ -32,11 +32,11 @@ _PROVIDED = {
 _NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
 _MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
 _GLIBC = re.compile(r"Name: GLIBC_2\.(\d+)")
-_NEWEST_GLIBC = 28
+_WHEELS_GLIBC = 28
 _MACHINE = re.compile(r"^  Machine: +(.+)$", re.MULTILINE)
 
 
-def needs(folder: Path, machine: str, newest: int = _NEWEST_GLIBC) -> set[str]:
+def needs(folder: Path, machine: str, newest: int = _WHEELS_GLIBC) -> set[str]:
     """Packages with their versions; raises ValueError where a library is nowhere or of another machine."""
     ours = {path.name for path in folder.rglob("*.so*")}
     real = {path.name for path in folder.rglob("*.so*") if not path.is_symlink()}
@@ -61,12 +61,12 @@ def needs(folder: Path, machine: str, newest: int = _NEWEST_GLIBC) -> set[str]:
                 packages.add(_PROVIDED[library])
             elif library not in ours:
                 raise ValueError(f"{path} needs {library}, which neither Debian nor the bundle has")
-    if glibc > _NEWEST_GLIBC:
+    if glibc > _WHEELS_GLIBC:
         packages = {each for each in packages if not each.startswith("libc6 ")} | {f"libc6 (>= 2.{glibc})"}
     return packages
 
 
-def main(folder: str, substvars: str, machine: str, newest: str = str(_NEWEST_GLIBC)) -> None:
+def main(folder: str, substvars: str, machine: str, newest: str = str(_WHEELS_GLIBC)) -> None:
     """As the module says."""
     with Path(substvars).open("a") as file:
         print("bundle:Depends=" + ", ".join(sorted(needs(Path(folder), machine, int(newest)))), file=file)
