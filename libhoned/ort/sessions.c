@@ -131,6 +131,56 @@ void mark(const void *options, bool marked)
     leave();
 }
 
+/* ---- The log ---- */
+
+static const char *file_name(const struct session *session)
+{
+    return session->path ? strrchr(session->path, '/') + 1 : "a model in memory";
+}
+
+static void shape_text(const struct shapes *shapes, char *text, size_t room)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < shapes->count && at < room; i++) {
+        at += (size_t)snprintf(text + at, room - at, "%s", i ? ", " : "");
+        for (size_t d = 0; d < shapes->ranks[i] && at < room; d++)
+            at += (size_t)snprintf(text + at, room - at, "%s%" PRId64, d ? "x" : "", shapes->sizes[i][d]);
+    }
+}
+
+void say_changes(const struct session *session, const struct kept_kind *kind, const struct route *before, char *line)
+{
+    const struct route *route = &kind->route;
+    char shapes[160];
+    *line = 0;
+    if (!settings.log || (route->state == before->state && route->why == before->why))
+        return;
+    shape_text(&kind->shapes, shapes, sizeof shapes);
+    snprintf(line, LINE_BYTES, "honed: %.80s (%s): %s; own %.3f ms, routed %.3f ms%s%s\n", file_name(session), shapes,
+             route_state_name(route->state), (double)route->own_median / 1e6, (double)route->routed_median / 1e6,
+             route->why == WHY_NONE ? "" : "; ",
+             route->why == WHY_SERVICE && *kind->why ? kind->why : route_why_text(route->why));
+}
+
+static void say(const char *line)
+{
+    if (*line && write(STDERR_FILENO, line, strlen(line)) < 0)
+        return; /* nobody reads it */
+}
+
+/* How many runs of each kind were routed. */
+static void total_text(const struct session *session, char *text)
+{
+    char shapes[160];
+    *text = 0;
+    for (size_t i = 0; settings.log && i < MOST_KINDS && session->kinds[i]; i++) {
+        const struct route *route = &session->kinds[i]->route;
+        shape_text(&session->kinds[i]->shapes, shapes, sizeof shapes);
+        text += snprintf(text, LINE_BYTES, "honed: %.80s (%s): %" PRIu64 " of %" PRIu64 " runs routed\n", file_name(session),
+                         shapes, route->routed_runs, route->own_runs + route->routed_runs);
+    }
+}
+
 /* ---- Sessions ---- */
 
 static struct session **bucket(const OrtSession *address)
@@ -218,6 +268,7 @@ void session_made(OrtSession *address, const OrtOptions *options, const char *pa
 
 void session_released(OrtSession *address)
 {
+    char text[MOST_KINDS * LINE_BYTES] = "";
     if (!usable())
         return;
     enter();
@@ -226,10 +277,26 @@ void session_released(OrtSession *address)
             struct session *session = *at;
             *at = session->next;
             session->released = true;
+            total_text(session, text);
             session_drop(session);
             break;
         }
     leave();
+    say(text);
+}
+
+/* Of sessions that the program leaves to its end. */
+__attribute__((destructor)) static void say_totals(void)
+{
+    char text[MOST_KINDS * LINE_BYTES];
+    for (size_t i = 0; settings.log && usable() && i < BUCKETS; i++) {
+        enter();
+        for (struct session *session = table[i]; session; session = session->next) {
+            total_text(session, text);
+            say(text);
+        }
+        leave();
+    }
 }
 
 struct session *session_like(const struct session *session)
@@ -304,39 +371,6 @@ static int64_t rests_until(const struct session *session, int64_t time)
             until = route->ask_at;
     }
     return until;
-}
-
-/* ---- The log ---- */
-
-static void shape_text(const struct shapes *shapes, char *text, size_t room)
-{
-    size_t at = 0;
-    for (size_t i = 0; i < shapes->count && at < room; i++) {
-        at += (size_t)snprintf(text + at, room - at, "%s", i ? ", " : "");
-        for (size_t d = 0; d < shapes->ranks[i] && at < room; d++)
-            at += (size_t)snprintf(text + at, room - at, "%s%" PRId64, d ? "x" : "", shapes->sizes[i][d]);
-    }
-}
-
-void say_changes(const struct session *session, const struct kept_kind *kind, const struct route *before, char *line)
-{
-    const struct route *route = &kind->route;
-    const char *name = session->path ? strrchr(session->path, '/') + 1 : "a model in memory";
-    char shapes[160];
-    *line = 0;
-    if (!settings.log || (route->state == before->state && route->why == before->why))
-        return;
-    shape_text(&kind->shapes, shapes, sizeof shapes);
-    snprintf(line, LINE_BYTES, "honed: %.80s (%s): %s; own %.3f ms, routed %.3f ms%s%s\n", name, shapes,
-             route_state_name(route->state), (double)route->own_median / 1e6, (double)route->routed_median / 1e6,
-             route->why == WHY_NONE ? "" : "; ",
-             route->why == WHY_SERVICE && *kind->why ? kind->why : route_why_text(route->why));
-}
-
-static void say(const char *line)
-{
-    if (*line && write(STDERR_FILENO, line, strlen(line)) < 0)
-        return; /* nobody reads it */
 }
 
 /* ---- A run ---- */
