@@ -1,10 +1,12 @@
 """Other people's programs alone and beside honed: `python -m benchmarks.native FOLDER [PROGRAM ...]`.
 
-FOLDER gets the programs, from npm and PyPI, unless it has them. Each program does the same work for --seconds,
-alone and with libhoned-ort.so preloaded, in turns, against a service of the benchmark's own that has compiled
-its model by then (--settle). Answers must be equal within a tolerance. "own" and "beside" are medians of a whole
-call of the program, in ms, in their quarter of best turns; "routed" is the share of runs that the service
-answered; "memory" is the program's largest, in MiB.
+FOLDER gets the programs, from npm and PyPI, unless it has them. Each program does the same work for
+--seconds, alone and with libhoned-ort.so preloaded, in turns, against a service of the benchmark's own, which
+has --settle seconds to compile its model before. Answers must be equal within a tolerance.
+
+    own, beside   median of a call of the program in the second half of a turn, in ms; the median of turns
+    routed        the share of the program's runs of ONNX Runtime that the service answered
+    memory        the program's largest, in MiB
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def main() -> int:
     options = parser.parse_args()
     install(options.folder)
     library, wrong = built(options.folder), 0
-    print("| program | own, ms | beside, ms | routed | memory own, MiB | beside |\n|---|---:|---:|---:|---:|---:|")
+    print(
+        "| program | own, ms | beside, ms | routed | memory own, MiB | beside |\n"
+        "|---|---:|---:|---:|---:|---:|"
+    )
     for name in options.programs or PROGRAMS:
         with service(options.folder, _CONFIG) as client:
             run(options.folder, name, options.settle, library, client.socket)
@@ -53,10 +58,15 @@ def main() -> int:
         if not all(near(each.answer, alone[0].answer) for each in (*alone, *beside)):
             print(f"{name}: answers differ", file=sys.stderr)
             wrong = 1
-        routed = sum(each.routed for each in beside) / sum(len(each.times) for each in beside)
-        own, with_honed = (median(median(each.times[len(each.times) // 2 :]) for each in both) for both in (alone, beside))
+        routed = sum(each.routed for each in beside) / max(1, sum(each.runs for each in beside))
+        own, with_honed = (
+            median(median(each.times[len(each.times) // 2 :]) for each in both) for both in (alone, beside)
+        )
         memory = [max(each.memory_mib for each in both) for both in (alone, beside)]
-        print(f"| {name} | {own:.2f} | {with_honed:.2f} | {routed:.0%} | {memory[0]:.0f} | {memory[1]:.0f} |", flush=True)
+        print(
+            f"| {name} | {own:.2f} | {with_honed:.2f} | {routed:.0%} | {memory[0]:.0f} | {memory[1]:.0f} |",
+            flush=True,
+        )
     return wrong
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +40,7 @@ class _Graph:
         scale = (shape[-2] if len(shape) > 1 else 1) ** -0.5
         return self.constant((self._random.standard_normal(shape) * scale).astype(np.float32))
 
-    def constant(self, values: np.ndarray) -> str:
+    def constant(self, values: NDArray[Any]) -> str:
         self.weights.append(numpy_helper.from_array(values, f"w{len(self.weights)}"))
         return f"w{len(self.weights) - 1}"
 
@@ -58,9 +60,9 @@ def write_images(path: Path) -> None:
     graph, at, channels = _Graph(), "x", 3
     for i, wide in enumerate((32, 64, 64, 64)):
         weight = graph.constant(
-            (np.random.default_rng(i).standard_normal((wide, channels, 3, 3)) * (9 * channels) ** -0.5).astype(
-                np.float32
-            )
+            (
+                np.random.default_rng(i).standard_normal((wide, channels, 3, 3)) * (9 * channels) ** -0.5
+            ).astype(np.float32)
         )
         stride = 2 if i < 2 else 1
         convolved = graph.add("Conv", at, weight, pads=[1, 1, 1, 1], strides=[stride, stride])
@@ -74,12 +76,18 @@ def write_embedder(folder: Path) -> None:
     (folder / "onnx").mkdir(parents=True)
     graph = _Graph()
     at = graph.add("Gather", graph.weight(_WORDS, _WIDTH), "input_ids")
-    kept = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.FLOAT), graph.constant(np.array([1])))
-    ignored = graph.add("Mul", graph.add("Sub", kept, graph.constant(np.float32([1]))), graph.constant(np.float32([1e4])))
+    kept = graph.add(
+        "Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.FLOAT), graph.constant(np.array([1]))
+    )
+    ignored = graph.add(
+        "Mul",
+        graph.add("Sub", kept, graph.constant(np.array([1], np.float32))),
+        graph.constant(np.array([1e4], np.float32)),
+    )
     for layer in range(_LAYERS):
         q, k, v = (graph.add("MatMul", at, graph.weight(_WIDTH, _WIDTH)) for _ in range(3))
         scores = graph.add("MatMul", q, graph.add("Transpose", k, perm=[0, 2, 1]))
-        scaled = graph.add("Mul", scores, graph.constant(np.float32([_WIDTH**-0.5])))
+        scaled = graph.add("Mul", scores, graph.constant(np.array([_WIDTH**-0.5], np.float32)))
         shares = graph.add("Softmax", graph.add("Add", scaled, ignored), axis=-1)
         at = _normalise(graph, graph.add("Add", at, graph.add("MatMul", shares, v)))
         wide = graph.add("Relu", graph.add("MatMul", at, graph.weight(_WIDTH, _HIDDEN)))
@@ -87,11 +95,15 @@ def write_embedder(folder: Path) -> None:
         last = "last_hidden_state" if layer == _LAYERS - 1 else ""
         at = _normalise(graph, graph.add("Add", at, narrow), last)
     sizes = ["b", "t"]
-    inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, sizes) for n in ("input_ids", "attention_mask")]
+    inputs = [
+        helper.make_tensor_value_info(n, TensorProto.INT64, sizes) for n in ("input_ids", "attention_mask")
+    ]
     output = helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, [*sizes, _WIDTH])
     graph.save(folder / "onnx" / "model.onnx", inputs, output)
-    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"w{i}": i + 4 for i in range(_WORDS - 4)}
-    tokenizer = {
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3} | {
+        f"w{i}": i + 4 for i in range(_WORDS - 4)
+    }
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": {"type": "BertNormalizer", "lowercase": True},
@@ -108,7 +120,11 @@ def write_embedder(folder: Path) -> None:
     }
     files = {
         "config.json": {"model_type": "bert", "hidden_size": _WIDTH, "architectures": ["BertModel"]},
-        "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "pad_token": "[PAD]", "model_max_length": 64},
+        "tokenizer_config.json": {
+            "tokenizer_class": "BertTokenizer",
+            "pad_token": "[PAD]",
+            "model_max_length": 64,
+        },
         "tokenizer.json": tokenizer,
     }
     for name, content in files.items():

@@ -21,24 +21,33 @@ _ROOT = _HERE.parents[1]
 _NPM = ("onnxruntime-node@1.30.0", "@huggingface/transformers@4.3.2", "sherpa-onnx-node@1.13.8")
 _PYPI = ("sherpa-onnx==2.0.1", "sherpa-onnx-core==2.0.1", "piper_phonemize==1.1.0")
 _TOLERANCE = 1e-3
+_ROUTED = re.compile(r"^honed: .* (\d+) of (\d+) runs routed$", re.MULTILINE)
 
 PROGRAMS: dict[str, Callable[[Path], Sequence[str]]] = {
     "transformers.js": lambda folder: ("node", str(folder / "embed.mjs"), str(folder / "models"), "bert"),
     "onnxruntime-node": lambda folder: ("node", str(folder / "image.cjs"), str(folder / "images.onnx")),
     "sherpa-onnx-node": lambda folder: ("node", str(folder / "speech.cjs"), str(folder / "gtcrn.onnx")),
-    "sherpa-onnx (Python)": lambda folder: (sys.executable, str(folder / "speech.py"), str(folder / "gtcrn.onnx")),
+    "sherpa-onnx (Python)": lambda folder: (
+        sys.executable,
+        str(folder / "speech.py"),
+        str(folder / "gtcrn.onnx"),
+    ),
     "piper_phonemize": lambda folder: (sys.executable, str(folder / "vowels.py")),
 }
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program answered, the milliseconds of its calls, its largest memory, and runs that were routed."""
+    """What a program answered, the milliseconds of its calls, its largest memory, and its runs.
+
+    `runs` are those of ONNX Runtime beside honed, of which `routed` were answered by the service.
+    """
 
     answer: Any
     times: Sequence[float]
     memory_mib: float
     routed: int
+    runs: int
     log: str
 
 
@@ -51,7 +60,17 @@ def install(folder: Path) -> None:
     # Their install scripts fetch libraries for GPUs, which need not be had.
     npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder), *_NPM]
     subprocess.run(npm, check=True, stdout=subprocess.DEVNULL)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "python"), *_PYPI]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(folder / "python"),
+        *_PYPI,
+    ]
     subprocess.run(pip, check=True)
     for script in (*_HERE.glob("*.mjs"), *_HERE.glob("*.cjs"), _HERE / "speech.py", _HERE / "vowels.py"):
         (folder / script.name).write_bytes(script.read_bytes())  # beside node_modules, where node looks
@@ -67,7 +86,9 @@ def built(folder: Path) -> Path:
     return folder / "libhoned" / "libhoned-ort.so"
 
 
-def run(folder: Path, name: str, seconds: float, library: Path | None = None, socket: str = "", **more: str) -> Ran:
+def run(
+    folder: Path, name: str, seconds: float, library: Path | None = None, socket: str = "", **more: str
+) -> Ran:
     """Run a program, beside honed where there is a library to preload."""
     beside = {"LD_PRELOAD": str(library), "HONED_SOCKET": socket, "HONED_ORT_LOG": "1"} if library else {}
     environment = {**os.environ, "PYTHONPATH": str(folder / "python"), **beside, **more}
@@ -83,8 +104,9 @@ def run(folder: Path, name: str, seconds: float, library: Path | None = None, so
     if begun.returncode:
         raise SystemExit(f"{name} ended with {begun.returncode}: {log}")
     said = json.loads(out.splitlines()[-1])
-    routed = sum(map(int, re.findall(r"^honed: .* (\d+) of \d+ runs routed$", log, re.MULTILINE)))
-    return Ran(said["answer"], said["times"], usage.ru_maxrss / 1024, routed, log)
+    counts = [tuple(map(int, each)) for each in _ROUTED.findall(log)]
+    routed, runs = (sum(each[i] for each in counts) for i in range(2))
+    return Ran(said["answer"], said["times"], usage.ru_maxrss / 1024, routed, runs, log)
 
 
 def near(answer: Any, expected: Any) -> bool:

@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ class Client:
         # A busy machine takes a processor away for longer than a run; this does not lose a row.
         given = {"HONED_SOCKET": str(socket), "HONED_ORT_ALLOWANCE": "5", "ASAN_OPTIONS": "detect_leaks=0"}
         env = {**os.environ, **given, **preload, **settings}
-        ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False)
+        ran = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False
+        )
         assert ran.returncode == 0, ran.stderr
         lines: list[dict[str, Any]] = [json.loads(line) for line in ran.stdout.splitlines()]
         return Ended({line.pop("who"): line for line in lines}, ran.stderr)
@@ -59,9 +62,11 @@ def write_model(path: Path, *, depth: int = 220, external: bool = False) -> None
     """Write a model with y = x, after so many multiplications of matrices that count for nothing."""
     generator = np.random.default_rng(1)
     weights = (generator.standard_normal((WIDTH, WIDTH)) / WIDTH).astype(np.float32)
-    tensors = [numpy_helper.from_array(weights, "w")] * bool(depth) + [numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
+    tensors = [numpy_helper.from_array(weights, "w")] * bool(depth) + [
+        numpy_helper.from_array(np.zeros(1, np.float32), "zero")
+    ]
     names = ["x", *(f"h{i}" for i in range(depth))]
-    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in zip(names, names[1:], strict=False)]
+    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in pairwise(names)]
     nodes += [helper.make_node("Mul", [names[-1], "zero"], ["z"]), helper.make_node("Add", ["x", "z"], ["y"])]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in "xy"]
     graph = helper.make_graph(nodes, "slow", ends[:1], ends[1:], tensors)
@@ -72,7 +77,9 @@ def write_model(path: Path, *, depth: int = 220, external: bool = False) -> None
 @pytest.fixture(scope="session")
 def runtime() -> str:
     """A libonnxruntime.so: that of sherpa-onnx."""
-    return str(importlib.metadata.distribution("sherpa-onnx-core").locate_file("sherpa_onnx/lib/libonnxruntime.so"))
+    return str(
+        importlib.metadata.distribution("sherpa-onnx-core").locate_file("sherpa_onnx/lib/libonnxruntime.so")
+    )
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +115,9 @@ def sanitized(made_once: Made, preload: Path) -> str:
     """What to preload for the library with checks of memory and of undefined behaviour."""
     folder = made_once("libhoned-sanitized", lambda path: build(path, f"CFLAGS=-O1 -g {SANITIZERS}"))
     found = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(
+            ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     return ":".join([*found, str(folder / "libhoned-ort.so")])
@@ -118,5 +127,3 @@ def sanitized(made_once: Made, preload: Path) -> str:
 def client(program: Path, runtime: str, slow_model: Path, preload: Path) -> Client:
     """The program with the library preloaded."""
     return Client(program, runtime, slow_model, str(preload / "libhoned-ort.so"))
-
-

@@ -1,4 +1,4 @@
-"""A service that has a compiled form of every model: it answers y = x + 1000, or misbehaves as a test says."""
+"""A service that has a compiled form of every model: its answers are y = x + 1000, or a test's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that decides which runs are routed, in C, against the scenarios that it shares with Python's."""
+"""The machine that decides which runs are routed, in C, against the scenarios shared with Python's."""
 
 from __future__ import annotations
 

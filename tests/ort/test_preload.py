@@ -1,4 +1,4 @@
-"""Programs with an ONNX Runtime of their own, and the preload library: same answers, whatever the service does."""
+"""Programs with an ONNX Runtime, and the preload library: same answers, whatever the service does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from .conftest import Client, Ended, Made, compile_client, write_model
 from .fake_service import FakeService, Lie, Message, answer_to, refuse, wait
 
 pytestmark = [pytest.mark.child, pytest.mark.timeout(600)]
-SLOWEST_US = 5_000_000  # far above a deadline and a run on a busy machine, far below a service that never answers
+SLOWEST_US = (
+    5_000_000  # far above a deadline and a run on a busy machine, far below a service that never answers
+)
 
 
 def check(ended: Ended, *who: str) -> None:
@@ -77,7 +79,7 @@ def test_honed_run(client: Client, tmp_path: Path, preload: Path) -> None:
 
 @pytest.mark.parametrize("case", ["bytes=1", "case=given", "case=release", "kinds=3", "threads=4"])
 def test_ways_to_run(client: Client, tmp_path: Path, case: str) -> None:
-    """Sessions out of memory, outputs of the app's own, sessions made anew, several kinds, several threads."""
+    """Sessions out of memory or made anew, outputs of the app's own, several kinds and threads."""
     with FakeService(tmp_path / "s"):
         ended = client(tmp_path / "s", "until=30", case)
     check(ended)
@@ -256,7 +258,9 @@ class Liar:
 def test_lies_end_no_app(client: Client, sanitized: str, tmp_path: Path, seed: int) -> None:
     """Answers of nonsense break no memory, and no run fails."""
     with FakeService(tmp_path / "s", Liar(seed)) as service:
-        ended = replace(client, preloaded=sanitized)(tmp_path / "s", "milliseconds=2000", "threads=2", "kinds=2")
+        ended = replace(client, preloaded=sanitized)(
+            tmp_path / "s", "milliseconds=2000", "threads=2", "kinds=2"
+        )
         assert service.counts["ModelBring"]
     assert not any(result["failed"] for result in ended.of.values())
 
@@ -269,7 +273,9 @@ def test_valgrind_finds_nothing(client: Client, tmp_path: Path) -> None:
     write_model(model, depth=0)  # Valgrind makes it slow enough
     run = ("valgrind", "--fair-sched=yes", "--leak-check=full", "--trace-children=no", f"--log-file={report}")
     with FakeService(tmp_path / "s"):
-        ended = replace(client, model=model)(tmp_path / "s", "until=5", "sessions=2", before=run, HONED_ORT_LOG="1")
+        ended = replace(client, model=model)(
+            tmp_path / "s", "until=5", "sessions=2", before=run, HONED_ORT_LOG="1"
+        )
     assert ended.of["first"]["routed"] >= 5
     blamed = [each for each in report.read_text().split("\n\n") if "libhoned-ort" in each and "at 0x" in each]
     assert not blamed
@@ -289,4 +295,6 @@ def test_nothing_grows(client: Client, tmp_path: Path, threads: int, sessions: i
     check(ended)
     first, second = ended.of["first"], ended.of["second"]
     assert second["rss_kib"] < first["rss_kib"] + 8192
-    assert second["files"] <= first["files"] + 3 * 16  # descriptors of connections, of which there are 16 at most
+    assert (
+        second["files"] <= first["files"] + 3 * 16
+    )  # descriptors of connections, of which there are 16 at most
