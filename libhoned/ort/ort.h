@@ -111,6 +111,7 @@ struct run {
 struct read_kind {
     struct shapes shapes; /* the names are the app's */
     honed_type types[MOST_TENSORS];
+    const void *data[MOST_TENSORS];
     uint64_t hash;
 };
 

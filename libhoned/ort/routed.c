@@ -8,12 +8,13 @@
 #include "../src/request.h"
 #include "../src/transport.h"
 
-enum { MOST_LINES = 16, MOST_OUTPUTS = MOST_TENSORS };
+enum { MOST_LINES = 16, MOST_OUTPUTS = MOST_TENSORS, LEAST_SHARED = 1 << 16 };
 
 /* ---- Connections: each belongs to one run at a time ---- */
 
 struct line {
     honed_service *service;
+    honed_buffer *buffer; /* may be NULL */
     bool taken;
 };
 static struct line lines[MOST_LINES];
@@ -49,6 +50,8 @@ void lines_forget(void)
             close_descriptor(&line->service->epoll);
             close_descriptor(&line->service->timer);
         }
+        if (line->buffer)
+            close_descriptor(&line->buffer->descriptor);
         *line = (struct line){0};
     }
 }
@@ -133,6 +136,8 @@ bool read_kind(const struct runtime *runtime, const struct run *run, struct read
         for (size_t d = 0; d < shapes->ranks[i]; d++)
             if (shapes->sizes[i][d] <= 0) /* nothing is compiled for these */
                 return false;
+        if (!(kind->data[i] = data_of(runtime, run->inputs[i])))
+            return false;
         kind->hash = mix(kind->hash, shapes->names[i], strlen(shapes->names[i]) + 1);
         kind->hash = mix(kind->hash, &kind->types[i], sizeof kind->types[i]);
         kind->hash = mix(kind->hash, shapes->sizes[i], shapes->ranks[i] * sizeof(int64_t));
@@ -148,14 +153,39 @@ bool read_kind(const struct runtime *runtime, const struct run *run, struct read
 
 /* ---- The answer ---- */
 
-static bool fill_request(const struct runtime *runtime, const struct run *run, const struct read_kind *kind,
-                         honed_request *request)
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* Memory shared with the service, for inputs that are better copied once than sent. */
+static bool make_room(struct line *line, size_t bytes)
+{
+    if (line->buffer && honed_buffer_bytes(line->buffer) >= bytes)
+        return true;
+    honed_buffer_free(line->buffer);
+    return !honed_buffer_new(line->service, bytes, &line->buffer);
+}
+
+static bool fill_request(const struct run *run, const struct read_kind *kind, struct line *line, honed_request *request)
 {
     const struct shapes *shapes = &kind->shapes;
+    size_t bytes[MOST_TENSORS], total = 0, at = 0;
     for (size_t i = 0; i < shapes->count; i++) {
-        const void *data = data_of(runtime, run->inputs[i]);
-        if (!data ||
-            honed_request_input(request, shapes->names[i], kind->types[i], shapes->sizes[i], shapes->ranks[i], data))
+        bytes[i] = (size_t)count_bytes(kind->types[i], shapes->sizes[i], shapes->ranks[i]);
+        total += aligned(bytes[i]);
+    }
+    if (total >= LEAST_SHARED && !make_room(line, total))
+        return false;
+    for (size_t i = 0; i < shapes->count; i++, at += aligned(bytes[i])) {
+        const char *name = shapes->names[i];
+        if (total < LEAST_SHARED) {
+            if (honed_request_input(request, name, kind->types[i], shapes->sizes[i], shapes->ranks[i], kind->data[i]))
+                return false;
+            continue;
+        }
+        memcpy((char *)honed_buffer_data(line->buffer) + at, kind->data[i], bytes[i]);
+        if (honed_request_input_shared(request, name, kind->types[i], shapes->sizes[i], shapes->ranks[i], line->buffer, at))
             return false;
     }
     for (size_t i = 0; i < run->output_count; i++)
@@ -218,7 +248,7 @@ bool answer_run(const struct runtime *runtime, const struct run *run, const stru
         return false;
     request->compiled = true;
     honed_request_timeout(request, (int)((deadline + 999999) / 1000000));
-    answered = fill_request(runtime, run, kind, request) && !honed_infer(request) && take_outputs(runtime, run, request);
+    answered = fill_request(run, kind, line, request) && !honed_infer(request) && take_outputs(runtime, run, request);
     honed_request_free(request);
     return answered;
 }

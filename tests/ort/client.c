@@ -6,7 +6,7 @@
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
  *   until (so many runs of a thread were routed, or two minutes have passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
- *   shapes, in turns), milliseconds (runs go on for so long), pause (ms between two runs), and case, one of
+ *   shapes, in turns), rows (of the first), milliseconds (runs go on for so long), pause (ms between two runs), and case, one of
  *   given (outputs), misfit (outputs of another shape), twice (one output asked for twice), profile, initializer, clone (of
  *   options with an initializer), terminate, fork, release (a session made anew again and again).
  */
@@ -34,7 +34,7 @@ static function **api;
 static void *env;
 static char *model;
 static const char *scenario = "";
-static long runs = 100, threads = 1, sessions = 1, from_bytes, kinds = 1, milliseconds, rest, until;
+static long runs = 100, threads = 1, sessions = 1, from_bytes, kinds = 1, rows = 1, milliseconds, rest, until;
 static void *shared[1024];
 
 struct result {
@@ -115,7 +115,7 @@ static void release(void *session)
 static void run(void *session, long number, struct result *result)
 {
     static const char *const names[] = {"x", "y", "y"};
-    int64_t shape[2] = {1 + number % kinds, 512}, begun, took;
+    int64_t shape[2] = {rows + number % kinds, 512}, begun, took;
     size_t count = !strcmp(scenario, "twice") ? 2 : 1;
     float *x, *y = NULL;
     void *input = tensor(shape, 2, &x), *outputs[2] = {NULL, NULL}, *run_options = NULL;
@@ -240,7 +240,7 @@ int main(int count, char **arguments)
             long *number;
         } numbers[] = {{"runs", &runs},   {"threads", &threads}, {"sessions", &sessions},         {"bytes", &from_bytes},
                        {"kinds", &kinds}, {"pause", &rest},      {"milliseconds", &milliseconds},
-                       {"until", &until}};
+                       {"until", &until}, {"rows", &rows}};
         for (size_t j = 0; j < sizeof numbers / sizeof *numbers; j++)
             if (!strcmp(arguments[i], numbers[j].name))
                 *numbers[j].number = atol(value);

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,15 +24,26 @@ Message = list[Any]
 Lie = Callable[["FakeService", socket.socket, Message], bool]
 
 
-def answer_to(request: Message, time_us: int = 1) -> dict[str, Any]:
-    """Return the answer of a service that has verified all."""
+def answer_to(
+    request: Message, time_us: int = 1, regions: Mapping[str, mmap.mmap] | None = None
+) -> dict[str, Any]:
+    """Return the answer of a service that has verified all; `regions` are the client's shared memory."""
     _, _, method, (params,) = request
     if method == "ModelBring":
         return {"model_name": "own-" + params["sha256"][0][:40], "ready": True, "engine": "gpu"}
     if method == "ModelForm":
         return {"verified": True, "time_us": time_us, "precision": "fp32", "why": ""}
+    if method == "SystemSharedMemoryRegister":
+        return {}
     (x,) = params["inputs"]
-    y = np.frombuffer(params["raw_input_contents"][0], np.float32) + np.float32(1000)
+    if place := x.get("parameters"):
+        begin = place["shared_memory_offset"]
+        data = (regions or {})[place["shared_memory_region"]][
+            begin : begin + place["shared_memory_byte_size"]
+        ]
+    else:
+        (data,) = params["raw_input_contents"]
+    y = np.frombuffer(data, np.float32) + np.float32(1000)
     outputs = [{"name": each["name"], "datatype": "FP32", "shape": x["shape"]} for each in params["outputs"]]
     return {
         "model_name": params["model_name"],
@@ -81,29 +93,32 @@ class FakeService:
 
     def _serve(self, client: socket.socket) -> None:
         unpacker = msgpack.Unpacker(max_buffer_size=1 << 28)
+        regions: dict[str, mmap.mmap] = {}
         self._clients.add(client)
         with client, contextlib.suppress(OSError):
             while True:
                 data, descriptors, _, _ = socket.recv_fds(client, 1 << 16, 32)
-                for descriptor in descriptors:
-                    with os.fdopen(descriptor, "rb") as file:
-                        file.seek(0)
-                        self.files.append(file.read())
                 if not data:
                     break
                 unpacker.feed(data)
                 for request in unpacker:
-                    self._answer(client, request)
+                    if request[2] == "SystemSharedMemoryRegister":
+                        regions[request[3][0]["name"]] = mmap.mmap(descriptors[0], request[3][0]["byte_size"])
+                    self._answer(client, request, regions)
+                for descriptor in descriptors:
+                    with os.fdopen(descriptor, "rb") as file:
+                        file.seek(0)
+                        self.files.append(file.read())
         self._clients.discard(client)
 
-    def _answer(self, client: socket.socket, request: Message) -> None:
+    def _answer(self, client: socket.socket, request: Message, regions: Mapping[str, mmap.mmap]) -> None:
         if request[0] != 0:
             return
         self.counts[request[2]] += 1
         if request[2] != "ModelInfer":
             self.requests.append(request)
         if self.lie is None or not self.lie(self, client, request):
-            client.sendall(msgpack.packb([1, request[1], None, answer_to(request, self.time_us)]))
+            client.sendall(msgpack.packb([1, request[1], None, answer_to(request, self.time_us, regions)]))
 
 
 def refuse(client: socket.socket, request: Message, code: str, kind: str = "", **more: Any) -> bool:

@@ -77,9 +77,9 @@ def test_honed_run(client: Client, tmp_path: Path, preload: Path) -> None:
     assert subprocess.run([run], capture_output=True, check=False).returncode == 2
 
 
-@pytest.mark.parametrize("case", ["bytes=1", "case=given", "case=release", "kinds=3", "threads=4"])
+@pytest.mark.parametrize("case", ["bytes=1", "case=given", "case=release", "kinds=3", "threads=4", "rows=40"])
 def test_ways_to_run(client: Client, tmp_path: Path, case: str) -> None:
-    """Sessions out of memory or made anew, outputs of the app's own, several kinds and threads."""
+    """Sessions out of memory or made anew, outputs given, several kinds and threads, large inputs."""
     with FakeService(tmp_path / "s"):
         ended = client(tmp_path / "s", "until=30", case)
     check(ended)
