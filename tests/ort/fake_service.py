@@ -33,7 +33,7 @@ def answer_to(
         return {"model_name": "own-" + params["sha256"][0][:40], "ready": True, "engine": "gpu"}
     if method == "ModelForm":
         return {"verified": True, "time_us": time_us, "precision": "fp32", "why": ""}
-    if method == "SystemSharedMemoryRegister":
+    if method.startswith("SystemSharedMemory"):
         return {}
     (x,) = params["inputs"]
     if place := x.get("parameters"):
