@@ -69,7 +69,7 @@ static void put_parameters(struct frame *frame, const honed_request *request)
     bool start = request->flags & HONED_SEQUENCE_START, end = request->flags & HONED_SEQUENCE_END;
     bool last_token = request->flags & HONED_SEQUENCE_LAST_TOKEN;
     put_text(frame, "parameters");
-    put_map(frame, (size_t)(1 + (request->priority != 0) + 1 + (request->sequence ? 3 + last_token : 0)));
+    put_map(frame, (size_t)(1 + (request->priority != 0) + 1 + request->compiled + (request->sequence ? 3 + last_token : 0)));
     put_text(frame, "timeout");
     put_int(frame, limit ? limit * 1000 : 1);
     if (request->priority) {
@@ -78,6 +78,10 @@ static void put_parameters(struct frame *frame, const honed_request *request)
     }
     put_text(frame, "finite");
     put_bool(frame, request->finite);
+    if (request->compiled) {
+        put_text(frame, "compiled");
+        put_bool(frame, true);
+    }
     if (request->sequence) {
         put_text(frame, "sequence_id");
         put_uint(frame, request->sequence);

@@ -136,7 +136,8 @@ void buffer_tell(honed_buffer *buffer)
     buffer->telling.msgid = ++service->msgids;
     buffer_keep(buffer);
     if (frame) {
-        frame->descriptor = buffer->descriptor;
+        frame->descriptors = &buffer->descriptor;
+        frame->descriptor_count = 1;
         put_request(frame, buffer->telling.msgid, "SystemSharedMemoryRegister");
         put_map(frame, 2);
         put_text(frame, "name");

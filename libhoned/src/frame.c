@@ -11,7 +11,6 @@ struct frame *frame_new(size_t room)
     struct frame *frame = calloc(1, sizeof *frame);
     if (!frame)
         return NULL;
-    frame->descriptor = -1;
     frame->room = room;
     frame->bytes = malloc(room);
     if (!frame->bytes) {

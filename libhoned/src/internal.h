@@ -13,7 +13,7 @@
 
 #define NEVER INT64_MAX /* a moment */
 
-enum { ERROR_BYTES = 1024 };
+enum { ERROR_BYTES = 1024, MOST_DESCRIPTORS = 32 };
 
 /* What went wrong: a code and a sentence. */
 struct failure {
@@ -25,7 +25,8 @@ struct failure {
 struct frame {
     struct frame *next;
     struct call *call; /* that waits for the answer; NULL where none does */
-    int descriptor;    /* sent with the first byte; -1 for none. It stays its owner's */
+    const int *descriptors; /* sent with the first byte; they stay their owner's */
+    size_t descriptor_count;
     bool failed;       /* memory was short: it is not whole */
     size_t size, room, sent;
     char *bytes;
@@ -49,6 +50,8 @@ struct call {
     struct failure failure;
     /* Takes the result; a failure is that of the call. */
     void (*take)(struct call *call, const struct message *message, const struct value *result);
+    /* Takes what an error says beside its code; may be NULL. */
+    void (*refused)(struct call *call, const struct message *message, const struct value *error);
     /* Told when it has ended, whichever way; may be NULL. */
     void (*ended)(struct call *call);
 };
@@ -122,7 +125,7 @@ void service_keep(honed_service *service);
 void service_drop(honed_service *service);
 honed_code service_connect(honed_service *service, struct failure *failure);
 void pump(honed_service *service, int64_t until); /* waits for news until then, at most, and takes them */
-/* The whole of a call without descriptors: connects, sends, waits. Takes the frame. */
+/* The whole of a call: connects, sends, waits. Takes the frame. */
 honed_code ask(honed_service *service, struct call *call, struct frame *frame);
 
 /* transport.c: sends what nobody waits for the answer of; takes the frame, which may be NULL. */

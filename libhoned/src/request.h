@@ -31,6 +31,7 @@ struct honed_request {
     struct bindings inputs, wanted;
     int timeout, priority;
     bool finite;
+    bool compiled; /* only a verified compiled form may answer */
     uint64_t sequence;
     unsigned flags;
     struct tensors outputs;

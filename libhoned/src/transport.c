@@ -82,17 +82,18 @@ static ssize_t send_part(int socket, const struct frame *frame)
 {
     union {
         struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
+        char room[CMSG_SPACE(sizeof(int) * MOST_DESCRIPTORS)];
     } control = {{0}};
     struct iovec bytes = {frame->bytes + frame->sent, frame->size - frame->sent};
     struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1};
-    if (frame->descriptor >= 0 && !frame->sent) {
+    if (frame->descriptor_count && !frame->sent) {
+        size_t size = sizeof(int) * frame->descriptor_count;
         message.msg_control = &control;
-        message.msg_controllen = sizeof control;
+        message.msg_controllen = CMSG_SPACE(size);
         control.header.cmsg_level = SOL_SOCKET;
         control.header.cmsg_type = SCM_RIGHTS;
-        control.header.cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(&control.header), &frame->descriptor, sizeof(int));
+        control.header.cmsg_len = CMSG_LEN(size);
+        memcpy(CMSG_DATA(&control.header), frame->descriptors, size);
     }
     return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -177,9 +178,11 @@ static bool take_message(honed_service *service, struct call **answered)
     *answered = waiting(service, item(message, root, 1));
     if (!*answered)
         return true; /* to one given up */
-    if (item(message, root, 2)->kind != NIL)
+    if (item(message, root, 2)->kind != NIL) {
         fail_as_told(&(*answered)->failure, message, item(message, root, 2));
-    else
+        if ((*answered)->refused)
+            (*answered)->refused(*answered, message, item(message, root, 2));
+    } else
         (*answered)->take(*answered, message, item(message, root, 3));
     return true;
 }

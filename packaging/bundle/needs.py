@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 """Writes which Debian packages the libraries of a bundle need.
 
-needs.py FOLDER SUBSTVARS MACHINE
+needs.py FOLDER SUBSTVARS MACHINE [GLIBC]
 
 MACHINE is x86_64 or aarch64: a library made for another is an error. dpkg-shlibdeps would want packages of
 the target machine installed here; what libraries name is read by readelf, which knows every machine. One that
 nobody provides is an error.
+GLIBC is the newest minor version that they may need, by default that of wheels.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _PROVIDED = {
 _NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
 _MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
 _GLIBC = re.compile(r"Name: GLIBC_2\.(\d+)")
-_NEWEST_GLIBC = 28
+_WHEELS_GLIBC = 28
 _MACHINE = re.compile(r"^  Machine: +(.+)$", re.MULTILINE)
 
 
-def needs(folder: Path, machine: str) -> set[str]:
+def needs(folder: Path, machine: str, newest: int = _WHEELS_GLIBC) -> set[str]:
     """Packages with their versions; raises ValueError where a library is nowhere or of another machine."""
     ours = {path.name for path in folder.rglob("*.so*")}
     real = {path.name for path in folder.rglob("*.so*") if not path.is_symlink()}
     links = {path.readlink().name for path in folder.rglob("*.so*") if path.is_symlink()}
-    packages = {_PROVIDED[name] for name in links - real}
+    packages, glibc = {_PROVIDED[name] for name in links - real}, 0
     for path in sorted(folder.rglob("*.so*")):
         if path.is_symlink():
             continue
@@ -52,20 +53,23 @@ def needs(folder: Path, machine: str) -> set[str]:
         )
         if _MACHINE.findall(told.stdout) != [_MACHINES[machine]]:
             raise ValueError(f"{path} is not made for {machine}")
-        if max(map(int, _GLIBC.findall(told.stdout)), default=0) > _NEWEST_GLIBC:
-            raise ValueError(f"{path} needs a glibc newer than 2.{_NEWEST_GLIBC}; raise that here")
+        glibc = max(glibc, *map(int, _GLIBC.findall(told.stdout)), 0)
+        if glibc > newest:
+            raise ValueError(f"{path} needs a glibc newer than 2.{newest}; raise that here")
         for library in _NEEDED.findall(told.stdout):
             if library in _PROVIDED:
                 packages.add(_PROVIDED[library])
             elif library not in ours:
                 raise ValueError(f"{path} needs {library}, which neither Debian nor the bundle has")
+    if glibc > _WHEELS_GLIBC:
+        packages = {each for each in packages if not each.startswith("libc6 ")} | {f"libc6 (>= 2.{glibc})"}
     return packages
 
 
-def main(folder: str, substvars: str, machine: str) -> None:
+def main(folder: str, substvars: str, machine: str, newest: str = str(_WHEELS_GLIBC)) -> None:
     """As the module says."""
     with Path(substvars).open("a") as file:
-        print("bundle:Depends=" + ", ".join(sorted(needs(Path(folder), machine))), file=file)
+        print("bundle:Depends=" + ", ".join(sorted(needs(Path(folder), machine, int(newest)))), file=file)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def test_there_is_a_page_for_each_program_and_the_settings() -> None:
         "honed-frigate.8",
         "honed-http.8",
         "honed-hub.8",
+        "honed-run.1",
         "honed-tuner.8",
         "honed.8",
         "honed.toml.5",

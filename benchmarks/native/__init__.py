@@ -1,0 +1,1 @@
+"""Programs in other languages than Python, alone and beside honed by its preload library."""
