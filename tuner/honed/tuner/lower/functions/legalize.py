@@ -255,7 +255,8 @@ class _Converting:
             return func(*own, **others)
 
         read = [self._cast.args[0] if mine else one for one, mine in zip(args, converts, strict=True)]
-        return self._builder.call_te(converted, *read, **attrs, primfunc_name_hint=func.__name__)
+        named = {"primfunc_name_hint": func.__name__} | attrs
+        return self._builder.call_te(converted, *read, **named)
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:
