@@ -236,8 +236,8 @@ def _best_first(found: Sequence[tuple[Schedule, Array]], prior: Prior) -> list[S
 def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     """Return whether work-items compute parts of a function one after another.
 
-    These are attentions and products of one row, and on processors and Malis all, as a launch costs as much as a
-    small function there, and rules give many parts launches of their own.
+    These are attentions and products of one row, and on processors and Malis all: a launch costs as much as a
+    small function there, and rules give parts launches of their own.
     """
     if attention_of(func) is not None or (profile.family.rows and one_row_of(func) is not None):
         return True
