@@ -127,7 +127,7 @@ def lower_module(
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `progress` is called with the share done (0 to 1) and what is being done. So many `processes` are forked
-    for it; with none this process does it. `admit` may refuse the program before it takes long. The rest is as in
+    for it; with none this process does it. `admit` may refuse the program before that. The rest is as in
     `legal_model`. Raises ModelRefused with every function that cannot be lowered.
     """
     progress(0.0, "legalise and fuse operators")
