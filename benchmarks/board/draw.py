@@ -85,7 +85,7 @@ def _programs(
             judged = judge.judge(drawn.lowered.source, drawn.lowered.launches, dump)
         except NotBuilt:
             continue
-        taken = _microseconds(judged, packed=True)
+        taken = _microseconds(judged, arm=True)
         if taken <= _LONGEST_US:
             ranked.append((taken, drawn.lowered, judged))
     ranked.sort(key=lambda each: each[0])
@@ -101,7 +101,7 @@ def _program(
     values = parameters(one.func)
     outputs = one.task.outputs
     roles = ["in"] * (len(values) - outputs) + ["out"] * outputs + ["scratch"] * len(lowered.inner)
-    longest = max(judged, key=lambda each: each.packed.seconds)
+    longest = max(judged, key=lambda each: each.arm.seconds)
     return Program(
         family=family,
         task=name,
@@ -115,15 +115,15 @@ def _program(
             for launch in lowered.launches
         ),
         flops=one.task.flops,
-        plain_us=round(_microseconds(judged, packed=False), 2),
-        packed_us=round(_microseconds(judged, packed=True), 2),
-        limiter=longest.packed.limiter,
+        plain_us=round(_microseconds(judged, arm=False), 2),
+        packed_us=round(_microseconds(judged, arm=True), 2),
+        limiter=longest.arm.limiter,
         source=lowered.source,
     )
 
 
-def _microseconds(judged: list[JudgedLaunch], *, packed: bool) -> float:
-    return 1e6 * sum((one.packed if packed else one.plain).seconds for one in judged)
+def _microseconds(judged: list[JudgedLaunch], *, arm: bool) -> float:
+    return 1e6 * sum((one.arm if arm else one.plain).seconds for one in judged)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ class Launched:
 class Program:
     """One schedule of a task, as OpenCL C. Schedules of one task answer the same.
 
-    `plain_us` is the bound of its launches on a Mali-G610 with Mesa's code as it is, `packed_us` where
-    arithmetic on vectors of halves goes in pairs, as in Arm's driver; `limiter` is what bounds it then.
+    `plain_us` is the bound of its launches on a Mali-G610 with Mesa's code as it is, `packed_us` with Arm's
+    driver, where arithmetic on vectors of halves goes in pairs; `limiter` is what bounds it then.
     """
 
     family: str

@@ -51,9 +51,9 @@ _ADDS = "i0 += i1; i2 += i3; i1 += i0; i3 += i2;"
 _MULTIPLIES = "i0 *= i1; i1 *= i0;"
 
 
-def _arithmetic(name: str, start: str, turn: str, result: str) -> str:
+def _arithmetic(name: str, start: str, turn: str, result: str, image: str = "") -> str:
     return (
-        f"__kernel void {_PREFIX}{name}(__global float* sink, __global const float* in, int n) {{ "
+        f"__kernel void {_PREFIX}{name}(__global float* sink, __global const float* in, int n{image}) {{ "
         "const int l = (int)get_local_id(0); const float x = (float)l, b = n > 0 ? 0.5f : 0.25f, c = 0.5f; "
         f"{start} for (int t = 0; t < n; ++t) {{ {turn} }} sink[get_global_id(0)] = (float)({result}); }}"
     )
@@ -72,6 +72,10 @@ def _halves(name: str, chains: int) -> str:
     ).replace("sink[", f"const half8 total = {total}; sink[")
 
 
+_FROM = f"__global const uchar* q = (__global const uchar*)(in + {{place}}); long step = {4 * _LINE};"
+_ON = " q += step; step = -step;"
+
+
 def _loads(name: str, kind: str, place: str) -> str:
     """Return a kernel of eight loads a turn out of a few KiB; `place` is where lane `l` begins, in floats.
 
@@ -80,13 +84,29 @@ def _loads(name: str, kind: str, place: str) -> str:
     turn = " ".join(f"a{n % 4} += *(__global const {kind}*)(q + {n * _LOADS_APART});" for n in range(8))
     return _arithmetic(
         name,
-        f"__global const uchar* q = (__global const uchar*)(in + {place}); long step = {4 * _LINE}; "
-        f"{kind} a0 = x, a1 = x, a2 = x, a3 = x;",
-        f"{turn} q += step; step = -step;",
+        f"{_FROM.format(place=place)} {kind} a0 = x, a1 = x, a2 = x, a3 = x;",
+        turn + _ON,
         "a0 + a1 + a2 + a3" if kind == "float" else "dot(a0 + a1 + a2 + a3, (float4)1)",
     )
 
 
+def _texels(name: str, *, texels: bool, pairs: bool) -> str:
+    """Return a kernel of eight texels a turn, of eight loads of as many bytes, or of both.
+
+    A texel has four halves, which OpenCL converts to singles: Mesa 25.0 loses half of those that stay halves.
+    """
+    start, turn = "float4 s = x; ", ""
+    if texels:
+        start += "int2 at = (int2)(l & 15, 0); "
+        turn += " ".join(f"s += read_imagef(texels, at + (int2)(0, {n}));" for n in range(8)) + " at.y ^= 8;"
+    if pairs:
+        start += f"{_FROM.format(place='(l & 15) * 2')} float2 p = x; "
+        turn += " ".join(f"p += *(__global const float2*)(q + {n * _LOADS_APART});" for n in range(8)) + _ON
+    result = "dot(s, (float4)1)" + " + p.x + p.y" * pairs
+    return _arithmetic(name, start, turn, result, f", __read_only {_IMAGE} texels" if texels else "")
+
+
+_IMAGE, _IMAGE_ROWS = "image2d_t", 16
 _INTEGERS = "int i0 = l, i1 = l | 1, i2 = l + 3, i3 = l | 5;"
 _WHOLE = f"{_SUM} + i0 + i1 + i2 + i3"
 # By name. A turn of `fma` has 64 multiply-adds; beside as many `fma_add` has 32 additions of integers, and
@@ -101,6 +121,9 @@ KERNELS: Mapping[str, str] = {
     "four_rows": _loads("four_rows", "float", "(l & 3) + (l >> 2 & 3) * 64"),
     "column": _loads("column", "float", f"(l & 15) * {_LINE}"),
     "wide": _loads("wide", "float4", "(l & 15) * 4"),
+    "texels": _texels("texels", texels=True, pairs=False),
+    "pairs": _texels("pairs", texels=False, pairs=True),
+    "texels_pairs": _texels("texels_pairs", texels=True, pairs=True),
     "queued": "",  # an empty kernel
     "waited": "",
 }
@@ -191,6 +214,24 @@ QUESTIONS = (
         "wide",
         "row",
         (Answer(0.8, 1.3, "no, one", "the widest loads are always best"), Answer(1.7, 5.0, "yes")),
+    ),
+    Question(
+        "a texel of four halves takes twice as long as a load of 8 bytes",
+        "texels",
+        "pairs",
+        (
+            Answer(0.3, 1.3, "no, as long", "weights as images are to be tried, by read_imagef"),
+            Answer(1.6, 5.0, "yes"),
+        ),
+    ),
+    Question(
+        "texels come while buffers are loaded",
+        "texels_pairs",
+        "texels",
+        (
+            Answer(0.8, 1.2, "yes"),
+            Answer(1.3, 4.0, "no, one after the other", "images take nothing off the loads of buffers"),
+        ),
     ),
     Question(
         "a launch in a queue takes 4 us",
@@ -294,27 +335,36 @@ def main(spec: str, first: str) -> int:
 def _timed(bench: Bench, name: str, source: str) -> Timed:
     if "half" in source and not bench.limits.fp16:
         return Timed(failed="the device computes no halves (cl_khr_fp16)")
+    if _IMAGE in source and not bench.device.cl.image_support:
+        return Timed(failed="the device has no images")
     try:
         with driver_call(f"build or run the kernel {name}"):
             if not source:
                 return Timed(us=empty_kernels(bench)[0] if name == "queued" else _waited(bench))
-            return Timed(us=_turn(bench, cl.Kernel(bench.built(source), _PREFIX + name)) * 1e6)
+            images = [_image(bench)] * (_IMAGE in source)
+            return Timed(us=_turn(bench, cl.Kernel(bench.built(source), _PREFIX + name), *images) * 1e6)
     except DeviceError as error:
         return Timed(failed=str(error))
 
 
-def _turn(bench: Bench, kernel: Any) -> float:
+def _image(bench: Bench) -> Any:
+    """Return an image of a few texels of four halves."""
+    kind = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.HALF_FLOAT)
+    return cl.create_image(bench.context, cl.mem_flags.READ_ONLY, kind, shape=(_LINE, _IMAGE_ROWS))
+
+
+def _turn(bench: Bench, kernel: Any, *images: Any) -> float:
     """Return the seconds of a turn of the kernel's loop, at the least."""
     items = bench.limits.compute_units * _ITEMS_PER_UNIT
     sink, loaded = bench.buffer(items * 4), bench.buffer(_FLOATS * 4)
     cl.enqueue_fill_buffer(bench.queue, loaded, np.float32(1), 0, _FLOATS * 4)
     turns = 16
     while True:
-        seconds = bench.seconds(kernel, items, _GROUP, sink, loaded, np.int32(turns))
+        seconds = bench.seconds(kernel, items, _GROUP, sink, loaded, np.int32(turns), *images)
         if seconds >= _LONG_SECONDS or turns >= _MOST_TURNS:
             break
         turns *= 2
-    return bench.shortest(kernel, items, _GROUP, sink, loaded, np.int32(turns)) / turns
+    return bench.shortest(kernel, items, _GROUP, sink, loaded, np.int32(turns), *images) / turns
 
 
 def _waited(bench: Bench) -> float:

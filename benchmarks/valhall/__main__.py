@@ -4,11 +4,12 @@ Without arguments: the bench's tasks, with the default schedule, the one that is
 many draws; for matrix products also the one first served and the one written by hand, neither with what the
 task computes of it. Nothing runs on a GPU: times are bounds (honed.valhall.judge) of the launches in each
 inference: weights are packed before. They are given by the busiest pipe, by Mesa's `alu`, where pipes share
-the issue of instructions, and by the busiest pipe where halves are multiplied in pairs. `--judges 25.0,26.2`
-gives those of both compilers side by side. With `models`: whole models, and which kernels are refused or
-spill; with `--draws 8` also how far tables are from the best. With `check`: the bench beside what others
-measured on the chip. With `winograd`: what Winograd's convolutions could take at least. With `dots`: products
-and convolutions of bytes. With `nodes`: which kernels of ONNX's node tests are refused.
+the issue of instructions, and by the busiest pipe for Arm's driver, which multiplies halves in pairs and has
+constants in the offsets of loads. `--judges 25.0,26.2` gives those of both compilers side by side. With
+`models`: whole models, and which kernels are refused or spill; with `--draws 8` also how far tables are from
+the best, with `--by-task` what limits each task. With `check`: the bench beside what others measured on the
+chip. With `winograd`: what Winograd's convolutions could take at least. With `dots`: products and
+convolutions of bytes. With `nodes`: which kernels of ONNX's node tests are refused.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ from .draws import default, draws
 from .hand import product
 from .tasks import BenchTask, alone, profile, tasks
 
-_HEADS = ("us", "alu us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "spills", "half")
-_DRAWS = 32
+_HEADS = ("us", "alu us", "arm us", "of peak", "limiter", "fma:cvt:sfu:ls", "spills", "half")
 _Judges = Mapping[str, MachineCodeJudge]
 
 
@@ -52,9 +52,9 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=32, help="schedules drawn from each sketch (32)")
     parser.add_argument("--only", default="", help="tasks or models whose names contain this")
     parser.add_argument("--decoder", type=Path, nargs="+", default=[], help="with models: forms of decoders")
+    parser.add_argument("--by-task", action="store_true", help="with models: what limits each of their tasks")
     parser.add_argument("--show", action="store_true", help="print the best draw's OpenCL C")
     options = parser.parse_args()
-    count = _DRAWS if options.draws is None else options.draws
     right = True
     with ExitStack() as stack:
         judges: dict[str, MachineCodeJudge] = {}
@@ -62,20 +62,22 @@ def main() -> int:
             compiler = OfflineCompiler(ROOTS.get(name, Path(name)), options.jobs)
             judges[name] = MachineCodeJudge(stack.enter_context(compiler))
         if options.what == "models":
-            right = models.report(judges, options.only, options.draws, options.decoder)
+            right = models.report(
+                judges, options.only, options.draws, options.decoder, by_task=options.by_task
+            )
         elif options.what == "nodes":
             nodes.report(judges, options.only)
         elif options.what == "tasks":
             for task in tasks():
                 if options.only in task.name:
-                    _report(task, judges, count, show=options.show)
+                    _report(task, judges, options.draws, show=options.show)
         for name, judge in judges.items():
             if options.what == "check":
                 check.report(judge, name)
             elif options.what == "winograd":
-                winograd.report(judge, name, count)
+                winograd.report(judge, name, options.draws)
             elif options.what == "dots":
-                dots.report(judge, name, count)
+                dots.report(judge, name, options.draws)
     return 0 if right else 1
 
 
@@ -150,14 +152,14 @@ def _row(table: Table, name: str, task: BenchTask, by_judge: Mapping[str, list[J
 def _cells(task: BenchTask, judged: list[JudgedLaunch]) -> list[str]:
     if not judged:
         return ["refused", *[""] * (len(_HEADS) - 1)]
-    packed = sum(one.packed.seconds for one in judged)
+    arm = sum(one.arm.seconds for one in judged)
     longest = max(judged, key=lambda one: one.plain.seconds)
     cycles = longest.counted.main.cycles
     return [
         f"{1e6 * sum(one.plain.seconds for one in judged):.1f}",
         f"{1e6 * sum(one.plain.shared_seconds for one in judged):.1f}",
-        f"{1e6 * packed:.1f}",
-        f"{task.flops / packed / FP16_FLOPS:.0%}",
+        f"{1e6 * arm:.1f}",
+        f"{task.flops / arm / FP16_FLOPS:.0%}",
         longest.plain.limiter,
         ":".join(f"{cycles[pipe]:.0f}" for pipe in ("fma", "cvt", "sfu", "ls"))
         + ("" if longest.counted.certain else " ?"),

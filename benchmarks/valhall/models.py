@@ -8,6 +8,10 @@ kernel, or a tile of a table spills.
 With `--draws N`, how much longer than the best known a tile of a table takes at worst, by the busiest pipe:
 the best of the rows of all classes' tables, those that a search tries first, and N draws from each sketch.
 
+With `--by-task`, in the place of the comparison, each task's limit, and how far the bound by pipes is above
+it. A limit is arithmetic at the peak for halves or memory, with each of the function's values moved once,
+whichever takes longer, and the launches of the kernels that there are.
+
 With `--decoder FILE...` the models are the forms of decoders (`benchmarks.decoders`) for one token and for
 64, with room for 512.
 """
@@ -41,7 +45,7 @@ from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches import starts
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.compiler import Dump, NotBuilt
-from honed.valhall.judge import LAUNCH_SECONDS, MachineCodeJudge, seconds
+from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, LAUNCH_SECONDS, JudgedLaunch, MachineCodeJudge, seconds
 
 from .check import launches
 from .draws import draws
@@ -62,6 +66,31 @@ class Served:
     rivals: Sequence[tuple[Lowered, Future[Dump]]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTimes:
+    """What an inference spends in a task, in ms, and the least that limits allow."""
+
+    name: str
+    arithmetic: float
+    memory: float
+    launches: float
+    origin: str
+    limiter: str  # of the launch that takes longest by pipes
+    pipes: float
+    alu: float
+
+    @property
+    def least(self) -> float:
+        """The limit of arithmetic and memory, which may go on at once, and of launches."""
+        return max(self.arithmetic, self.memory) + self.launches
+
+    @property
+    def cells(self) -> list[str]:
+        """Those of one judge."""
+        gap = f"{self.pipes - self.least:.2f}"
+        return [self.origin, self.limiter, f"{self.pipes:.2f}", f"{self.alu:.2f}", gap]
+
+
 @dataclass(slots=True)
 class Totals:
     """The kernels of a model's inference by one judge. Times are without the refused."""
@@ -76,6 +105,7 @@ class Totals:
     pipes: float = 0.0
     alu: float = 0.0
     losses: list[tuple[float, str]] = field(default_factory=list)  # of tables' tiles to the best known
+    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # by their keys
 
     def add(self, one: Served, judge: MachineCodeJudge) -> None:
         """Add a task's kernels."""
@@ -88,9 +118,11 @@ class Totals:
         except NotBuilt as failed:
             self.refused.append(f"{name}: {str(failed)[:90]}")
             return
+        times = _times(one, judged)
+        self.tasks[one.task.task.key] = times
+        self.pipes += times.pipes
+        self.alu += times.alu
         for each in judged:
-            self.pipes += weight * (each.plain.seconds + LAUNCH_SECONDS)
-            self.alu += weight * (each.plain.shared_seconds + LAUNCH_SECONDS)
             if not each.counted.certain:
                 self.uncertain.append(name)
             if each.kernel.spills:
@@ -109,8 +141,8 @@ class Totals:
             ", ".join(f"{count} {source}" for source, count in sorted(self.served.items())),
             str(len(self.refused)),
             f"{len(self.spilling)} ({self.spilling_tiles})",
-            f"{1e3 * self.pipes:.2f}" + (" ?" if self.uncertain else ""),
-            f"{1e3 * self.alu:.2f}",
+            f"{self.pipes:.2f}" + (" ?" if self.uncertain else ""),
+            f"{self.alu:.2f}",
             "" if loss is None else f"{loss[0]:.2f}",
         ]
 
@@ -123,23 +155,29 @@ class Totals:
 
 
 _HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", "worst of tables")
+_NAME = 40  # characters of a task's
 _WORST = 4  # of the losses that are printed
 
 
 def report(
-    judges: Mapping[str, MachineCodeJudge], only: str, count: int | None, decoders: Sequence[Path]
+    judges: Mapping[str, MachineCodeJudge],
+    only: str,
+    count: int,
+    decoders: Sequence[Path],
+    *,
+    by_task: bool = False,
 ) -> bool:
     """Print the table, of `decoders` where there are any, and which kernels are refused or spill.
 
-    Return whether none is refused and no table's tile spills. Tables' tiles are compared with the best
-    known where `count`, the draws from each sketch, is a number.
+    Return whether none is refused and no table's tile spills. `count` are the draws from each sketch that
+    tables' tiles are compared with; `by_task` has the tasks of each model printed in the comparison's place.
     """
     heads = [f"{name}: {what}" for name in judges for what in _HEADS]
     table = Table("model", "kernels", "launches", *heads)
     notes, right = list[str](), True
     for model, found in _forms(decoders) if decoders else _found(only):
         served = {
-            name: [_served(one, profile(name), judge, count) for one in found]
+            name: [_served(one, profile(name), judge, None if by_task else count) for one in found]
             for name, judge in judges.items()
         }
         by_judge = {name: Totals() for name in judges}
@@ -148,12 +186,54 @@ def report(
                 totals.add(one, judges[name])
             notes += [f"{model}, {name}: {each}" for each in totals.notes()]
             right &= not totals.refused and not totals.spilling_tiles
+        if by_task:
+            _print_tasks(model, by_judge)
         first = next(iter(by_judge.values()))
         cells = [cell for totals in by_judge.values() for cell in totals.cells]
         table.add_row(model, str(first.kernels), str(first.launches), *cells)
     Console(width=60 + 80 * len(judges)).print(table)
     print(*notes, sep="\n")
     return right
+
+
+def _times(one: Served, judged: Sequence[JudgedLaunch]) -> TaskTimes:
+    task, longest = one.task.task, max(judged, key=lambda each: each.plain.seconds)
+    each, launched = 1e3 * task.weight, len(judged) * LAUNCH_SECONDS
+    return TaskTimes(
+        name=f"{task.name[:_NAME]}, x{task.weight}" + f" of {len(judged)}" * (len(judged) > 1),
+        arithmetic=each * task.flops / FP16_FLOPS,
+        memory=each * task.bytes / BANDWIDTH,
+        launches=each * launched,
+        origin=str(one.origin).partition(":")[0],
+        limiter=longest.plain.limiter,
+        pipes=each * (sum(one.plain.seconds for one in judged) + launched),
+        alu=each * (sum(one.plain.shared_seconds for one in judged) + launched),
+    )
+
+
+def _print_tasks(model: str, by_judge: Mapping[str, Totals]) -> None:
+    """Print what an inference spends in each task, that with the largest gap to its limit first."""
+    first = next(iter(by_judge.values()))
+    heads = [
+        f"{name}: {what}" for name in by_judge for what in ("schedule", "limited by", "pipes", "alu", "gap")
+    ]
+    limits = ("arithmetic", "memory", "launches", "limit")
+    table = Table("task, ms an inference", *limits, *heads, title=model)
+    for key, one in sorted(first.tasks.items(), key=lambda item: item[1].least - item[1].pipes):
+        known = (one.arithmetic, one.memory, one.launches, one.least)
+        cells = [totals.tasks[key].cells if key in totals.tasks else [""] * 5 for totals in by_judge.values()]
+        table.add_row(one.name, *(f"{ms:.2f}" for ms in known), *(cell for each in cells for cell in each))
+    sums = [
+        sum(each)
+        for each in zip(
+            *((t.arithmetic, t.memory, t.launches, t.least) for t in first.tasks.values()), strict=True
+        )
+    ]
+    cells = [
+        ["", "", f"{t.pipes:.2f}", f"{t.alu:.2f}", f"{t.pipes - sums[-1]:.2f}"] for t in by_judge.values()
+    ]
+    table.add_row("all", *(f"{ms:.2f}" for ms in sums), *(cell for each in cells for cell in each))
+    Console(width=100 + 60 * len(by_judge)).print(table)
 
 
 def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def compiled(made_once: Callable[[str, Callable[[Path], object]], Path], device:
     def made(file: Path) -> tuple[Path, dict[str, Any]]:
         def make(folder: Path) -> None:
             folder.mkdir()
-            event = _compile(file, folder / "model.honed", "--device", device.spec)
+            event = _compile(file, folder / "model.honed", "--device", device.spec, "--slower-too")
             (folder / "event.json").write_text(json.dumps(event))
 
         name = hashlib.sha256(device.spec.encode() + file.read_bytes()).hexdigest()[:16]
@@ -158,6 +159,16 @@ def test_what_cannot_be_compiled_is_refused_by_operator(tmp_path: Path) -> None:
     assert reason.startswith("If (")
     assert "node" in reason
     assert "LSTM" in reason
+    assert not (tmp_path / "m.honed").exists()
+
+
+def test_hundreds_of_tiny_kernels_are_left_to_onnx_runtime(device: Device, tmp_path: Path) -> None:
+    event = _compile(models.path("gtcrn_simple"), tmp_path / "m.honed", "--device", device.spec)
+    assert event["event"] == "refused"
+    assert "before this device could launch its kernels" in event["message"]
+    assert re.match(
+        r"1,\d{3} launches take at least [\d.]+ ms on .*, and ONNX Runtime takes", event["reasons"][0]
+    )
     assert not (tmp_path / "m.honed").exists()
 
 

@@ -2,7 +2,8 @@
 
 The pipes and their rates are those of Mesa's own statistics (src/panfrost/compiler, `va_stats`): a clock
 issues 64 lanes of FMA and of CVT, 16 of SFU and one of LS. Opcodes not named here were assigned by fitting
-the totals that the compiler prints for its kernels (facts: residual 0 over 57 dumps).
+the totals that the compiler prints for its kernels (facts: residual 0 over 57 dumps). Textures have Arm's
+documented rate: eight texels of up to 32 bits a clock, and half as many of 64.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from typing import Literal
 from honed.protocol.dataclass import dataclass
 
 from .dump import BasicBlock, KernelDump
-from .lanes import LINE, WARP, Access, LaunchGeometry, accesses
+from .lanes import LINE, WARP, Access, LaunchGeometry, accesses, constant_offsets
 
-Pipe = Literal["fma", "cvt", "sfu", "ls", "none"]
+Pipe = Literal["fma", "cvt", "sfu", "ls", "tex", "none"]
 
 _FMA = frozenset(
     {"FMA", "FMA_RSCALE", "FADD", "FADD_IMM", "FADD_LSCALE", "FADD_RSCALE", "FMUL", "IDP", "IDPADD"}
 )
 _SFU = frozenset(
     {
-        "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
+        "CLPER", "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
         "FRSQ", "FRSQ_APPROX", "FSINCOS_OFFSET", "FSIN_TABLE", "IMUL", "IMULD", "MUX", "POPCOUNT",
     }
 )  # fmt: skip
 _NONE = frozenset({"BARRIER", "BRANCHZI", "COLLECT", "JUMP", "PHI", "SPLIT"})
 _LS = ("LOAD", "STORE", "LD_", "ST_", "LEA_", "ATOM", "AXCHG", "ACMPXCHG")
+_TEX = "TEX_"
+_TEXELS = 8  # of up to 32 bits, that a core's texture unit returns in a clock
 _BITS = re.compile(r"\.i(\d+)")
 _WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\^?\.(?:h00|h11|b))")  # Mesa 26 marks a last use behind: r1^.h00
 
@@ -41,9 +44,12 @@ class Counts:
     fma: float = 0.0
     half: float = 0.0  # of `fma` those on one half
     cvt: float = 0.0
+    offsets: float = 0.0  # of `cvt` those that add constants to addresses, which loads could do themselves
     sfu: float = 0.0
     ls: float = 0.0
     lines: float = 0.0
+    tex: float = 0.0
+    words: float = 0.0  # of 32 bits, that `tex` returns to a lane
 
     def add(self, other: Counts, times: float = 1.0) -> None:
         """Add another's, so many times."""
@@ -53,7 +59,8 @@ class Counts:
     @property
     def cycles(self) -> dict[str, float]:
         """Clocks of a core by pipe, for one warp."""
-        return {"fma": self.fma / 4, "cvt": self.cvt / 4, "sfu": self.sfu, "ls": self.lines}
+        texels = self.words * WARP / _TEXELS
+        return {"fma": self.fma / 4, "cvt": self.cvt / 4, "sfu": self.sfu, "ls": self.lines, "tex": texels}
 
 
 _NAMES = tuple(f.name for f in fields(Counts))
@@ -82,7 +89,10 @@ def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Count
     Where it is not known which lines a warp touches, its lanes are taken to lie side by side in memory.
     """
     touched = accesses(kernel.nir, geometry) if geometry else {}
-    each = [_block(block, touched.get(block.number, [])) for block in kernel.blocks]
+    offsets = constant_offsets(kernel.nir)
+    each = [
+        _block(block, touched.get(block.number, []), offsets.get(block.number, 0)) for block in kernel.blocks
+    ]
     loops, certain = _loops(kernel)
     weights = [1.0] * len(each)
     for loop in loops:
@@ -94,9 +104,9 @@ def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Count
     return Counted(whole, _main(each, weights, loops) or whole, certain)
 
 
-def _block(block: BasicBlock, touched: Sequence[Access]) -> Counts:
+def _block(block: BasicBlock, touched: Sequence[Access], offsets: int) -> Counts:
     """Count a block, whose loads and stores (but not spills) are those of the code it was made from."""
-    found, left = Counts(), list(touched)
+    found, left = Counts(offsets=offsets), list(touched)
     for text in block.instructions:
         opcode = text.split(" = ", 1)[-1].split()[0]
         pipe = pipe_of(opcode)
@@ -106,6 +116,8 @@ def _block(block: BasicBlock, touched: Sequence[Access]) -> Counts:
         setattr(found, pipe, getattr(found, pipe) + issued)
         if pipe == "fma" and ".v2f16" in opcode and not _is_packed(text):
             found.half += 1
+        if pipe == "tex":
+            found.words += text.split(" = ", 1)[0].count(":") + 1
         if pipe == "ls":
             bits = _bits(opcode)
             access = next((one for one in left if one.bits == bits), None)
@@ -120,6 +132,8 @@ def pipe_of(opcode: str) -> Pipe:
     base = opcode.split(".", maxsplit=1)[0]
     if base.startswith(_LS):
         return "ls"
+    if base.startswith(_TEX):
+        return "tex"
     if base in _FMA:
         return "fma"
     if base in _SFU or "SHIFT" in base:
@@ -170,7 +184,7 @@ def _main(each: Sequence[Counts], weights: Sequence[float], loops: Sequence[_Cou
 
     def work(loop: _CountedLoop) -> float:
         return sum(
-            (each[n].fma + each[n].cvt + each[n].sfu + each[n].ls) * weights[n]
+            (each[n].fma + each[n].cvt + each[n].sfu + each[n].ls + each[n].tex) * weights[n]
             for n in range(loop.first, loop.last + 1)
         )
 

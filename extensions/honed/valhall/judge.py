@@ -3,7 +3,8 @@
 Four cores at 1 GHz, warps of 16 work-items. A clock of a core issues 64 lanes of FMA and CVT and 16 of SFU
 (shifts and integer multiplications among them), and touches one line of 64 bytes. So an instruction costs a
 warp a quarter of a clock on FMA and CVT, one on SFU, and as many on LS as the lines that its 16 lanes touch
-(facts: fitted to Mesa's totals over 57 dumps; Arm's data sheet of the G610: 64 FMA a clock and core).
+(facts: fitted to Mesa's totals over 57 dumps; Arm's data sheet of the G610: 64 FMA a clock and core). A texel
+costs a warp two clocks for each word, as Arm's reference of the G610's counters says of one and two words.
 The first 32 registers of a thread come at full occupancy, up to 64 at half.
 
 Left out: latency, caches, the schedule of instructions. So it is a bound, right for ranking kernels that
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from honed.machine.families import DriverClass
 from honed.protocol.dataclass import dataclass
@@ -44,42 +46,53 @@ class Bound:
     cvt: float
     sfu: float
     ls: float
+    tex: float
     memory: float
     alu: float
 
     @property
     def limiter(self) -> str:
         """What takes longest."""
-        return max(("fma", "cvt", "sfu", "ls", "memory"), key=lambda name: float(getattr(self, name)))
+        return max(_PIPES, key=lambda name: float(getattr(self, name)))
 
     @property
     def seconds(self) -> float:
         """The bound by the busiest pipe."""
-        return max(self.fma, self.cvt, self.sfu, self.ls, self.memory)
+        return max(self.fma, self.cvt, self.sfu, self.ls, self.tex, self.memory)
 
     @property
     def shared_seconds(self) -> float:
         """The bound where the pipes of arithmetic share the issue of instructions."""
-        return max(self.alu, self.ls, self.memory)
+        return max(self.alu, self.ls, self.tex, self.memory)
 
 
-def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int, *, packs: bool) -> Bound:
-    """Return the bound of one launch that moves `nbytes`.
+_PIPES = ("fma", "cvt", "sfu", "ls", "tex", "memory")
 
-    With `packs` its arithmetic on halves goes in pairs.
 
-    Arm's own driver packs what is written as vectors (clpeak on this chip: half4 910, half 442 GFLOP/s), and
-    Mesa since 26.1; Mesa 25 packs no multiply-add in a loop.
-    """
-    each = geometry.warps / CLOCK_HZ
-    fma = counts.fma - (counts.half / 2 if packs else 0.0)
+def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int) -> Bound:
+    """Return the bound of one launch that moves `nbytes`."""
+    each, cycles = geometry.warps / CLOCK_HZ, counts.cycles
     return Bound(
-        fma=fma / 4 * each,
-        cvt=counts.cvt / 4 * each,
-        sfu=counts.sfu * each,
-        ls=counts.lines * each,
+        **{pipe: clocks * each for pipe, clocks in cycles.items()},
         memory=nbytes / BANDWIDTH,
-        alu=max(counts.sfu, (fma + counts.cvt + counts.sfu) / 4) * each,
+        alu=max(counts.sfu, (counts.fma + counts.cvt + counts.sfu) / 4) * each,
+    )
+
+
+def by_arm(counts: Counts, *, vectors: bool) -> Counts:
+    """Return what Arm's compiler needs of a kernel's counts at least.
+
+    It multiplies halves that are written as `vectors` in pairs (clpeak on this chip: half4 910, half 442
+    GFLOP/s), as Mesa does since 26.1; Mesa 25 pairs no multiply-add in a loop. Its loads and stores can add
+    constants to their addresses, which Mesa adds before.
+    """
+    paired = counts.half / 2 if vectors else 0.0
+    return replace(
+        counts,
+        fma=counts.fma - paired,
+        half=counts.half - 2 * paired,
+        cvt=counts.cvt - counts.offsets,
+        offsets=0.0,
     )
 
 
@@ -88,13 +101,13 @@ _VECTORS = re.compile(r"\bhalf(?:2|4|8|16)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedLaunch:
-    """One launch. `plain` is its bound with Mesa's code as it is, `packed` where halves go in pairs."""
+    """One launch. `plain` is its bound with Mesa's code, `arm` with what Arm's driver needs of that."""
 
     launch: KernelLaunch
     kernel: KernelDump
     counted: Counted
     plain: Bound
-    packed: Bound
+    arm: Bound
 
 
 class MachineCodeJudge:
@@ -127,20 +140,20 @@ class MachineCodeJudge:
             raise NotBuilt(f"the compiler made {', '.join(found)}, and no {launch.entry}")
         geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
         counts = counted(kernel, geometry)
-        packs = bool(_VECTORS.search(source))
+        least = by_arm(counts.whole, vectors=bool(_VECTORS.search(source)))
         return JudgedLaunch(
             launch=launch,
             kernel=kernel,
             counted=counts,
-            plain=bound(counts.whole, geometry, launch.bytes, packs=False),
-            packed=bound(counts.whole, geometry, launch.bytes, packs=packs),
+            plain=bound(counts.whole, geometry, launch.bytes),
+            arm=bound(least, geometry, launch.bytes),
         )
 
 
 def seconds(judged: Sequence[JudgedLaunch], driver: DriverClass = DriverClass.ARM) -> float:
     """Return how long the launches take one after the other with such a driver, each with its cost.
 
-    Mesa's code is as its compiler gives it. Arm's packs halves.
+    Mesa's code is as its compiler gives it.
     """
-    packs = driver is DriverClass.ARM
-    return sum((one.packed if packs else one.plain).seconds + LAUNCH_SECONDS for one in judged)
+    arm = driver is DriverClass.ARM
+    return sum((one.arm if arm else one.plain).seconds + LAUNCH_SECONDS for one in judged)

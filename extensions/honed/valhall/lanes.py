@@ -28,6 +28,7 @@ _BLOCK = re.compile(r"block b(\d+):")
 _STATEMENT = re.compile(r"(?:(?:con |div )?\s*(\d+)(?:x(\d+))?\s+(%\d+) = )?(@?\w+)[^ ]* ?(.*)")
 _OPERAND = re.compile(r"(%\d+)(?:\.([a-p]+|[xyzw]+))?")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\btrue\b|\bfalse\b")
+_SHOWN = re.compile(r"\((0x[0-9a-f]+)\)")  # a constant operand's value
 _ACCESS = re.compile(r"@(?:(?:load|store)_(?:global|global_constant|shared)|(?:global|shared)_atomic\w*)$")
 
 
@@ -75,6 +76,50 @@ def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Acc
                 if where is not None:
                     size = sizes[moved]
                     found.setdefault(block, []).append(Access(size, group.lines(where[0], size // 8)))
+    return found
+
+
+_OFFSETS = range(-(1 << 15), 1 << 15)  # that an instruction adds to an address by itself, in bytes
+# Instructions that add a constant to an address: those of Mesa 26, which adds 64 bits, and of Mesa 25.
+_ADDED, _ADDED_BY_WORDS = 4, 3
+
+
+def constant_offsets(nir: Sequence[str]) -> dict[int, int]:
+    """Return the instructions of each basic block that add to addresses what loads and stores could add.
+
+    Both have an offset of 16 bits, which Mesa leaves at 0. Only sums that nothing else reads count.
+    """
+    made: dict[str, tuple[int, str, str]] = {}  # block, operation and operands, by what they define
+    readers: dict[str, set[str]] = {}  # operations, by what they read
+    addresses = set[str]()
+    block = 0
+    for line in nir:
+        text = line.partition("//")[0].strip()
+        if (match := _BLOCK.match(text)) is not None:
+            block = int(match.group(1))
+        elif (match := _STATEMENT.match(text)) is not None:
+            _, _, name, operation, rest = match.groups()
+            operands = [one.group(1) for one in _OPERAND.finditer(rest)]
+            if name is not None:
+                made[name] = block, operation, rest
+            for one in operands:
+                readers.setdefault(one, set()).add(operation)
+            if _ACCESS.match(operation):
+                addresses.add(operands["store" in operation])
+    found: dict[int, int] = {}
+    for address in addresses:
+        block, operation, rest = made.get(address, (0, "", ""))
+        cost, alone = _ADDED, readers[address]
+        if operation == "pack_64_2x32_split":
+            low = _OPERAND.findall(rest)[0][0]
+            alone = alone | readers[low] - {operation, "ult32"}
+            _, operation, rest = made.get(low, (0, "", ""))
+            cost = _ADDED_BY_WORDS
+        shown = _SHOWN.findall(rest)
+        if operation == "iadd" and len(shown) == 1 and all(map(_ACCESS.match, alone)):
+            width = 64 if cost == _ADDED else 32
+            if int(_signed(np.array([int(shown[0], 0)], np.uint64), width)[0]) in _OFFSETS:
+                found[block] = found.get(block, 0) + cost
     return found
 
 

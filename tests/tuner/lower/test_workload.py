@@ -9,7 +9,7 @@ from tvm import te, tirx
 
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
-from honed.tuner.lower.workload import form_key, function_bytes, task_key
+from honed.tuner.lower.workload import form_key, function_bytes, reached_bytes, task_key
 from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm
@@ -79,3 +79,21 @@ def test_of_a_table_only_what_is_looked_up_counts(looks_up: bool, moved: int) ->
     assert function_bytes(func) == expected
     _, lowered, _ = default_kernels(func, "main", target_for(mali), mali)
     assert [launch.bytes for launch in lowered.launches] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "elements"),
+    [
+        (lambda image, i, j: image[1, i, j] * 0.5, 4 * 4),
+        (lambda image, i, j: image[1, i + 3, j] + image[1, i, j], 7 * 4),
+        (lambda image, i, j: image[1, i * 5, j] * 0.5, 16 * 4),  # the box around every fifth row
+        (lambda image, i, j: image[i, 1, j // 2] * 0.5, 4 * 2),
+    ],
+    ids=["part", "two parts", "stride", "repeat"],
+)
+def test_of_what_a_function_reads_in_part_that_part_moves(value: Value, elements: int) -> None:
+    func, profile = _function(value), imagined("mali")
+    assert reached_bytes(func) == 4 * (elements + 4 * 4)
+    assert function_bytes(func) == 4 * (16**3 + 4 * 4), "by which schedules are chosen"
+    _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
+    assert sum(launch.bytes for launch in lowered.launches) == reached_bytes(func)

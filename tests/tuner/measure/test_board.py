@@ -123,10 +123,11 @@ def test_each_question_has_one_answer_that_honed_assumes() -> None:
 def test_the_machine_that_is_assumed_flips_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures are what the judges' counts give, and half64 what it spills on Mesa 25.0."""
     assumed = {"half32": 8.0, "half64": 50.0, "row": 11.5, "four_rows": 32.0, "column": 128.0, "wide": 32.0}
+    assumed |= {"texels": 32.0, "texels_pairs": 32.0}
     found = settled(monkeypatch, "Mali-G610 r0p0", **assumed, queued=4.0, waited=14.0)
     assert found.applies
     assert [one.answer for one in found.said] == [
-        *("no, the busiest pipe bounds", "no", "yes", "no, they spill", "yes", "yes", "yes"),
+        *("no, the busiest pipe bounds", "no", "yes", "no, they spill", "yes", "yes", "yes", "yes", "yes"),
         *("at most about", "at most about"),
     ]
     assert not any(one.flips for one in found.said)
@@ -134,7 +135,7 @@ def test_the_machine_that_is_assumed_flips_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_another_machine_flips_what_hangs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = settled(monkeypatch, "Mali-LODX r0p0", fma_add=24.0, fma_mul=20.0, waited=85.0)
+    found = settled(monkeypatch, "Mali-LODX r0p0", fma_add=24.0, fma_mul=20.0, waited=85.0, texels_pairs=32.0)
     assert all(one.flips for one in found.said)
     assert "yes, `alu` bounds" in machine.table(found)
 

@@ -154,6 +154,7 @@ GRAPHS = {
     "pooling": """(float[1, 8, 13, 13] x) => (float[1, 8, 6, 6] y) {
         y = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (x) }""",
     "softmax": "(float[3, 7, 20] x) => (float[3, 7, 20] y) { y = Softmax <axis = -1> (x) }",
+    "softmax of long rows": "(float[2, 8, 96] x) => (float[2, 8, 96] y) { y = Softmax <axis = -1> (x) }",
     "log-softmax of columns": """(float[2, 12, 40] x) => (float[2, 12, 40] y) {
         y = LogSoftmax <axis = -2> (x) }""",
     "layer norm with gelu": """(float[6, 48] x, float[48] s, float[48] b) => (float[6, 48] y)

@@ -35,6 +35,7 @@ from honed.tuner.search.sketches.blockwise import shares_blocks
 from honed.tuner.search.sketches.convolutions import packed, pointwise, windowed
 from honed.tuner.search.sketches.held import held
 from honed.tuner.search.sketches.processors import channels, panels
+from honed.tuner.search.sketches.rows import shared_rows
 from honed.tuner.search.sketches.tile import tile_across
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
@@ -165,6 +166,18 @@ def test_pointwise_is_for_odd_images_without_a_window(name: str, device: Device,
 @pytest.mark.parametrize("name", ["depthwise convolution", "depthwise convolution with a sigmoid"])
 def test_windows_over_single_channels_are_right(one: Extracted, draws_of: DrawsOf) -> None:
     assert any(draws_of(one, windowed))
+
+
+@pytest.mark.parametrize("profile", ["mali"], indirect=True)
+@pytest.mark.parametrize("name", ["softmax", "softmax of long rows", "layer norm with gelu"])
+def test_rows_that_work_items_share_are_right(
+    name: str, one: Extracted, draws_of: DrawsOf, profile: DeviceProfile, measurer: Measurer
+) -> None:
+    assert any(draws_of(one, shared_rows))
+    found = starts([read(traces.to_text(each.trace)) for each in _made(one, profile, shared_rows)])
+    assert bool(found) == (name != "softmax"), "seven rows make no whole warps"
+    for start in found:
+        assert _right(one, traces.apply(start.text(), one.func), profile, measurer)
 
 
 @pytest.mark.parametrize("profile", ["cpu"], indirect=True)

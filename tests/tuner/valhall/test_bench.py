@@ -36,6 +36,7 @@ from honed.valhall.judge import (
     LaunchGeometry,
     MachineCodeJudge,
     bound,
+    by_arm,
     seconds,
 )
 
@@ -107,13 +108,30 @@ def test_the_bound_is_that_of_the_busiest_pipe_of_the_busiest_core() -> None:
     counts = Counts(fma=400, half=400, cvt=200, sfu=60, ls=20, lines=90)
     geometry = LaunchGeometry(grid=(5, 1, 1), block=(24, 1, 1))
     assert geometry.warps == 2 * 2, "two groups of the five on one core, and a partial warp costs a whole"
-    found = bound(counts, geometry, 272, packs=False)
+    found = bound(counts, geometry, 272)
     cycles = [each * CLOCK_HZ / 4 for each in (found.fma, found.cvt, found.sfu, found.ls)]
     assert cycles == pytest.approx([100, 50, 60, 90])
     assert found.memory == 272 / BANDWIDTH
     assert (found.limiter, found.seconds) == ("fma", found.fma)
-    packed = bound(counts, geometry, 272, packs=True)
-    assert (packed.fma, packed.limiter) == (found.fma / 2, "ls")
+    arm = bound(by_arm(counts, vectors=True), geometry, 272)
+    assert (arm.fma, arm.limiter) == (found.fma / 2, "ls")
+    assert bound(by_arm(counts, vectors=False), geometry, 272) == found
+
+
+def test_arms_driver_need_not_add_constants_to_addresses() -> None:
+    geometry = LaunchGeometry(grid=(4, 1, 1), block=(16, 1, 1))
+    counts = Counts(fma=400, cvt=200, sfu=40, offsets=80)
+    plain, arm = bound(counts, geometry, 0), bound(by_arm(counts, vectors=True), geometry, 0)
+    clocks = [each * CLOCK_HZ for each in (plain.cvt, arm.cvt, plain.alu, arm.alu)]
+    assert clocks == pytest.approx([50, 30, 160, 140])
+
+
+def test_textures_have_a_pipe_of_their_own() -> None:
+    geometry = LaunchGeometry(grid=(4, 1, 1), block=(16, 1, 1))
+    found = bound(Counts(cvt=40, lines=30, tex=10, words=20), geometry, 0)
+    assert found.limiter == "tex"
+    assert found.tex * CLOCK_HZ == pytest.approx(40), "four clocks for a warp's half4"
+    assert found.shared_seconds == found.seconds == found.tex
 
 
 def test_a_launch_is_judged_by_its_kernel(compiler: OneProgram, source: str) -> None:
@@ -121,8 +139,8 @@ def test_a_launch_is_judged_by_its_kernel(compiler: OneProgram, source: str) -> 
     assert judged.kernel.name == "__wrapped_sums"
     assert judged.plain.memory == sum(SIZES) / BANDWIDTH
     assert judged.plain.sfu == pytest.approx(867 * (ITEMS // 16 // 4) / CLOCK_HZ)
-    assert judged.packed.fma == judged.plain.fma / 2, "the source has vectors of halves"
-    assert seconds([judged, judged]) == 2 * (judged.packed.seconds + LAUNCH_SECONDS)
+    assert judged.arm.fma == judged.plain.fma / 2, "the source has vectors of halves"
+    assert seconds([judged, judged]) == 2 * (judged.arm.seconds + LAUNCH_SECONDS)
     with pytest.raises(NotBuilt, match="no other"):
         MachineCodeJudge(compiler).judge(source, [launch("other")])
 

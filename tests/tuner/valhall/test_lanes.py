@@ -7,7 +7,7 @@ import pytest
 from honed.valhall.compiler import Dump
 from honed.valhall.count import counted
 from honed.valhall.dump import kernels
-from honed.valhall.lanes import Access, LaunchGeometry, accesses
+from honed.valhall.lanes import Access, LaunchGeometry, accesses, constant_offsets
 
 K, N = 256, 1280  # of a product of halves, rows of both in memory
 
@@ -105,3 +105,51 @@ def test_an_address_that_depends_on_memory_is_unknown() -> None:
         "32  %4 = @load_global (%3) (access=none)",
     ]
     assert accesses(nir, group(16)) == {0: [Access(32, 1)]}
+
+
+@pytest.mark.parametrize(
+    ("offset", "also", "instructions"),
+    [
+        (0x80, "", 4),
+        (0x7FFF, "", 4),
+        (0x8000, "", 0),
+        (-0x8000 % 2**64, "", 4),
+        (0x80, "64  %6 = iadd %3, %2 (0x80)", 0),  # the sum is read by something else
+    ],
+)
+def test_constants_that_a_load_could_add_are_counted(offset: int, also: str, instructions: int) -> None:
+    """Two copies, and an addition that counts twice: as Mesa 26 adds 64 bits."""
+    nir = f"""
+    block b2:
+    64  %1 = pack_64_2x32 %0.xy
+    64  %2 = load_const ({offset:#018x})
+    64  %3 = iadd %1, %2 ({offset:#x})
+    {also}
+    32  %4 = @load_global (%3) (access=none)
+            @store_global (%4, %1) (wrmask=x)""".split("\n")
+    assert constant_offsets(nir) == ({2: instructions} if instructions else {})
+
+
+@pytest.mark.parametrize(
+    ("by", "also", "instructions"),
+    [
+        ("%5 (0x40)", "", 3),
+        ("%5 (0xffffffc0)", "", 3),
+        ("%5", "", 0),  # a number that is not constant
+        ("%5 (0x40)", "32  %11 = imul %6, %6", 0),
+    ],
+)
+def test_constants_are_added_to_addresses_by_words(by: str, also: str, instructions: int) -> None:
+    """The sum, its carry, and the sum of the upper words: as Mesa 25 adds 64 bits."""
+    nir = f"""
+    block b1:
+    32x2  %4 = @load_ubo (%0 (0x0), %1 (0x10))
+    32  %5 = load_const (0x00000040)
+    32  %6 = iadd! %4.x, {by}
+    32  %7 = ult32 %6, %4.x
+    32  %8 = b2i32 %7
+    32  %9 = iadd! %8, %4.y
+    {also}
+    64  %10 = pack_64_2x32_split %6, %9
+            @store_global (%5, %10) (wrmask=x)""".split("\n")
+    assert constant_offsets(nir) == ({1: instructions} if instructions else {})

@@ -70,7 +70,7 @@ def test_instructions_of_mesa_26_are_counted_as_it_counts_them(dump26: Dump, nam
     assert (once.fma / 64, once.cvt / 64, once.sfu / 16) == (cycles["fma"], cycles["cvt"], cycles["sfu"])
     assert once.ls == cycles["ls"]
     geometry = LaunchGeometry(grid=(1, 1, 1), block=(16, 1, 1))
-    shared = bound(once, geometry, 0, packs=False).alu * CLOCK_HZ
+    shared = bound(once, geometry, 0).alu * CLOCK_HZ
     assert shared / 16 == pytest.approx(cycles["alu"])
 
 
@@ -112,6 +112,15 @@ def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
 def test_halves_that_the_compiler_packs_are_told_from_those_it_leaves(text: str, half: int) -> None:
     found = counted(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
     assert (found.fma, found.half) == (1, half)
+
+
+@pytest.mark.parametrize(
+    ("registers", "clocks"), [("r3", 2), ("r4:r5", 4), ("r6:r7:r8:r9", 8)], ids=["32", "64", "128"]
+)
+def test_a_fetch_takes_as_long_as_its_texel_is_wide(registers: str, clocks: int) -> None:
+    text = f"{registers} = TEX_FETCH.flow1.rgba.2d.f16 r4:r5, r6^, r7^, sr_count:2"
+    found = counted(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
+    assert (found.tex, found.cycles["tex"], found.ls, found.cvt) == (1, clocks, 0, 0)
 
 
 def test_a_loop_of_unknown_turns_counts_once_and_is_said_to(dump: Dump) -> None:
@@ -183,6 +192,9 @@ def test_what_is_no_dump_is_refused(dump: Dump) -> None:
         ("PHI", "none"),
         ("IDPADD.v4s8", "fma"),
         ("SHADDX.s64", "cvt"),
+        ("CLPER.i32", "sfu"),
+        ("TEX_FETCH.rgba.2d.f16", "tex"),
+        ("TEX_SINGLE.slot0", "tex"),
     ],
 )
 def test_pipes(opcode: str, pipe: str) -> None:

@@ -26,6 +26,7 @@ from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
+from honed.runtime.engines import HIGHEST
 from honed.runtime.execution import programs
 from honed.runtime.execution.programs import NotBuilt
 from honed.tuner import frontend
@@ -34,11 +35,12 @@ from honed.tuner.frontend.survey import survey
 from honed.tuner.graph import made_from
 from honed.tuner.lower.module import First, LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
-from honed.tuner.lower.program import FunctionCall
+from honed.tuner.lower.program import FunctionCall, Program
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.workload import task_key
 from honed.tuner.mixed import choose
 from honed.tuner.prove import discontinuities
+from honed.tuner.prove.evaluator import Reference, at_level, evaluate
 from honed.tuner.prove.graphs import bind_shapes
 from honed.tuner.search.costmodel import import_for
 
@@ -162,7 +164,7 @@ class CompileRequest:
     like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
     processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
     sizes: tuple[ObservedSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
-    slower_too: bool = False  # as in `honed.jobs.commands.Compile`
+    slower_too: bool = False  # as in `honed.jobs.commands.Compile`; and a whole model that is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +218,8 @@ def _compile(
     prover, tell = _prover(request, prepared, normalised, choice, like), stage.of("prove")
     imported = _import(normalised, stage)
     first: First = partial(first_kernels, known={})
-    lowered, fell_back = _lower(imported, request, stage), ""
+    admit = partial(_admit, request, prover)
+    lowered, fell_back = _lower(imported, request, stage, admit=admit), ""
     try:
         tried = prover.attempt(lowered, first, tell, 0.4)
     except NotBuilt:
@@ -251,6 +254,35 @@ def _compile(
         model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
         modelfile.write(request.output, model, tried.constants, more)
     return CompileResult(model=model, fell_back=fell_back)
+
+
+_MANY_LAUNCHES = 200  # of models that may be too many small kernels for a device
+_RUNS = 8  # of ONNX Runtime, of which the shortest counts
+
+
+def _admit(request: CompileRequest, prover: Prover, program: Program) -> None:
+    """Raise ModelRefused where ONNX Runtime answers before the device could launch the kernels.
+
+    The launches of streaming models with unrolled recurrences, of a few operations each, take longer than
+    the operations take on a processor.
+    """
+    launches = sum(isinstance(call, FunctionCall) and not call.moves for call in program.calls)
+    profile, device = request.profile, request.device
+    units, peaks = profile.family.joined, profile.peaks
+    each = peaks.launch_us if peaks is not None else units.launch_us if units is not None else 0.0
+    if device is None or request.slower_too or prover.cut is not None or launches < _MANY_LAUNCHES:
+        return
+    sets = [prover.expected.inputs[0]] * _RUNS
+    found = evaluate(prover.bound, sets, evaluators=[at_level(HIGHEST)])
+    least = 1e-6 * each * launches
+    if isinstance(found, Reference) and found.seconds < least:
+        raise ModelRefused(
+            "the model stays with ONNX Runtime, which answers before this device could launch its kernels",
+            (
+                f"{launches:,} launches take at least {1e3 * least:.1f} ms on {profile.identity.name}, "
+                f"and ONNX Runtime takes {1e3 * found.seconds:.2f} ms for all of the model",
+            ),
+        )
 
 
 def _compiled_parts(
@@ -442,7 +474,11 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
 
 
 def _lower(
-    given: ImportedModule, request: CompileRequest, stage: _Stages, by_rules: Container[str] = ()
+    given: ImportedModule,
+    request: CompileRequest,
+    stage: _Stages,
+    by_rules: Container[str] = (),
+    admit: Callable[[Program], None] = lambda _program: None,
 ) -> LoweredModel:
     """Lower a model with recorded schedules, else with those that need no trial; some tasks `by_rules`."""
     profile, records = request.profile, request.records
@@ -468,6 +504,7 @@ def _lower(
         given.names,
         request.processes,
         joining,
+        admit=admit,
     )
     return replace(lowered, notes=(*lowered.notes, *joining.notes()))
 

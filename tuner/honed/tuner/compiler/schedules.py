@@ -236,15 +236,15 @@ def _best_first(found: Sequence[tuple[Schedule, Array]], prior: Prior) -> list[S
 def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     """Return whether work-items compute parts of a function one after another.
 
-    These are attentions and products of one row, and on processors all, as a launch costs as much as a small
-    function there.
+    These are attentions and products of one row, and on processors and Malis all: a launch costs as much as a
+    small function there, and rules give parts launches of their own.
     """
     if attention_of(func) is not None or (profile.family.rows and one_row_of(func) is not None):
         return True
     blocks: list[s_tir.SBlock] = []
     structural_walk(func.body, [(s_tir.SBlock, blocks.append)], order="pre")
     reduces = any(a.iter_type == tirx.IterVar.CommReduce for block in blocks for a in block.iter_vars)
-    return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile).sketches.groups_of_one
+    return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile).sketches.contractions
 
 
 def _small(func: tirx.PrimFunc) -> bool:

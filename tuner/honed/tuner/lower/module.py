@@ -122,15 +122,17 @@ def lower_module(
     processes: int = 0,
     joins: Joins = never,
     passes: FusionPasses = ALL_PASSES,
+    admit: Callable[[Program], None] = lambda _program: None,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `progress` is called with the share done (0 to 1) and what is being done. So many `processes` are forked
-    for it; with none this process does it. The rest is as in `legal_model`. Raises ModelRefused with every
-    function that cannot be lowered.
+    for it; with none this process does it. `admit` may refuse the program before that. The rest is as in
+    `legal_model`. Raises ModelRefused with every function that cannot be lowered.
     """
     progress(0.0, "legalise and fuse operators")
     legal = legal_model(module, profile, joins, names, passes)
+    admit(legal.program)
     called, target = legal.functions, target_for(profile)
     found: dict[str, _Found] = {}
     tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)

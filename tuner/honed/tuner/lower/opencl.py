@@ -8,7 +8,7 @@ which is what a plan needs; packing arguments for a TVM runtime, and asserting t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -26,7 +26,7 @@ from .barriers import divergent_barriers
 from .functions import extremes
 from .printer.kernel import Dialect, print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, rebuilt
+from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, reached, rebuilt
 from .sums import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
@@ -75,7 +75,8 @@ def lower_function(
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
-    lowered = _read_host(host, len(func.params), kernels, source)
+    found = reached(func.body)
+    lowered = _read_host(host, [found.get(one, _UNKNOWN) for one in func.params], kernels, source)
     _check(lowered, profile)
     return lowered
 
@@ -167,9 +168,13 @@ def last_line(error: BaseException) -> str:
 
 
 def _read_host(
-    host: tirx.PrimFunc, parameters: int, kernels: dict[str, tirx.PrimFunc], source: str
+    host: tirx.PrimFunc, most: Sequence[int], kernels: dict[str, tirx.PrimFunc], source: str
 ) -> Lowered:
-    """Read launches out of the host function, whose inner buffers stand behind its `parameters`."""
+    """Read launches out of the host function.
+
+    Its inner buffers stand behind its parameters, of which launches reach so many elements at most.
+    """
+    parameters = len(most)
     memory: dict[ir.Var, int] = {parameter: n for n, parameter in enumerate(host.params)}
     inner = tuple(_value(b.dtype, _static_shape(b.shape)) for b in host.params[parameters:])
     launches: list[KernelLaunch] = []
@@ -177,7 +182,7 @@ def _read_host(
         if isinstance(statement, tirx.DeclBuffer):
             memory[statement.buffer] = memory[_behind(statement.data)]
         elif isinstance(statement, tirx.Evaluate) and is_call(statement.value, "tirx.call_ffi_kernel"):
-            launches.append(_read_launch(statement.value, memory, kernels))
+            launches.append(_read_launch(statement.value, memory, kernels, most))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
     return Lowered(source=source, parameters=parameters, inner=inner, launches=tuple(launches))
@@ -211,7 +216,9 @@ def _static_shape(shape: Iterable[object]) -> tuple[int, ...]:
     return tuple(int(extent) for extent in extents)  # type: ignore[call-overload]
 
 
-def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, tirx.PrimFunc]) -> KernelLaunch:
+def _read_launch(
+    call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, tirx.PrimFunc], most: Sequence[int]
+) -> KernelLaunch:
     entry = str(call.args[0].value)
     kernel = kernels[entry]
     count = len(kernel.params)
@@ -221,10 +228,11 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
         if kind not in ("blockIdx", "threadIdx"):
             raise LoweringFailed(f"the kernel is launched with {tag}, which OpenCL does not have")
         (grid if kind == "blockIdx" else block)[_AXES.index(axis)] = int(extent)
-    types, nbytes = _arguments(kernel)
+    args = tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count])
+    types, nbytes = _arguments(kernel, [most[n] if n < len(most) else _UNKNOWN for n in args])
     return KernelLaunch(
         entry=entry,
-        args=tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count]),
+        args=args,
         arg_types=types,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
@@ -248,8 +256,11 @@ def _operations(stmt: tirx.Stmt) -> int:
     return within
 
 
-def _arguments(kernel: tirx.PrimFunc) -> tuple[tuple[KernelArg, ...], int]:
-    """Return how the kernel uses its pointer arguments, in order, and the least bytes that it moves."""
+def _arguments(kernel: tirx.PrimFunc, most: Sequence[int]) -> tuple[tuple[KernelArg, ...], int]:
+    """Return how the kernel uses its pointer arguments, in order, and the least bytes that it moves.
+
+    Of each it reaches so many elements at most.
+    """
     pointer_of = memory_behind(kernel.body)
     elements: dict[ir.Var, int] = {}
     for buffer, pointer in pointer_of.items():
@@ -259,7 +270,7 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[tuple[KernelArg, ...], int]:
     tables = looked_up(kernel.body, pointer_of)
     results = max((elements.get(pointer, 0) for pointer in kernel.params if pointer in written), default=0)
     found, nbytes = [], 0
-    for pointer in kernel.params:
+    for pointer, reaches in zip(kernel.params, most, strict=True):
         if not isinstance(pointer.ty, ir.PointerType):
             raise LoweringFailed(f"kernel argument {pointer.name} is not a pointer")
         dtype = str(pointer.ty.element_type.dtype)
@@ -268,7 +279,7 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[tuple[KernelArg, ...], int]:
             access = "readwrite" if pointer in read else "write"
         value = _value(dtype, (elements.get(pointer, 0),))
         found.append(KernelArg(dtype=value.dtype, nbytes=value.nbytes, access=access))
-        nbytes += value.nbytes_of(results) if pointer in tables else value.nbytes
+        nbytes += value.nbytes_of(min(results, reaches) if pointer in tables else reaches)
     return tuple(found), nbytes
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map, structural_walk
 
@@ -84,6 +85,28 @@ def looked_up(root: ir.Expr | tirx.Stmt, memory: Mapping[ir.Var, ir.Var] | None 
         source = (memory or {}).get(load.source, load.source)
         found[source] = found.get(source, True) and any(loads(index) for index in load.indices)
     return {source for source, given in found.items() if given}
+
+
+def reached(root: tirx.Stmt) -> dict[ir.Var, int]:
+    """Return how many elements of each buffer the blocks of a function reach: those of a box around them."""
+    boxes: dict[ir.Var, list[tuple[int, int]]] = {}
+    for block in nodes(root, s_tir.SBlock):
+        analyzer = sym.Analyzer()
+        for axis in block.iter_vars:
+            analyzer.bind(axis.var, axis.dom)
+        for one in (*block.reads, *block.writes):
+            box = [_bounds(analyzer, *each) for each in zip(one.region, one.source.shape, strict=True)]
+            known = boxes.get(one.source, box)
+            boxes[one.source] = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, box, strict=True)]
+    return {buffer: math.prod(last - first for first, last in box) for buffer, box in boxes.items()}
+
+
+def _bounds(analyzer: sym.Analyzer, span: ir.Range, extent: ir.Expr) -> tuple[int, int]:
+    """Return the first and the one after the last place that a span may reach along a dimension."""
+    end = analyzer.const_int_bound(extent).max_value
+    first = max(0, analyzer.const_int_bound(span.min).min_value)
+    last = analyzer.const_int_bound(span.min + span.extent).max_value
+    return min(first, end), min(last, end)
 
 
 def reduced_axes(block: s_tir.SBlock) -> list[tirx.IterVar]:

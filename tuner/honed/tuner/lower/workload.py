@@ -14,7 +14,7 @@ from honed.machine.families import Packing
 from honed.machine.profile import DeviceProfile
 
 from .program import FunctionCall, MemoryValue, Program
-from .statements import loads, looked_up, nodes, reduced_axes, uses
+from .statements import loads, looked_up, nodes, reached, reduced_axes, uses
 
 _IMAGE_AXES = 4  # of a convolution's weights and results
 _MARK = "honed.constants"
@@ -74,6 +74,17 @@ def function_bytes(func: tirx.PrimFunc) -> int:
     values = list(zip(func.params, parameters(func), strict=True))
     results = max((math.prod(value.shape) for buffer, value in values if buffer in written), default=0)
     return sum(value.nbytes_of(results) if buffer in tables else value.nbytes for buffer, value in values)
+
+
+def reached_bytes(func: tirx.PrimFunc) -> int:
+    """Return the least that an unscheduled function moves where it reads only parts of its parameters.
+
+    Schedules are chosen by `function_bytes`, for which a part counts as the whole.
+    """
+    found, tables = reached(func.body), looked_up(func.body)
+    parts_ = zip(func.params, parameters(func), strict=True)
+    unread = (value.nbytes - value.nbytes_of(found.get(p, 0)) for p, value in parts_ if p not in tables)
+    return function_bytes(func) - sum(unread)
 
 
 def parameters(func: tirx.PrimFunc) -> tuple[MemoryValue, ...]:

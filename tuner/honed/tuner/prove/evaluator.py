@@ -5,10 +5,11 @@ process of its own, bounded in time and memory, because the model is untrusted. 
 
 The child is `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
 `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then answers
-`{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try
-another evaluator), "inputs" (it runs the model, but not on these inputs) or "memory". ONNX Runtime runs the
-graph as it stands, or optimised as far as the evaluator's name says (`at_level`); with `--write` it leaves
-the graph that it made of the model in `OPTIMISED`.
+`{"evaluator": "name version", "seconds": SECONDS}`, those of the shortest run, or
+`{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try another evaluator), "inputs" (it runs
+the model, but not on these inputs) or "memory". ONNX Runtime runs the graph as it stands, or optimised as far
+as the evaluator's name says (`at_level`); with `--write` it leaves the graph that it made of the model in
+`OPTIMISED`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Reference:
     outputs: tuple[dict[str, np.ndarray], ...]
     evaluator: str  # name and version, "onnxruntime 1.20.0"
     note: str | None  # why the first choice of evaluator was not used, one sentence
+    seconds: float  # of the shortest run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ def evaluate(
                     outputs=_read(place, [outputs] * len(inputs) + [outputs[:first]] * len(more)),
                     evaluator=result["evaluator"],
                     note="; ".join(reasons) or None,
+                    seconds=result["seconds"],
                 )
             reasons.append(f"{evaluator} could not evaluate the model: {result['failure']}")
             if result["kind"] not in ("failed", "inputs"):
@@ -142,12 +145,12 @@ def main(argv: list[str] | None = None) -> int:
     written = args.folder / OPTIMISED if args.write else None
     keep_freed(32 << 20)  # without an arena ONNX Runtime frees what each node made
     return confined.answer(
-        lambda: {"evaluator": _evaluate(args, written)},
+        lambda: _evaluate(args, written),
         _one_line,
     )
 
 
-def _evaluate(args: argparse.Namespace, written: Path | None) -> str:
+def _evaluate(args: argparse.Namespace, written: Path | None) -> dict[str, object]:
     folder: Path = args.folder
     path = folder / confined.MODEL
     level = next((level for level in LEVELS if at_level(level) == args.evaluator), None)
@@ -157,12 +160,16 @@ def _evaluate(args: argparse.Namespace, written: Path | None) -> str:
         running = operators.reference(path)
     else:
         running = _onnxruntime(path, args.threads, level, written)
+    shortest = float("inf")
     for i, feeds in enumerate(confined.sets_in(folder, running.inputs, args.sets)):
-        made = list(zip(running.outputs.items(), running.run(feeds), strict=True))
+        began = time.perf_counter()
+        values = running.run(feeds)
+        shortest = min(shortest, time.perf_counter() - began)
+        made = list(zip(running.outputs.items(), values, strict=True))
         wanted = made if i < args.sets - args.few else made[: args.first]
         for j, ((name, declared), value) in enumerate(wanted):
             np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared), allow_pickle=False)
-    return running.evaluator
+    return {"evaluator": running.evaluator, "seconds": shortest}
 
 
 def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> Running:

@@ -32,11 +32,11 @@ from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValu
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.sums import in_stages, most_additions, reductions
 from honed.tuner.lower.workload import (
-    function_bytes,
     function_flops,
     mark_constants,
     marked,
     parameters,
+    reached_bytes,
     task_key,
 )
 from honed.tuner.measure.candidate import Workload
@@ -198,7 +198,7 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, outputs: int) -
         name=name,
         weight=weight,
         flops=function_flops(func),
-        bytes=function_bytes(func),
+        bytes=reached_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
         outputs=outputs,
@@ -257,7 +257,7 @@ def workload(
         sets=0 if seed is None else SETS,
         folder=folder,
         flops=function_flops(func),
-        bytes=function_bytes(func),
+        bytes=reached_bytes(func),
         tolerance=tolerances(func, outputs),
         constants=tuple(constants),
     )

@@ -36,6 +36,10 @@ _REPEATED = [
     f"relax.{name}"
     for name in ("add", "matmul", "multiply", "reshape", "sigmoid", "strided_slice", "subtract", "tanh")
 ]
+# Reductions, which TVM does not fuse with the conversion of what they read.
+_REDUCTIONS = [
+    f"relax.{name}" for name in ("nn.layer_norm", "nn.log_softmax", "nn.softmax", "mean", "prod", "sum")
+]
 _SATURATED = 3.55
 # Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
 _NUMERATOR = (
@@ -84,6 +88,7 @@ def legalize(
         rules["relax.topk"] = sorting.best_places
         bound = {b.var: b.value for b in bindings(laid_out["main"])}
         rules["relax.where"] = partial(updates.where, updates.updated(laid_out), bound)
+        rules |= dict.fromkeys(_REDUCTIONS, partial(_of_halves, bound))
         rules["relax.mean"] = partial(_mean, bound)
         rules = dict.fromkeys(_REPEATED, partial(_as_before, {})) | rules
         legalised = tvm.transform.Sequential(
@@ -219,7 +224,7 @@ def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, cal
     """
     square: Any = made.get(call.args[0])
     if not is_call(square, "relax.multiply") or not square.args[0].same_as(square.args[1]):
-        return ir.Op.get("relax.mean").get_attr("FLegalize")(builder, call)
+        return _of_halves(made, builder, call)
     given, dtype = square.args[0], str(call.ty.dtype)
     cast: Any = made.get(given)
     axes, keep = [int(axis) for axis in call.attrs.axis], bool(call.attrs.keepdims)
@@ -231,6 +236,41 @@ def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, cal
 
     source = cast.args[0] if is_call(cast, "relax.astype") else given
     return builder.call_te(mean, source, primfunc_name_hint="mean_of_squares")
+
+
+def _of_halves(
+    made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call
+) -> relax.Expr:
+    """Return TVM's legalisation, where singles that were halves are converted by what reduces them.
+
+    Else what makes the halves would store them as singles, which takes twice the memory both ways.
+    """
+    cast: Any = made.get(call.args[0])
+    if is_call(cast, "relax.astype") and str(cast.args[0].ty.dtype) == "float16":
+        builder = _Converting(builder, cast, call.args[0])
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
+class _Converting:
+    """A builder whose functions convert a cast's operand where they would read its `result`."""
+
+    def __init__(self, builder: relax.BlockBuilder, cast: relax.Call, result: relax.Expr) -> None:
+        self._builder = builder
+        self._cast = cast
+        self._result = result
+
+    def call_te(self, func: Callable[..., te.Tensor], *args: Any, **attrs: Any) -> relax.Call:
+        """Return the call of a function that computes what `func` does."""
+        converts = [isinstance(one, relax.Expr) and one.same_as(self._result) for one in args]
+        dtype = str(self._result.ty.dtype)
+
+        def converted(*given: Any, **others: Any) -> te.Tensor:
+            own = [topi.cast(one, dtype) if mine else one for one, mine in zip(given, converts, strict=True)]
+            return func(*own, **others)
+
+        read = [self._cast.args[0] if mine else one for one, mine in zip(args, converts, strict=True)]
+        named = {"primfunc_name_hint": func.__name__} | attrs
+        return self._builder.call_te(converted, *read, **named)
 
 
 def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimExpr:

@@ -32,6 +32,7 @@ from .grouped import group_tiles, slices_of
 from .held import held_tiles
 from .one_row import one_row_tile
 from .processors import rectangle
+from .rows import shared_rows_tile
 
 for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_found.name)
@@ -46,6 +47,7 @@ _SINGLES = (
     attention_tile,
     shared_tile,
     one_row_tile,
+    shared_rows_tile,
 )
 
 

@@ -246,7 +246,8 @@ _MANY_GROUPS = 1024  # beyond, what makes the row again and again takes longer t
 
 def shares_row(sketch: Drawn) -> bool:
     """Return whether groups compute a row that they share."""
-    plane = "threadIdx.y" in str(sketch.steps) and "ReverseComputeAt" not in sketch.names
+    others = {"ReverseComputeAt", "Vectorize"}
+    plane = "threadIdx.y" in str(sketch.steps) and others.isdisjoint(sketch.names)
     return plane and len(sketch.tiles) in _TILES
 
 

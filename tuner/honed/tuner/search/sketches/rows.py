@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from honed.protocol.dataclass import dataclass
+from honed.tuner.search.decisions import WARP, Drawn, divisors
 from honed.tuner.search.parts import (
     REDUCE,
     SPATIAL,
@@ -18,6 +20,7 @@ from honed.tuner.search.parts import (
     below,
     bind,
     bind_alone,
+    by_single_items,
     fuse,
     is_contraction,
     keep_partial,
@@ -79,6 +82,147 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> boo
             if block is not None:
                 schedule.decompose_reduction(block, below(schedule, block, under)[0])
     return True
+
+
+_Sliced = tuple[SBlockRV, SBlockRV | None]
+_SHARERS = 32  # work-items of a row at most: some add up what all of them have
+
+
+@sketch(125)
+def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Let the work-items of a group share rows, of which each has a slice.
+
+    Each reduces its slice in registers, and some reduce what all slices of a row gave. Return False where the
+    function does not fit, and on devices where groups share operands.
+    """
+    work = _fitting(schedule, limits, Keep.DEAR) if by_single_items(limits) else None
+    if work is None or work.kept != tuple(range(len(work.final.kinds) - 1)) or not work.kept:
+        return False
+    final, length = work.final, work.final.extents[-1]
+    if final.is_reduction or any(p.reduced != length or len(p.reducing) != 1 for p in work.reductions):
+        return False
+    lanes = lanes_of(length, most)
+    *outer, row, columns = schedule.get_loops(final.block)
+    vectors, vector = schedule.split(columns, [None, lanes])
+    _, sharers = schedule.sample_perfect_tile(vectors, n=2, max_innermost_factor=_SHARERS)
+    apart = all(part.is_reduction for part in work.parts[:-1])  # nothing keeps a slice, which is one piece
+    across, steps = _slices(schedule, vectors, sharers, apart=apart)
+    row, down, rows_ = sample_tile(schedule, row, max(limits.threads))
+    schedule.reorder(*outer, row, down, across, steps, vector)
+    partial = [_sliced(schedule, part, lanes, sharers, apart=apart) for part in work.reductions]
+    group = fuse(schedule, [*outer, row])
+    stored = _in_group(schedule, work, partial, group)
+    schedule.bind(group, "blockIdx.x")
+    _bind_plane(schedule, down, across)
+    vectorise(schedule, final.block, across, lanes, limits)
+    for part in work.parts[:-1]:
+        if not part.is_reduction:
+            *loops, columns = below(schedule, part.block, group)
+            across, _ = schedule.split(columns, [sharers, None])
+            _bind_plane(schedule, fuse(schedule, loops), across)
+            set_private(schedule, part.block)  # the budget knows how long a slice may be
+            vectorise(schedule, part.block, across, lanes, limits)
+            continue
+        slices, in_vectors = partial[work.reductions.index(part)]
+        for block in (part.block, *stored[part.block]):
+            loops = below(schedule, block, group)
+            reduced = [loops.pop(0)] if block is part.block else []  # rfactor makes its axis a block's first
+            schedule.reorder(*loops, *reduced)
+            _, *threads = schedule.split(fuse(schedule, loops), [None, rows_, sharers])
+            _bind_plane(schedule, *threads)
+        for block in (slices, *stored[slices]):
+            loops = below(schedule, block, group)
+            reduced = [loops.pop(-1 if in_vectors is None else 0)] if block is slices else []
+            across = loops.pop(0 if block is slices else -1)
+            schedule.reorder(*loops, across, *reduced)
+            _bind_plane(schedule, fuse(schedule, loops), across)
+        if in_vectors is not None:
+            vector, across, *loops, steps = below(schedule, in_vectors, group)
+            schedule.reorder(*loops, across, steps, vector)
+            _bind_plane(schedule, fuse(schedule, loops), across)
+            schedule.vectorize(vector)
+            schedule.decompose_reduction(in_vectors, steps)
+        for block in (slices, part.block):
+            schedule.decompose_reduction(block, schedule.get_loops(block)[-1])
+    return True
+
+
+def _in_group(
+    schedule: Schedule, work: _Work, partial: Sequence[_Sliced], group: LoopRV
+) -> dict[SBlockRV, list[SBlockRV]]:
+    """Compute all blocks but the last in a group; return what stores each reduction's registers there.
+
+    All are put there before any is cut: a region is that of all work-items, whether a condition guards it.
+    """
+    stored: dict[SBlockRV, list[SBlockRV]] = {}
+    for part in reversed(work.parts[:-1]):
+        if not part.is_reduction:
+            schedule.compute_at(part.block, group, preserve_unit_loops=True)
+            continue
+        for block in (part.block, partial[work.reductions.index(part)][0]):
+            writes = range(len(schedule.get(block).writes))
+            stored[block] = [schedule.cache_write(block, n, "local") for n in writes]
+            for copy in stored[block]:
+                schedule.set_scope(copy, 0, "shared")
+            for one in (*stored[block], block):
+                schedule.compute_at(one, group, preserve_unit_loops=True)
+        in_vectors = partial[work.reductions.index(part)][1]
+        if in_vectors is not None:
+            schedule.compute_at(in_vectors, group, preserve_unit_loops=True)
+            set_private(schedule, in_vectors)
+    return stored
+
+
+def _bind_plane(schedule: Schedule, down: LoopRV, across: LoopRV) -> None:
+    """Bind the loops over rows and over slices of a row."""
+    schedule.bind(down, "threadIdx.y")
+    schedule.bind(across, "threadIdx.x")
+
+
+def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool) -> tuple[LoopRV, LoopRV]:
+    """Split a row's vectors: loops over slices and in one, whose vectors lie as far `apart` as they can."""
+    if not apart:
+        across, steps = schedule.split(vectors, [sharers, None])
+        return across, steps
+    steps, across = schedule.split(vectors, [None, sharers])
+    return across, steps
+
+
+def _sliced(schedule: Schedule, part: BlockPart, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
+    """Split a reduction: what reduces each slice, and what reduces it in vectors before, if anything."""
+    axes = len(part.spatial)
+    vectors, _ = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
+    across, _ = _slices(schedule, vectors, sharers, apart=apart)
+    slices = schedule.rfactor(across, factor_axis=axes)
+    if lanes == 1:
+        return slices, None
+    return slices, schedule.rfactor(schedule.get_loops(slices)[-1], factor_axis=axes + 1)
+
+
+_SHARED_TILES = 2  # work-items of a row, and rows of a group
+_HELD = 32  # elements of a row that a work-item holds at most
+_LANES = 4  # of a vector at most: by Mesa 25 those of 8 spill, and by no judge are they faster
+
+
+def shared_rows_tile(sketch: Drawn) -> Drawn | None:
+    """Return the sketch `shared_rows` with groups of as few warps as give each work-item a slice it can hold.
+
+    Return None where it is of another kind, or no group does. A group of one warp waits for nobody.
+    """
+    plane = sketch.by_groups and "threadIdx.y" in str(sketch.steps)
+    ours = {"RFactor", "Vectorize", "CacheWrite"} <= set(
+        sketch.names
+    ) and "ReverseComputeAt" not in sketch.names
+    if not (plane and ours) or len(sketch.tiles) != _SHARED_TILES or sketch.lanes > _LANES:
+        return None
+    (first, vectors), (second, rows_) = sketch.tiles
+    cuts = [
+        (sharers * rows, -sharers, {first: vectors.cut(sharers), second: rows_.cut(rows)})
+        for sharers in divisors(vectors.extent, vectors.most)
+        for rows in divisors(rows_.extent, rows_.most)
+        if vectors.extent // sharers * sketch.lanes <= _HELD and sharers * rows % WARP == 0
+    ]
+    return sketch.with_most(min(cuts, key=lambda cut: cut[:2])[2]) if cuts else None
 
 
 @sketch(130, keep=Keep.DEAR)
