@@ -43,15 +43,28 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No app outlives its test."""
+    yield
+    while _started:
+        _started.pop().kill()
+
+
 def begun(service: Service, script: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
     """Start an app."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HONED_")}
     environment = {**kept, "HONED_SOCKET": str(service.socket), "PYTHONPATH": str(ROOT), **variables}
     head = "import json, os, sys, time\nimport numpy as np\nfrom tests.ort.app import *\nort = quick()\n"
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", head + script], cwd=folder, env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    _started.append(process)
+    return process
 
 
 def ran(service: Service, script: str, folder: Path, **variables: str) -> Any:
