@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -42,15 +43,28 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No app outlives its test."""
+    yield
+    while _started:
+        _started.pop().kill()
+
+
 def begun(service: Service, script: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
     """Start an app."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HONED_")}
     environment = {**kept, "HONED_SOCKET": str(service.socket), "PYTHONPATH": str(ROOT), **variables}
     head = "import json, os, sys, time\nimport numpy as np\nfrom tests.ort.app import *\nort = quick()\n"
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", head + script], cwd=folder, env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+    _started.append(process)
+    return process
 
 
 def ran(service: Service, script: str, folder: Path, **variables: str) -> Any:
@@ -364,7 +378,14 @@ def test_a_file_that_its_app_runs_is_loaded_by_the_cpu_engine_only_when_it_is_as
             app="camera\x1b[1m", own_us=9000, routed_us=0, own_runs=9, routed_runs=3, state="own", why="slow"
         )
         client.ask(MODEL_FORM, FormParams(name=name, shapes=asked.shapes, report=report))
-        (use,) = client.show(name)["apps"]
+        idle = dataclasses.replace(report, own_runs=0)
+        for rows in range(1, 70):  # no more are remembered than there is room for
+            client.ask(MODEL_FORM, FormParams(name=name, shapes={"x": (rows, SIZE)}, report=idle))
+        with pytest.raises(InvalidArgument, match="more than"):
+            client.ask(MODEL_FORM, FormParams(name=name, shapes={"x": (1,) * 1000}))
+        assert len(client.show(name)["apps"]) == 64
+        client.ask(MODEL_FORM, FormParams(name=name, shapes=asked.shapes, report=report))
+        use = client.show(name)["apps"][-1]
         assert (use["own_us"], use["routed"], use["why"]) == (9000, 0.25, "slow")
     with service.client() as other:  # a report goes with its connection
         wait_for(lambda: not other.show(name)["apps"], "the report to go", service)

@@ -18,6 +18,7 @@ from honed.daemon.serving.compiled_only import answers, scalars
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Connection
 from honed.protocol.dataclass import dataclass
+from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams
 from honed.protocol.results import AppUse, ModelForm
@@ -26,9 +27,10 @@ from .user_models import UserModels
 from .variants import ShapeVariants
 
 MOST_KINDS = 64  # of a connection, that are remembered
+MOST_SIZES, MOST_LETTERS = 512, 16_384  # of one kind
 MOST_RUNS = 1_000_000  # of one report, that count
 _LETTERS = 200  # of what an app says
-Kind = tuple[tuple[str, tuple[int, ...]], ...]
+Kind = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # with the model's name
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,8 +41,8 @@ class Beside(Feature):
     users: UserModels
     variants: ShapeVariants
     ledger: UsageLog
-    # By connection and model; a connection that ends takes its reports along.
-    _uses: dict[int, dict[str, dict[Kind, AppUse]]] = field(init=False, default_factory=dict)
+    # By connection; one that ends takes its reports along.
+    _uses: dict[int, dict[Kind, AppUse]] = field(init=False, default_factory=dict)
 
     def methods(self) -> Mapping[str, Handler[FormParams, ModelForm]]:
         """Answer ModelForm."""
@@ -48,6 +50,7 @@ class Beside(Feature):
 
     async def _form(self, call: ApiCall, params: FormParams) -> ModelForm:
         entry = self.registry.model(params.name)
+        _check(params.shapes)
         self.users.used(entry.name)
         report, shapes = params.report, scalars(params.shapes, entry.manifest.interface)
         runs = 1 if report is None else min(max(report.own_runs, 0), MOST_RUNS)
@@ -58,7 +61,8 @@ class Beside(Feature):
             self.ledger.ran(runner.name, runs * form.time_us / 1e6)
         if report is not None and not call.connection.closed:
             every = report.own_runs + report.routed_runs
-            self._kinds(call.connection, entry.name)[tuple(sorted(params.shapes.items()))] = AppUse(
+            kind = entry.name, tuple(sorted(params.shapes.items()))
+            self._of(call.connection)[kind] = AppUse(
                 app=report.app[:_LETTERS],
                 pid=call.connection.peer.pid,
                 shapes=dict(params.shapes),
@@ -70,25 +74,34 @@ class Beside(Feature):
             )
         return form
 
-    def _kinds(self, connection: Connection, model: str) -> dict[Kind, AppUse]:
+    def _of(self, connection: Connection) -> dict[Kind, AppUse]:
+        """Return what a connection has reported, with room for one more."""
         if connection.number not in self._uses:
             connection.when_closed(partial(self._uses.pop, connection.number, None))
-        kinds = self._uses.setdefault(connection.number, {}).setdefault(model, {})
+        kinds = self._uses.setdefault(connection.number, {})
         while len(kinds) >= MOST_KINDS:
             del kinds[next(iter(kinds))]
         return kinds
 
     def listed(self, entry: ServedModel) -> Mapping[str, object]:
         """Return what apps report of a model."""
-        every = (models.get(entry.name, {}).values() for models in self._uses.values())
-        return {"apps": tuple(use for uses in every for use in uses)}
+        every = (each for kinds in self._uses.values() for each in kinds.items())
+        return {"apps": tuple(use for (model, _), use in every if model == entry.name)}
 
     shown = listed
 
     def forget(self, model: str) -> None:
         """Forget what apps reported of a model that was removed."""
-        for models in self._uses.values():
-            models.pop(model, None)
+        for kinds in self._uses.values():
+            for kind in [each for each in kinds if each[0] == model]:
+                del kinds[kind]
+
+
+def _check(shapes: Shapes) -> None:
+    """Raise InvalidArgument for more shapes than a model takes."""
+    sizes, letters = sum(map(len, shapes.values())), sum(map(len, shapes))
+    if sizes > MOST_SIZES or letters > MOST_LETTERS:
+        raise InvalidArgument(f"shapes has more than {MOST_SIZES} sizes, or too long names; give the inputs")
 
 
 def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: str) -> ModelForm:
