@@ -711,6 +711,21 @@ def test_an_isolated_model_comes_back_by_itself_and_later_each_time() -> None:
     assert waited == [60.0, 120.0, 240.0]
 
 
+def test_what_ended_processes_before_is_loaded_after_all_others() -> None:
+    world, _, _ = two_on_cpu()
+    world.ask("a")
+    crash_cpu(world)
+    crash_cpu(world, ISOLATING)
+    world.now += 60.0
+    world.tell(told.Tick())
+    world.settle()
+    world.ask("a")
+    world.lose(CPU_ENGINE, outside=True)
+    world.ask("b")
+    world.ready(CPU_ENGINE)
+    assert [load.model.name for load in world.loads] == ["b"]
+
+
 def test_a_model_that_ends_process_after_process_is_refused_for_a_while() -> None:
     world, model, other = two_on_cpu()
     world.ask("a")

@@ -120,8 +120,13 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
         and not deployment.resting
         and (model.engine == engine.name or model.name in wanted)
     ]
-    last = len(wanted)
-    return min(waiting, key=lambda m: (m[0].blame.load_crashes, wanted.get(m[0].name, last)), default=None)
+
+    def turn(found: tuple[ServedModel, Deployment]) -> tuple[int, int, int]:
+        """Return the place of a model: those that ended processes come last, for the others' sake."""
+        model, blame = found[0], found[0].blame
+        return blame.load_crashes, blame.crashes + blame.isolations, wanted.get(model.name, len(wanted))
+
+    return min(waiting, key=turn, default=None)
 
 
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
