@@ -46,7 +46,7 @@ struct bringing {
     char *model;
 };
 
-static void take_brought(struct call *call, const struct message *message, const struct value *result)
+static void take_model(struct call *call, const struct message *message, const struct value *result)
 {
     struct bringing *bringing = (struct bringing *)call;
     const struct value *name = find(message, result, "model_name");
@@ -115,7 +115,7 @@ static honed_code send_files(honed_service *service, struct bringing *bringing, 
                              const char *precision)
 {
     struct frame *frame = frame_new(1024);
-    bringing->call = (struct call){.take = take_brought, .refused = take_missing, .msgid = ++service->msgids};
+    bringing->call = (struct call){.take = take_model, .refused = take_missing, .msgid = ++service->msgids};
     if (frame) {
         frame->descriptors = bringing->descriptors;
         frame->descriptor_count = bringing->count;

@@ -28,7 +28,7 @@ static pthread_mutex_t patching = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- What is in the slots ---- */
 
-static OrtStatus *made(OrtStatus *status, const OrtOptions *options, OrtSession *const *out, const char *path,
+static OrtStatus *note_session(OrtStatus *status, const OrtOptions *options, OrtSession *const *out, const char *path,
                        const void *bytes, size_t size)
 {
     if (!status)
@@ -36,96 +36,96 @@ static OrtStatus *made(OrtStatus *status, const OrtOptions *options, OrtSession 
     return status;
 }
 
-static OrtStatus *marked(OrtStatus *status, const OrtOptions *options, bool own)
+static OrtStatus *note_mark(OrtStatus *status, const OrtOptions *options, bool own)
 {
     if (!status)
         mark(options, own);
     return status;
 }
 
-static OrtStatus *cloned(OrtStatus *status, const OrtOptions *options, OrtOptions *const *out)
+static OrtStatus *note_clone(OrtStatus *status, const OrtOptions *options, OrtOptions *const *out)
 {
     if (!status && is_marked(options))
         mark(*out, true);
     return status;
 }
 
-#define FUNCTIONS(n)                                                                                                          \
-    static OrtStatus *create_##n(const OrtEnv *env, const char *path, const OrtOptions *options, OrtSession **out)            \
-    {                                                                                                                         \
-        return made(runtimes[n].create(env, path, options, out), options, out, path, NULL, 0);                                \
-    }                                                                                                                         \
-    static OrtStatus *create_from_bytes_##n(const OrtEnv *env, const void *bytes, size_t size, const OrtOptions *options,     \
-                                            OrtSession **out)                                                                 \
-    {                                                                                                                         \
-        return made(runtimes[n].create_from_bytes(env, bytes, size, options, out), options, out, NULL, bytes, size);          \
-    }                                                                                                                         \
-    static OrtStatus *create_prepacked_##n(const OrtEnv *env, const char *path, const OrtOptions *options,                    \
-                                           OrtContainer *weights, OrtSession **out)                                           \
-    {                                                                                                                         \
-        return made(runtimes[n].create_prepacked(env, path, options, weights, out), options, out, path, NULL, 0);             \
-    }                                                                                                                         \
-    static OrtStatus *create_prepacked_from_bytes_##n(const OrtEnv *env, const void *bytes, size_t size,                      \
-                                                      const OrtOptions *options, OrtContainer *weights, OrtSession **out)     \
-    {                                                                                                                         \
-        return made(runtimes[n].create_prepacked_from_bytes(env, bytes, size, options, weights, out), options, out, NULL,     \
-                    bytes, size);                                                                                             \
-    }                                                                                                                         \
-    static OrtStatus *run_##n(OrtSession *session, const OrtOptions *options, const char *const *input_names,                 \
-                              const OrtValue *const *inputs, size_t input_count, const char *const *output_names,             \
-                              size_t output_count, OrtValue **outputs)                                                        \
-    {                                                                                                                         \
-        struct run run = {session, options, input_names, inputs, input_count, output_names, output_count, outputs};           \
-        return decide_run(&runtimes[n], &run);                                                                                \
-    }                                                                                                                         \
-    static OrtStatus *clone_options_##n(const OrtOptions *options, OrtOptions **out)                                          \
-    {                                                                                                                         \
-        return cloned(runtimes[n].clone_options(options, out), options, out);                                                 \
-    }                                                                                                                         \
-    static OrtStatus *profile_##n(OrtOptions *options, const char *prefix)                                                    \
-    {                                                                                                                         \
-        return marked(runtimes[n].profile(options, prefix), options, true);                                                   \
-    }                                                                                                                         \
-    static OrtStatus *terminate_##n(OrtOptions *options)                                                                      \
-    {                                                                                                                         \
-        return marked(runtimes[n].terminate(options), options, true);                                                         \
-    }                                                                                                                         \
-    static OrtStatus *unterminate_##n(OrtOptions *options)                                                                    \
-    {                                                                                                                         \
-        return marked(runtimes[n].unterminate(options), options, false);                                                      \
-    }                                                                                                                         \
-    static void release_session_##n(OrtSession *session)                                                                      \
-    {                                                                                                                         \
-        session_released(session);                                                                                            \
-        runtimes[n].release_session(session);                                                                                 \
-    }                                                                                                                         \
-    static void release_run_options_##n(OrtOptions *options)                                                                  \
-    {                                                                                                                         \
-        mark(options, false);                                                                                                 \
-        runtimes[n].release_run_options(options);                                                                             \
-    }                                                                                                                         \
-    static void release_options_##n(OrtOptions *options)                                                                      \
-    {                                                                                                                         \
-        mark(options, false);                                                                                                 \
-        runtimes[n].release_options(options);                                                                                 \
-    }                                                                                                                         \
-    static OrtStatus *add_initializer_##n(OrtOptions *options, const char *name, const OrtValue *value)                       \
-    {                                                                                                                         \
-        return marked(runtimes[n].add_initializer(options, name, value), options, true);                                      \
-    }                                                                                                                         \
-    static OrtStatus *add_external_initializers_##n(OrtOptions *options, const char *const *names,                            \
-                                                    const OrtValue *const *values, size_t count)                              \
-    {                                                                                                                         \
-        return marked(runtimes[n].add_external_initializers(options, names, values, count), options, true);                   \
-    }                                                                                                                         \
-    static OrtStatus *add_external_initializers_in_memory_##n(OrtOptions *options, const char *const *names,                  \
-                                                              char *const *buffers, const size_t *sizes, size_t count)        \
-    {                                                                                                                         \
-        return marked(runtimes[n].add_external_initializers_in_memory(options, names, buffers, sizes, count), options, true); \
-    }                                                                                                                         \
-    static OrtStatus *add_adapter_##n(OrtOptions *options, const void *adapter)                                               \
-    {                                                                                                                         \
-        return marked(runtimes[n].add_adapter(options, adapter), options, true);                                              \
+#define FUNCTIONS(n)                                                                                                         \
+    static OrtStatus *create_##n(const OrtEnv *env, const char *path, const OrtOptions *options, OrtSession **out)           \
+    {                                                                                                                        \
+        return note_session(runtimes[n].create(env, path, options, out), options, out, path, NULL, 0);                       \
+    }                                                                                                                        \
+    static OrtStatus *create_from_bytes_##n(const OrtEnv *env, const void *bytes, size_t size, const OrtOptions *options,    \
+                                            OrtSession **out)                                                                \
+    {                                                                                                                        \
+        return note_session(runtimes[n].create_from_bytes(env, bytes, size, options, out), options, out, NULL, bytes, size); \
+    }                                                                                                                        \
+    static OrtStatus *create_prepacked_##n(const OrtEnv *env, const char *path, const OrtOptions *options,                   \
+                                           OrtContainer *weights, OrtSession **out)                                          \
+    {                                                                                                                        \
+        return note_session(runtimes[n].create_prepacked(env, path, options, weights, out), options, out, path, NULL, 0);    \
+    }                                                                                                                        \
+    static OrtStatus *create_prepacked_from_bytes_##n(const OrtEnv *env, const void *bytes, size_t size,                     \
+                                                      const OrtOptions *options, OrtContainer *weights, OrtSession **out)    \
+    {                                                                                                                        \
+        return note_session(runtimes[n].create_prepacked_from_bytes(env, bytes, size, options, weights, out), options, out, NULL,\
+                    bytes, size);                                                                                            \
+    }                                                                                                                        \
+    static OrtStatus *run_##n(OrtSession *session, const OrtOptions *options, const char *const *input_names,                \
+                              const OrtValue *const *inputs, size_t input_count, const char *const *output_names,            \
+                              size_t output_count, OrtValue **outputs)                                                       \
+    {                                                                                                                        \
+        struct run run = {session, options, input_names, inputs, input_count, output_names, output_count, outputs};          \
+        return decide_run(&runtimes[n], &run);                                                                               \
+    }                                                                                                                        \
+    static OrtStatus *clone_options_##n(const OrtOptions *options, OrtOptions **out)                                         \
+    {                                                                                                                        \
+        return note_clone(runtimes[n].clone_options(options, out), options, out);                                            \
+    }                                                                                                                        \
+    static OrtStatus *profile_##n(OrtOptions *options, const char *prefix)                                                   \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].profile(options, prefix), options, true);                                               \
+    }                                                                                                                        \
+    static OrtStatus *terminate_##n(OrtOptions *options)                                                                     \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].terminate(options), options, true);                                                     \
+    }                                                                                                                        \
+    static OrtStatus *unterminate_##n(OrtOptions *options)                                                                   \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].unterminate(options), options, false);                                                  \
+    }                                                                                                                        \
+    static void release_session_##n(OrtSession *session)                                                                     \
+    {                                                                                                                        \
+        session_released(session);                                                                                           \
+        runtimes[n].release_session(session);                                                                                \
+    }                                                                                                                        \
+    static void release_run_options_##n(OrtOptions *options)                                                                 \
+    {                                                                                                                        \
+        mark(options, false);                                                                                                \
+        runtimes[n].release_run_options(options);                                                                            \
+    }                                                                                                                        \
+    static void release_options_##n(OrtOptions *options)                                                                     \
+    {                                                                                                                        \
+        mark(options, false);                                                                                                \
+        runtimes[n].release_options(options);                                                                                \
+    }                                                                                                                        \
+    static OrtStatus *add_initializer_##n(OrtOptions *options, const char *name, const OrtValue *value)                      \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].add_initializer(options, name, value), options, true);                                  \
+    }                                                                                                                        \
+    static OrtStatus *add_external_initializers_##n(OrtOptions *options, const char *const *names,                           \
+                                                    const OrtValue *const *values, size_t count)                             \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].add_external_initializers(options, names, values, count), options, true);               \
+    }                                                                                                                        \
+    static OrtStatus *add_external_initializers_in_memory_##n(OrtOptions *options, const char *const *names,                 \
+                                                              char *const *buffers, const size_t *sizes, size_t count)       \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].add_external_initializers_in_memory(options, names, buffers, sizes, count), options, true);\
+    }                                                                                                                        \
+    static OrtStatus *add_adapter_##n(OrtOptions *options, const void *adapter)                                              \
+    {                                                                                                                        \
+        return note_mark(runtimes[n].add_adapter(options, adapter), options, true);                                          \
     }
 FUNCTIONS(0)
 FUNCTIONS(1)
@@ -172,14 +172,14 @@ static void write_table(struct runtime *runtime, slot_function **table, int vers
 {
     bool written = true;
     runtime->table = table;
-#define WRITE(name, slot, since)                                                                                              \
-    if (version >= (since)) {                                                                                                 \
-        static slot_function *const ours[] = OURS(name);                                                                      \
-        slot_function *function = ours[runtime - runtimes];                                                                   \
-        if (written && table[slot] != function) {                                                                             \
-            runtime->name = (name##_function *)table[slot];                                                                   \
-            written = write_slot(&table[slot], function);                                                                     \
-        }                                                                                                                     \
+#define WRITE(name, slot, since)                                                                                             \
+    if (version >= (since)) {                                                                                                \
+        static slot_function *const ours[] = OURS(name);                                                                     \
+        slot_function *function = ours[runtime - runtimes];                                                                  \
+        if (written && table[slot] != function) {                                                                            \
+            runtime->name = (name##_function *)table[slot];                                                                  \
+            written = write_slot(&table[slot], function);                                                                    \
+        }                                                                                                                    \
     }
     REPLACED(WRITE)
 }
@@ -206,13 +206,13 @@ static void take(const struct api_base *base)
 
 static dlsym_function *real_dlsym(void)
 {
-    static dlsym_function *found;
+    static dlsym_function *cached;
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
-    dlsym_function *real = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    dlsym_function *real = __atomic_load_n(&cached, __ATOMIC_RELAXED);
     for (size_t i = 0; !real && i < sizeof versions / sizeof *versions; i++) {
         void *symbol = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
         memcpy(&real, &symbol, sizeof symbol);
-        __atomic_store_n(&found, real, __ATOMIC_RELAXED);
+        __atomic_store_n(&cached, real, __ATOMIC_RELAXED);
     }
     return real;
 }

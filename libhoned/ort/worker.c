@@ -100,7 +100,7 @@ static void answer(struct question *question)
     struct form form = {0};
     struct route before;
     char model[MODEL_NAME_BYTES] = "", line[LINE_BYTES];
-    bool refused, brought = false;
+    bool refused, is_new = false;
     honed_code code = HONED_OK;
 
     enter();
@@ -112,7 +112,7 @@ static void answer(struct question *question)
     if (!refused && !service && !(service = honed_service_new(NULL)))
         refused = true;
     if (!refused && !*model)
-        brought = !(code = hand_over(session, kind, model));
+        is_new = !(code = hand_over(session, kind, model));
     if (!refused && !code) {
         honed_service_timeout(service, ASK_TIMEOUT);
         code = ask_form(service, model, &kind->shapes, question->reporting ? &question->report : NULL, &form);
@@ -125,9 +125,9 @@ static void answer(struct question *question)
         size = size < sizeof form.why ? size : sizeof form.why - 1;
         memcpy(form.why, service->failure.text, size);
         form.why[size] = 0;
-        session->refused = !brought && !*session->model && is_final(code);
+        session->refused = !is_new && !*session->model && is_final(code);
     }
-    if (!code || brought)
+    if (!code || is_new)
         memcpy(session->model, model, sizeof model);
     if (code == HONED_NOT_FOUND)
         *session->model = 0;

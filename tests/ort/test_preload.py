@@ -193,7 +193,12 @@ LIES: dict[str, Lie] = {  # those of the second half only at runs
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+QUICK = {"garbage", "half", "never answers runs", "hangs up at runs", "another shape", "not compiled"}
+
+
+@pytest.mark.parametrize(
+    "lie", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in LIES]
+)
 def test_a_service_that_misbehaves(client: Client, tmp_path: Path, lie: str) -> None:
     """Whatever the service does, each run gives the app its answer in time."""
     keys = ("milliseconds=1500", "case=given") if lie.startswith("another") else ("milliseconds=1500",)
