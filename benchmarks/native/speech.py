@@ -5,7 +5,7 @@ import math
 import sys
 import time
 
-import sherpa_onnx  # type: ignore[import-untyped]
+import sherpa_onnx
 
 model, seconds = sys.argv[1:]
 config = sherpa_onnx.OfflineSpeechDenoiserConfig(

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-import piper_phonemize  # type: ignore[import-not-found]
+import piper_phonemize
 
 times = []
 end = time.monotonic() + float(sys.argv[1])
