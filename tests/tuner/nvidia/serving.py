@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 from benchmarks.decoders.__main__ import LLAMA
 from benchmarks.serving import service
 from onnx import TensorProto, helper, numpy_helper
@@ -84,6 +85,8 @@ def main() -> None:
             _until_served(client, tell)
             rates = [_generated(client) for _ in range(_TURNS)]
             tell(client.show("llama")["forms"])
+            for line in _where(client):
+                tell(line)
         through = median(rates)
         tell(f"through the service: {', '.join(f'{rate:.0f}' for rate in rates)} tokens a second")
         alone = _alone(folder, path)
@@ -139,6 +142,39 @@ def _generated(client: Client) -> float:
         for _ in range(_TOKENS):
             ids = sequence.infer({"input_ids": ids}, last_token=True)["logits"][:, -1:].argmax(-1)
         return _TOKENS / (time.perf_counter() - begun)
+
+
+def _where(client: Client) -> Iterator[str]:
+    """Yield where the time of a step goes: by the answers' own times, and processor time of each process."""
+    status = client.status()
+    server = psutil.Process(status["pid"])
+    processes = {"client": psutil.Process(), "service": server}
+    processes |= {f"child {child.pid}": child for child in server.children(recursive=True)}
+    before = {name: _cpu(process) for name, process in processes.items()}
+    whole, compute, queued, chosen = [], [], [], []
+    for at, ids in enumerate(_tokens(_TOKENS)):
+        begun = time.perf_counter()
+        sequence = InSequence("where", start=not at, end=at == _TOKENS, last_token=True)
+        answer = client.answer("llama", {"input_ids": ids}, sequence=sequence)
+        whole.append(1e6 * (time.perf_counter() - begun))
+        begun = time.perf_counter()
+        answer.outputs["logits"][:, -1:].argmax(-1)
+        chosen.append(1e6 * (time.perf_counter() - begun))
+        compute.append(answer.compute_us)
+        queued.append(answer.queue_us)
+    spent = {name: 1e6 * (_cpu(process) - before[name]) / _TOKENS for name, process in processes.items()}
+    yield (
+        f"a step: {median(whole):.0f} us for the client, {median(compute):.0f} of them in the run, "
+        f"{median(queued):.0f} in the queue; then {median(chosen):.0f} us to choose the token"
+    )
+    yield "processor time of a step, us: " + ", ".join(
+        f"{name} {us:.0f}" for name, us in spent.items() if us > 5
+    )
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _alone(folder: Path, path: Path) -> float:
