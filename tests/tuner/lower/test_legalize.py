@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import parser
 from tvm import relax, s_tir, tirx
+from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm_ffi import structural_walk
 
@@ -123,6 +124,48 @@ def test_a_root_mean_square_is_one_kernel(dtype: type[np.floating[Any]], device:
     run_lowered(lowered, [x, gamma], [found], device)
     expected = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * gamma
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+_REDUCED = {
+    "softmax": lambda wide, _: relax.op.nn.softmax(wide),
+    "log-softmax": lambda wide, _: relax.op.nn.log_softmax(wide),
+    "layer norm": lambda wide, given: relax.op.nn.layer_norm(wide, given["g"], given["g"], axes=[-1]),
+    "sum": lambda wide, _: relax.op.sum(wide, [-1]),
+    "mean": lambda wide, _: relax.op.mean(wide, [-1]),
+    "product": lambda wide, _: relax.op.prod(wide, [-1]),
+}
+
+
+_SPELLED = {"log-softmax": "log_softmax", "layer norm": "layer_norm", "product": "prod"}
+
+
+@pytest.mark.parametrize("name", _REDUCED)
+@pytest.mark.parametrize("halves", [True, False])
+def test_reductions_in_singles_read_the_halves_that_they_are_made_of(
+    name: str, halves: bool, profile: DeviceProfile
+) -> None:
+    """What is doubled before is stored as it was made; integers are converted where they are made."""
+
+    def reduced(b: relax.BlockBuilder, v: Mapping[str, relax.Var]) -> relax.Expr:
+        product = b.emit(relax.op.matmul(v["x"], v["y"]))
+        return _REDUCED[name](b.emit(relax.op.astype(product, "float32")), v)
+
+    dtype = np.float16 if halves else np.int32
+    given = {"x": normal(8, 16).astype(dtype), "y": normal(16, 32).astype(dtype), "g": normal(32)}
+    legal, _ = legalize(relax_module(reduced, given), profile)
+    made, read = _types(legal, "matmul"), _types(legal, _SPELLED.get(name, name))
+    assert made[-1] == ("float16" if halves else "float32")
+    assert read[0] == made[-1]
+
+
+def _types(module: IRModule, part: str) -> list[str]:
+    """The types of the parameters of the only function whose name has a part."""
+    ((_, func),) = [
+        (name, func)
+        for name, func in module.functions_items()
+        if isinstance(func, tirx.PrimFunc) and part in str(name.name_hint)
+    ]
+    return [str(one.dtype) for one in func.params]
 
 
 def _twice(builder: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:

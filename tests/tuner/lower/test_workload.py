@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tvm import te, tirx
@@ -10,6 +11,8 @@ from tvm import te, tirx
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import form_key, function_bytes, reached_bytes, task_key
+from honed.tuner.measure.candidate import Candidate, inference_launches
+from honed.tuner.tune.extract import workload
 from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm
@@ -96,4 +99,5 @@ def test_of_what_a_function_reads_in_part_that_part_moves(value: Value, elements
     assert reached_bytes(func) == 4 * (elements + 4 * 4)
     assert function_bytes(func) == 4 * (16**3 + 4 * 4), "by which schedules are chosen"
     _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
-    assert sum(launch.bytes for launch in lowered.launches) == reached_bytes(func)
+    launches = inference_launches(workload("", func, 1, Path(), None), Candidate.of("", lowered))
+    assert [launch.bytes for launch in launches] == [reached_bytes(func)]

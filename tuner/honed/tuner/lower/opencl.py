@@ -8,7 +8,7 @@ which is what a plan needs; packing arguments for a TVM runtime, and asserting t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
@@ -26,7 +26,7 @@ from .barriers import divergent_barriers
 from .functions import extremes
 from .printer.kernel import Dialect, print_kernels
 from .program import KernelLaunch, MemoryValue
-from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, reached, rebuilt
+from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, rebuilt
 from .sums import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
@@ -75,8 +75,7 @@ def lower_function(
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
-    found = reached(func.body)
-    lowered = _read_host(host, [found.get(one, _UNKNOWN) for one in func.params], kernels, source)
+    lowered = _read_host(host, len(func.params), kernels, source)
     _check(lowered, profile)
     return lowered
 
@@ -168,13 +167,9 @@ def last_line(error: BaseException) -> str:
 
 
 def _read_host(
-    host: tirx.PrimFunc, most: Sequence[int], kernels: dict[str, tirx.PrimFunc], source: str
+    host: tirx.PrimFunc, parameters: int, kernels: dict[str, tirx.PrimFunc], source: str
 ) -> Lowered:
-    """Read launches out of the host function.
-
-    Its inner buffers stand behind its parameters, of which launches reach so many elements at most.
-    """
-    parameters = len(most)
+    """Read launches out of the host function, whose inner buffers stand behind its `parameters`."""
     memory: dict[ir.Var, int] = {parameter: n for n, parameter in enumerate(host.params)}
     inner = tuple(_value(b.dtype, _static_shape(b.shape)) for b in host.params[parameters:])
     launches: list[KernelLaunch] = []
@@ -182,7 +177,7 @@ def _read_host(
         if isinstance(statement, tirx.DeclBuffer):
             memory[statement.buffer] = memory[_behind(statement.data)]
         elif isinstance(statement, tirx.Evaluate) and is_call(statement.value, "tirx.call_ffi_kernel"):
-            launches.append(_read_launch(statement.value, memory, kernels, most))
+            launches.append(_read_launch(statement.value, memory, kernels))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
     return Lowered(source=source, parameters=parameters, inner=inner, launches=tuple(launches))
@@ -216,9 +211,7 @@ def _static_shape(shape: Iterable[object]) -> tuple[int, ...]:
     return tuple(int(extent) for extent in extents)  # type: ignore[call-overload]
 
 
-def _read_launch(
-    call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, tirx.PrimFunc], most: Sequence[int]
-) -> KernelLaunch:
+def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, tirx.PrimFunc]) -> KernelLaunch:
     entry = str(call.args[0].value)
     kernel = kernels[entry]
     count = len(kernel.params)
@@ -228,11 +221,10 @@ def _read_launch(
         if kind not in ("blockIdx", "threadIdx"):
             raise LoweringFailed(f"the kernel is launched with {tag}, which OpenCL does not have")
         (grid if kind == "blockIdx" else block)[_AXES.index(axis)] = int(extent)
-    args = tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count])
-    types, nbytes = _arguments(kernel, [most[n] if n < len(most) else _UNKNOWN for n in args])
+    types, nbytes = _arguments(kernel)
     return KernelLaunch(
         entry=entry,
-        args=args,
+        args=tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count]),
         arg_types=types,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
@@ -256,11 +248,8 @@ def _operations(stmt: tirx.Stmt) -> int:
     return within
 
 
-def _arguments(kernel: tirx.PrimFunc, most: Sequence[int]) -> tuple[tuple[KernelArg, ...], int]:
-    """Return how the kernel uses its pointer arguments, in order, and the least bytes that it moves.
-
-    Of each it reaches so many elements at most.
-    """
+def _arguments(kernel: tirx.PrimFunc) -> tuple[tuple[KernelArg, ...], int]:
+    """Return how the kernel uses its pointer arguments, in order, and the least bytes that it moves."""
     pointer_of = memory_behind(kernel.body)
     elements: dict[ir.Var, int] = {}
     for buffer, pointer in pointer_of.items():
@@ -270,7 +259,7 @@ def _arguments(kernel: tirx.PrimFunc, most: Sequence[int]) -> tuple[tuple[Kernel
     tables = looked_up(kernel.body, pointer_of)
     results = max((elements.get(pointer, 0) for pointer in kernel.params if pointer in written), default=0)
     found, nbytes = [], 0
-    for pointer, reaches in zip(kernel.params, most, strict=True):
+    for pointer in kernel.params:
         if not isinstance(pointer.ty, ir.PointerType):
             raise LoweringFailed(f"kernel argument {pointer.name} is not a pointer")
         dtype = str(pointer.ty.element_type.dtype)
@@ -279,7 +268,7 @@ def _arguments(kernel: tirx.PrimFunc, most: Sequence[int]) -> tuple[tuple[Kernel
             access = "readwrite" if pointer in read else "write"
         value = _value(dtype, (elements.get(pointer, 0),))
         found.append(KernelArg(dtype=value.dtype, nbytes=value.nbytes, access=access))
-        nbytes += value.nbytes_of(min(results, reaches) if pointer in tables else reaches)
+        nbytes += value.nbytes_of(results) if pointer in tables else value.nbytes
     return tuple(found), nbytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -80,9 +81,15 @@ def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int
 
 
 def inference_launches(workload: Workload, candidate: Candidate) -> tuple[KernelLaunch, ...]:
-    """Return the launches that run in each inference: all but the prepared ones."""
+    """Return the launches that run in each inference: all but the prepared ones.
+
+    A kernel's buffers do not say that it reads parts of them; one alone moves what its function must.
+    """
     prepared = prepared_launches(workload, candidate)
-    return tuple(launch for n, launch in enumerate(candidate.launches) if n not in prepared)
+    found = tuple(launch for n, launch in enumerate(candidate.launches) if n not in prepared)
+    if len(found) > 1:
+        return found
+    return tuple(replace(launch, bytes=min(launch.bytes, workload.bytes)) for launch in found)
 
 
 def _place(workload: Workload, index: int) -> Place:
