@@ -24,8 +24,8 @@ from typing import Any
 
 from honed.daemon.features.user_models import AppsSettings
 from honed.daemon.store.names import own_name
-from honed.protocol.methods import MODEL_BORROW, MODEL_BRING
-from honed.protocol.params import BorrowParams, BringParams
+from honed.protocol.methods import MODEL_BRING, MODEL_FORM
+from honed.protocol.params import BringParams, FormParams
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, PermissionDenied, ResourceExhausted
 from tests.daemon.raw import Raw, packed
@@ -73,7 +73,7 @@ class Running:
 def main(arguments: Sequence[str]) -> None:
     """Be the user, and do as the role says."""
     role, path, uid, seed = arguments[0], arguments[1], int(arguments[2]), int(arguments[3])
-    _ = MODEL_BRING.result, MODEL_BORROW.result  # loads what it takes: other users may not read this checkout
+    _ = MODEL_BRING.result, MODEL_FORM.result  # loads what it takes: other users may not read this checkout
     os.setgroups([GROUP])
     os.setgid(GROUP)
     os.setuid(uid)
@@ -141,7 +141,7 @@ def _guess(client: Client, victims: list[int], told: Told) -> None:
                     call()
                 except (NotFound, PermissionDenied) as error:
                     told.codes[error.code] += 1
-                    if name not in str(error) and what not in ("remove", "borrow"):
+                    if name not in str(error) and what not in ("remove", "form"):
                         told.problems.append(f"{what} is told of another name: {error}")
                 else:
                     told.problems.append(f"{what} of user {victim}'s model is done")
@@ -154,7 +154,7 @@ def _asking(client: Client, name: str) -> dict[str, Callable[[], object]]:
         "profile": lambda: client.profile(name, 1),
         "history": lambda: client.history(name),
         "remove": lambda: client.remove(name),
-        "borrow": lambda: client.ask(MODEL_BORROW, BorrowParams(name=name, run_us=50)),
+        "form": lambda: client.ask(MODEL_FORM, FormParams(name=name, shapes={"x": (1, 1)})),
     }
 
 

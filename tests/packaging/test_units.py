@@ -143,7 +143,7 @@ def test_memory_max_is_what_the_limits_add_up_to() -> None:
         "all users": [f"{its.messages:,}" for its in of],
         "way, for each device": [f"{2 * its.message}" for its in of],
         "worker, for each device": [f"{its.worker:,}" for its in of],
-        "CPU engine": [f"{its.cpu:,}" for its in of],
+        "the CPU engine, twice while models are isolated": [f"{its.cpu:,}" for its in of],
         "of users": [f"{its.users} \N{MULTIPLICATION SIGN} {its.app}" for its in of],
         "in turns": [f"{max(its.compiler, its.tuner):,}" for its in of],
     }.items():

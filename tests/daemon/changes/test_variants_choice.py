@@ -62,8 +62,8 @@ def test_other_shapes_have_other_names(sizes: list[tuple[int, ...]], known: bool
 def test_counts_are_bounded_and_the_least_asked_for_go() -> None:
     asked = ShapeRequests()
     for n in range(3 * MOST):
-        asked.ask("often", {"a": (1,)}, float(n), 1e6)
-        asked.ask(f"once {n}", {"a": (n,)}, float(n), 1e6)
+        asked.ask("often", {"a": (1,)}, 1.0, float(n), 1e6)
+        asked.ask(f"once {n}", {"a": (n,)}, 1.0, float(n), 1e6)
     assert len(asked.known) == MOST
     assert asked.known["often"].requests.seconds > 2 * MOST
 

@@ -328,7 +328,7 @@ def test_steps_are_those_of_a_cache_in_the_app(service: Service, path: Path, len
             answered = sequence.infer({"input_ids": ids})
             assert answered.keys() == {"logits"}
             expected = own.step(ids)
-            np.testing.assert_array_equal(answered["logits"], expected)
+            close(answered["logits"], expected)
             ids = best(expected)
         status = client.status()["sequences"]
         assert status["count"] == 1
@@ -350,14 +350,14 @@ def test_caches_are_appended_to_where_they_are(service: Service, tmp_path: Path)
                     if (at, step) == (1, 6):  # more than there is room for
                         ids[at] = prompt(80, 3)
                     expected = owns[at].step(ids[at])
-                    np.testing.assert_array_equal(sequence.infer({"input_ids": ids[at]})["logits"], expected)
+                    close(sequence.infer({"input_ids": ids[at]})["logits"], expected)
                     ids[at] = best(expected)
                 held.add(client.status()["sequences"]["bytes"])
             with pytest.raises(InvalidArgument, match="cannot be run on these inputs"):
                 one.infer({"input_ids": np.array([[VOCABULARY + 9]])})
             found = one.infer({"input_ids": ids[0]}, outputs=["logits", "present.1.value"])
-            np.testing.assert_array_equal(found["logits"], owns[0].step(ids[0]))
-            np.testing.assert_array_equal(found["present.1.value"], owns[0].state["past_key_values.1.value"])
+            close(found["logits"], owns[0].step(ids[0]))
+            close(found["present.1.value"], owns[0].state["past_key_values.1.value"])
         row = 2 * 2 * 2 * 8 * 4  # bytes in all caches
         assert held == {(128 + 128) * row, (128 + 256) * row}
 
@@ -369,7 +369,7 @@ def test_sequences_do_not_meet(service: Service, path: Path) -> None:
         for _ in range(8):
             for at, sequence in enumerate((one, other)):
                 expected = owns[at].step(ids[at])
-                np.testing.assert_array_equal(sequence.infer({"input_ids": ids[at]})["logits"], expected)
+                close(sequence.infer({"input_ids": ids[at]})["logits"], expected)
                 ids[at] = best(expected)
 
 
@@ -385,7 +385,7 @@ def test_a_request_that_fails_leaves_its_sequence_as_it_was(service: Service, pa
             sequence.infer({"attention_mask": np.ones((1, 5), np.int64)})
         with pytest.raises(InvalidArgument, match="no input 'x'"):
             sequence.infer({"input_ids": prompt(1), "x": prompt(1)})
-        np.testing.assert_array_equal(sequence.infer({"input_ids": prompt(2)})["logits"], own.step(prompt(2)))
+        close(sequence.infer({"input_ids": prompt(2)})["logits"], own.step(prompt(2)))
 
 
 @pytest.mark.service
@@ -397,7 +397,7 @@ def test_masks_and_positions_may_be_given(service: Service, path: Path) -> None:
         empty = {name: np.zeros((1, 2, 0, 4), np.float32) for name in plain}
         expected = client.infer("dec", {**given, **empty})
         with client.sequence("dec") as sequence:
-            np.testing.assert_array_equal(sequence.infer(given)["logits"], expected["logits"])
+            close(sequence.infer(given)["logits"], expected["logits"])
         # The state of an earlier request may begin a sequence, too.
         state = {name: expected[name.replace("past_key_values", "present")] for name in plain}
         own = InApp(path)
@@ -406,12 +406,12 @@ def test_masks_and_positions_may_be_given(service: Service, path: Path) -> None:
         with client.sequence("dec") as sequence:
             for ids in (prompt(1), prompt(2)):
                 found = sequence.infer({"input_ids": ids, **(state if not sequence.begun else {})})
-                np.testing.assert_array_equal(found["logits"], own.step(ids))
+                close(found["logits"], own.step(ids))
             for ids in (prompt(1, 1), prompt(1, 2), prompt(1, 3)):  # or go on from there again
                 own.state, own.tokens = dict(state), 4
                 found = sequence.infer({"input_ids": ids, **state})
-                np.testing.assert_array_equal(found["logits"], own.step(ids))
-            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
+                close(found["logits"], own.step(ids))
+            close(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
 
 
 @pytest.mark.service
@@ -420,7 +420,7 @@ def test_batches_are_of_one_sequence(service: Service, path: Path) -> None:
     with service.client() as client, client.sequence("dec") as sequence:
         for _ in range(4):
             expected = own.step(ids)
-            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], expected)
+            close(sequence.infer({"input_ids": ids})["logits"], expected)
             ids = best(expected)
 
 
@@ -430,7 +430,7 @@ def test_tokens_may_lie_in_a_region_that_is_registered_anew(service: Service, pa
 
     def step(client: Client, ids: Array) -> None:
         found = client.infer("dec", {"input_ids": ids}, sequence=InSequence("shared", start=not own.tokens))
-        np.testing.assert_array_equal(found["logits"], own.step(np.array(ids)))
+        close(found["logits"], own.step(np.array(ids)))
 
     for seed in range(3):  # each with a client, and a region, of the same name
         with service.client() as client, client.region(4096) as region:
@@ -472,7 +472,7 @@ def test_state_is_given_to_who_names_it(service: Service, path: Path) -> None:
     own.step(prompt(3))
     with service.client() as client, client.sequence("dec") as sequence:
         found = sequence.infer({"input_ids": prompt(3)}, outputs=["present.1.value"])
-        np.testing.assert_array_equal(found["present.1.value"], own.state["past_key_values.1.value"])
+        close(found["present.1.value"], own.state["past_key_values.1.value"])
 
 
 @pytest.mark.service
@@ -487,19 +487,19 @@ def test_an_encoder_s_output_is_given_once(service: Service, tmp_path: Path) -> 
                 more = {} if step else {"encoder_hidden_states": encoded}
                 found = sequence.infer({"input_ids": ids, **more})["logits"]
                 expected = own.step(ids)
-                np.testing.assert_array_equal(found, expected)
+                close(found, expected)
                 ids = best(expected)
             for _ in range(3):  # what was made of it may be given as well, and is kept
                 key = "past_key_values.0.encoder.key"
                 own.state[key] = own.state[key] + 1
                 found = sequence.infer({"input_ids": ids, key: own.state[key]})["logits"]
-                np.testing.assert_array_equal(found, own.step(ids))
-            np.testing.assert_array_equal(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
+                close(found, own.step(ids))
+            close(sequence.infer({"input_ids": ids})["logits"], own.step(ids))
         own = InApp(made, encoder_hidden_states=encoded)
         with client.sequence("both") as sequence:  # or with each token
             for seed in range(4):
                 given = {"input_ids": prompt(1, seed), "encoder_hidden_states": encoded}
-                np.testing.assert_array_equal(sequence.infer(given)["logits"], own.step(prompt(1, seed)))
+                close(sequence.infer(given)["logits"], own.step(prompt(1, seed)))
         with pytest.raises(InvalidArgument, match="input 'encoder_hidden_states' is missing"):
             client.sequence("both").infer({"input_ids": ids})
 
@@ -519,7 +519,7 @@ def test_a_worker_that_ends_loses_sequences(start_service: Callable[..., Service
             sequence.infer({"input_ids": prompt(1)})
         sequence.restart()
         expected = InApp(made).step(prompt(4))
-        np.testing.assert_array_equal(sequence.infer({"input_ids": prompt(4)})["logits"], expected)
+        close(sequence.infer({"input_ids": prompt(4)})["logits"], expected)
 
 
 @pytest.mark.service
@@ -535,7 +535,7 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
             own.step(prompt(50))
             with pytest.raises(ResourceExhausted, match="would have 61 tokens and may have 60"):
                 sequence.infer({"input_ids": prompt(11)})
-            np.testing.assert_array_equal(
+            close(
                 sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3))
             )
             # 40 layers have 2560 bytes a token: 60 have 150 kB.
@@ -549,7 +549,7 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
                 each.close()
             for _ in range(2):
                 found = sequence.infer({"input_ids": prompt(1)})["logits"]
-                np.testing.assert_array_equal(found, own.step(prompt(1)))
+                close(found, own.step(prompt(1)))
             service.configure(f"{CPU}[sequences]\nmax_tokens = 55\nmax_mib = 1\n")
             with pytest.raises(ResourceExhausted, match="would have 56 tokens and may have 55"):
                 sequence.infer({"input_ids": prompt(1)})

@@ -203,8 +203,8 @@ def test_files_of_features_are_read_beside_the_event_loop(
         service=SimpleNamespace(state_dir=tmp_path),
         sequences=SequenceSettings(),
     )
-    parts = dict.fromkeys(("changes", "jobs", "leasing", "pool", "ledger", "store"))
-    base: Any = SimpleNamespace(config=config, registry=place.registry, **parts)
+    parts = dict.fromkeys(("changes", "jobs", "leasing", "ledger", "store"))
+    base: Any = SimpleNamespace(config=config, registry=place.registry, pool=SimpleNamespace(), **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
     reloader: Any = SimpleNamespace(config=config)
     asyncio.run(assembly._features(base, reloader, cast(Any, None), pipeline))

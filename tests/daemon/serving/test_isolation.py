@@ -207,7 +207,7 @@ def test_a_run_that_nobody_waits_for_ends(engine: Service, client: Client, how: 
 
 def ask_for_ever(place: str) -> None:
     """What a client does that is killed."""
-    with Client(place, in_app=False) as client:
+    with Client(place) as client:
         client.infer("loop", rounds(LONG), timeout=DEADLINE)
 
 
