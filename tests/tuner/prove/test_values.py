@@ -177,6 +177,15 @@ def test_a_precondition_is_followed_through_moves_and_sums() -> None:
     assert found == {("a", -6, 9), ("a", -8, 7), ("b", -8, 4)}
 
 
+def test_a_bound_of_some_elements_is_none_of_the_others() -> None:
+    """A detector's list of boxes has numbers of samples in its first column, of boxes in the last."""
+    some = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> f (int64[5,3] chosen, float[2,4] t) => (float[5,4] y)'
+        " <int64 first = {0}> { samples = Gather<axis = 1>(chosen, first) y = Gather(t, samples) }"
+    )
+    assert normalise(some).preconditions == ()
+
+
 def test_what_others_compute_is_clamped_and_a_length_of_a_cache_is_refused() -> None:
     computed = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x, float[8,2] t) => (float[4,2] y)'

@@ -230,7 +230,7 @@ class Builder:
     def rely(self, value: Value, low: int, high: int, why: str, *, must: str = "") -> None:
         """Have requests checked for that all of `value` lies in `low`..`high`, as far as inputs decide it.
 
-        Inputs are reached through nodes that move values, convert them, or add constants. A value that is
+        Inputs are reached through nodes that move all values, convert them, or add constants. A value that is
         computed otherwise may lie anywhere: the caller computes something defined for it, or says in `must`
         what cannot be compiled then. Raises NodeRefused with that, and for constants out of range.
         """
@@ -274,7 +274,7 @@ class Builder:
             else:
                 low, high = most - high, least - low
             read = [node.input[at]]
-        elif node.op_type not in _MOVING:
+        elif node.op_type not in _MOVING or self._leaves_out(node, name):
             return None
         found: dict[str, tuple[int, int]] = {}
         for each in read:
@@ -286,6 +286,12 @@ class Builder:
                 before = found.get(one, (least, most))
                 found[one] = max(least, before[0]), min(most, before[1])
         return found
+
+    def _leaves_out(self, node: onnx.NodeProto, name: str) -> bool:
+        """Return whether a value lacks elements of what it is moved from; those may be anything."""
+        moved = self.values[node.input[0]]
+        dropped = moved.size > self.values[name].size
+        return moved.data is None and node.op_type in ("Gather", "Slice") and dropped
 
     def constant(self, data: Any, dtype: Any = None, hint: str = "") -> Value:
         """Add a constant; small constants that are equal are added once."""
