@@ -781,9 +781,9 @@ def test_engines_are_compared_again_in_idle_time_and_ever_more_seldom(
 
 def test_without_the_cpu_engine_there_is_nothing_to_compare() -> None:
     """As where honed-cpu was removed, and models still have times that are provisional."""
-    model = cast(Any, SimpleNamespace(
-            manifest=SimpleNamespace(owner=None), comparing=False, trial=None, isolated=""
-        ))
+    model = cast(
+        Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, trial=None, isolated="")
+    )
     assert not Machine(Registry(), ("",), "", 8).comparable(model)
 
 

@@ -535,9 +535,7 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
             own.step(prompt(50))
             with pytest.raises(ResourceExhausted, match="would have 61 tokens and may have 60"):
                 sequence.infer({"input_ids": prompt(11)})
-            close(
-                sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3))
-            )
+            close(sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3)))
             # 40 layers have 2560 bytes a token: 60 have 150 kB.
             held = [client.sequence("large") for _ in range(7)]
             for each in held[:-1]:
