@@ -63,7 +63,7 @@ def prepare(threads: int) -> ThreadPlacement:
 
 
 class RunningNow(threading.local):
-    """What tells ONNX Runtime to end the runs of this thread."""
+    """Options by which ONNX Runtime is told to end the runs of this thread."""
 
     options: onnxruntime.RunOptions | None = None
 

@@ -344,14 +344,14 @@ class Engine:
 
     @property
     def open_to_more(self) -> bool:
-        """Whether another run may begin: where none runs, or in a CPU engine where all take long."""
+        """Return whether another run may begin: where none runs, or in a CPU engine where all take long."""
         if not self.running:
             return True
         return is_cpu(self.name) and len(self.running) < RUNS_AT_ONCE and self.all_long
 
     @property
     def all_long(self) -> bool:
-        """Whether all that runs takes long, or nothing runs."""
+        """Return whether all runs take long, or nothing runs."""
         return all(each.long for each in self.running.values())
 
     def runs(self, model: ServedModel) -> bool:
