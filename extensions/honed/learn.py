@@ -6,7 +6,7 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from statistics import mean
@@ -24,7 +24,6 @@ from honed.machine import devices, profilefile
 from honed.machine.families import DriverClass, driver_class, family_of
 from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 from honed.protocol.strict import Mismatch
 from honed.tuner.frontend import Precision

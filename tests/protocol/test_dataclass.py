@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-from honed.protocol.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

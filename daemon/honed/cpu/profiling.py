@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.worker.host import check_timeline
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.dataclass import dataclass
 from honed.protocol.params import ENGINE_NAMES
 from honed.protocol.results import ModelProfile, ProfiledRow
 

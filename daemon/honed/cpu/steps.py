@@ -6,7 +6,7 @@ Each sequence has values of its own, which ONNX Runtime grows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from honed.daemon.store.compiled import TensorSpec
 from honed.daemon.worker.calls import HeldTensor, RunStep, SetSequence
 from honed.daemon.worker.host import Stepped
 from honed.daemon.worker.step_inputs import Step, is_made, values_of
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
 from honed.runtime.dtypes import dtype
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -43,7 +44,6 @@ from honed.daemon.worker.turns import CallUnderWay
 from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import by_name
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
 from honed.protocol.peer import RequestReceived
 from honed.protocol.results import Empty, ModelProfile, ObservedSizes, SessionAsked

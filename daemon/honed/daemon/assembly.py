@@ -6,11 +6,11 @@ import os
 import socket
 import time
 from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from honed.machine.processors import first_placement, half_arithmetic, processors
-from honed.protocol.dataclass import dataclass
 from honed.protocol.service import ServicePlaces
 from honed.runtime import HONED_VERSION
 

@@ -6,11 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from honed.daemon.feature import Feature, Work
 from honed.daemon.idle.leasing import Leasing
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 
 _RETRY_SECONDS = 300.0  # after a failure that says nothing of the model

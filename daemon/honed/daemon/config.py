@@ -12,12 +12,12 @@ import re
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from honed.process.limits import memory_mib
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 

@@ -7,13 +7,13 @@ for each, and nothing else knows them: layers ask `Feature`s by what is here.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Callbacks, Connection, WithDescriptors
-from honed.protocol.dataclass import dataclass
 from honed.protocol.params import InferParams, LoadParams
 from honed.protocol.results import Inferred, ObservedSizes
 from honed.protocol.service import MetricsText

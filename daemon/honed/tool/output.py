@@ -10,11 +10,11 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 
 if TYPE_CHECKING:
     import rich.console

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.settings.places import places, records_in
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 from honed.protocol.methods import SERVER_STATUS
 from honed.protocol.service import Status

@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from distributed import Client, Future
 
 from honed.machine import bounds, profilefile
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError, Unavailable
 
 from . import board, rows

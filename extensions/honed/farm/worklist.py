@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median, median_low
-
-from honed.protocol.dataclass import dataclass
 
 _DEATHS = 2  # boards that may die of a candidate before it is not given to another
 _ASIDE_SECONDS = 60.0  # before a board that is off its peers' speed is tried again

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from honed import bridge
 from honed.bridge import check_endpoint, check_numbers
 from honed.protocol import methods
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     DeadlineExceeded,
     HonedError,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -18,7 +19,6 @@ from starlette.routing import Route
 
 from honed.bridge import check_numbers, ip_address
 from honed.protocol import errors, methods
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from honed.protocol.params import ModelParams
 from honed.protocol.results import ModelMetadata

@@ -10,12 +10,12 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import Inferred

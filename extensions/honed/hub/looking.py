@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import index as indexes

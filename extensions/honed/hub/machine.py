@@ -9,13 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from honed.jobs.events import Imported
 from honed.protocol import methods, strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable, Unimplemented
 from honed.protocol.methods import check_name
 from honed.protocol.params import HintFigures, HistoryParams

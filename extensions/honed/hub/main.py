@@ -9,12 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 from honed.protocol import methods
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime import HONED_VERSION
 from honed.runtime.client import Client

@@ -14,13 +14,13 @@ import hashlib
 import hmac
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 
 _SIGNED: Final = b"Ed"  # the algorithm of keys

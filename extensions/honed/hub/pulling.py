@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
 from honed.jobs.events import Imported
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from honed.protocol.results import DeviceIdentity
 

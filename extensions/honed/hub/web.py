@@ -18,13 +18,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 WHOLE_SECONDS: Final = 300.0  # of one file

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from honed.jobs.events import History
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import LatencyPoint, ModelHistory
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.view.plot import microseconds, number, ticks

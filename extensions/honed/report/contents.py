@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from statistics import median
 
 from honed.daemon.observe.faults import BlamedFault, blamed, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, Quarantined, R, from_map
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, NotFound
 from honed.protocol.methods import (
     METRICS,

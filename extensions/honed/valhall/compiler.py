@@ -9,9 +9,9 @@ import signal
 import subprocess
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError
 from honed.tuner.lower import DOT, DOT_ADD
 

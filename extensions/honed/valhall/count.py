@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Literal
-
-from honed.protocol.dataclass import dataclass
 
 from .dump import BasicBlock, KernelDump
 from .lanes import LINE, WARP, Access, LaunchGeometry, accesses, constant_offsets

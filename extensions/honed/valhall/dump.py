@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
-
-from honed.protocol.dataclass import dataclass
 
 from .compiler import Dump
 

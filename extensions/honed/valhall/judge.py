@@ -16,10 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from honed.machine.families import DriverClass
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.program import KernelLaunch
 
 from .compiler import Dump, NotBuilt, OfflineCompiler

@@ -11,11 +11,10 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from honed.protocol.dataclass import dataclass
 
 CORES = 4
 WARP = 16

@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from honed.process.children import FREE, Bounds, Death, Died, python, started
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import ObservedSizes, OptimisationCheck
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
 from honed.protocol.params import TuningFigures
 from honed.protocol.results import OptimisationCheck

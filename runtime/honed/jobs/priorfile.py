@@ -12,11 +12,11 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 # Raised when features change, so that older files are not used.

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from honed.machine import peaks, profilefile
 from honed.machine.devices import Device, select
 from honed.machine.profile import DeviceProfile
 from honed.process.children import answering, python, run
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError, error_from_map, error_to_map
 from honed.protocol.strict import Map
 

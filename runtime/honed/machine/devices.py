@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from honed.process.children import answering, python, run
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, NotFound
 
 from .families import DeviceFamily, family_of

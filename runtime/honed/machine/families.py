@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
-
-from honed.protocol.dataclass import dataclass
 
 
 class DriverClass(Enum):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ import numpy as np
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context, driver_call, event_seconds
 from honed.machine.profile import DeviceLimits, DevicePeaks
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError
 
 PATIENCE = 8  # launches

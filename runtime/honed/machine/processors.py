@@ -8,11 +8,10 @@ one thread for each; a second thread on a core, as SMT has it, shares the arithm
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final
-
-from honed.protocol.dataclass import dataclass
 
 from .files import entries, system_number, system_text
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from honed.protocol.dataclass import dataclass
+from dataclasses import dataclass
+
 from honed.protocol.results import DeviceIdentity, DevicePeaks, Figure
 
 from .families import FAMILIES, DeviceFamily, DriverClass, driver_class

@@ -8,13 +8,11 @@ A stand-in makes the same types and shapes as what it stands for, not the same v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-
-from honed.protocol.dataclass import dataclass
 
 # ONNX Runtime has these in ONNX's domain. The first two it has at any opset; ONNX defines the first from 17
 # on, the second never. The others are of opset NEWEST_OPSET, which the installed onnx need not know.

@@ -17,12 +17,12 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from honed.process.children import FREE, Bounds, Death, kill_group, last_line, start
 from honed.protocol import streams, strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.peer import NotificationReceived, Peer, RequestReceived, ResponseReceived
 from honed.protocol.wire import FrameLimits, PeerFault, close_all

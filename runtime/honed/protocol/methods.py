@@ -8,10 +8,9 @@ from __future__ import annotations
 import enum
 import functools
 import re
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_args, get_type_hints
-
-from honed.protocol.dataclass import dataclass
 
 from . import strict
 from .errors import Internal, InvalidArgument, NotFound

@@ -7,10 +7,8 @@ than the field takes the request.
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
-
-from honed.protocol.dataclass import dataclass
 
 from .errors import InvalidArgument
 

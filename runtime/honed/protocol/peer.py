@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
-
-from honed.protocol.dataclass import dataclass
 
 from .decoder import Decoder
 from .errors import HonedError, Internal, InvalidArgument, ResourceExhausted, error_from_map, error_to_map

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
-
-from honed.protocol.dataclass import dataclass
 
 from .params import Data
 from .strict import ABSENT

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
-
-from honed.protocol.dataclass import dataclass
 
 from .params import HintFigures, TuningFigures
 from .results import DeviceIdentity, DevicePeaks, ModelPublished

@@ -17,11 +17,10 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, Final, Literal, TypeVar
-
-from honed.protocol.dataclass import dataclass
 
 T = TypeVar("T")
 INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry

@@ -9,12 +9,10 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
-
-from honed.protocol.dataclass import dataclass
 
 from .errors import HonedError, ResourceExhausted
 from .strict import Map

@@ -5,11 +5,9 @@ The one rule for versions of a model, for engines, for compiled parts, and for w
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import comb
 from typing import Final
-
-from honed.protocol.dataclass import dataclass
 
 # Where both programs take equally long, one look at the times calls one of them surely faster with this
 # probability; with all looks of a comparison that is below 3 % (tests/runtime/test_comparison.py).

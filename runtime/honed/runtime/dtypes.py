@@ -7,9 +7,9 @@ OpenCL C names in kernels, ONNX's in files and ONNX Runtime. A bool is one byte,
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 if TYPE_CHECKING:  # the service carries tensors without NumPy, half of what it would take at rest

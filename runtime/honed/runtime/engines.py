@@ -6,9 +6,8 @@ And how far ONNX Runtime may optimise what it runs, and what the process of a mo
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
-
-from honed.protocol.dataclass import dataclass
 
 # How far ONNX Runtime optimises a graph, the highest level first, and its own name of each.
 LEVELS = {

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,6 @@ from honed.jobs.events import Stage
 from honed.machine import profilefile
 from honed.machine.files import replacing
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, HonedError, ModelRefused, ResourceExhausted, Unavailable
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
@@ -24,7 +24,6 @@ from honed.process import aio
 from honed.process.aio import Child
 from honed.process.children import Bounds, Died
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     DeviceError,
     InvalidArgument,

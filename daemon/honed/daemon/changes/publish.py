@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from honed.daemon.store.store import new_version, version_file
 from honed.daemon.store.versions import GAIN, LOSS, ComparisonResult, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
 from honed.protocol.params import (
     ENGINE_NAMES,

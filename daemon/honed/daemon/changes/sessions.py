@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -28,7 +28,6 @@ from honed.daemon.serving.selection import BusyWatch
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import GivenInput, UnloadModel
 from honed.machine.processors import ThreadPlacement
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import SessionAsked, SessionSettings
 from honed.runtime.comparison import Comparison
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.changes.change import Change, Changes
@@ -15,7 +16,6 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import CompareRows
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import SetParams
 from honed.protocol.results import ModelSettings

@@ -9,9 +9,9 @@ from __future__ import annotations
 import bisect
 import enum
 from collections import deque
+from dataclasses import dataclass
 from itertools import accumulate
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 # Upper ends of how long a release takes, in seconds.

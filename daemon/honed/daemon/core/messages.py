@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from honed.daemon.core.queue import ClientId, Ticket
 from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.store import EngineTimes, Manifest
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.results import (
     ComparedOutput,

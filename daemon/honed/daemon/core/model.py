@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from honed.daemon.core.queue import Empty, Queue, Ticket
@@ -12,7 +12,6 @@ from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.machine.families import FAMILIES
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import ModelChecked
 
 CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Busy, Unavailable
 
 PRIORITIES = (1, 2, 3)  # first to last

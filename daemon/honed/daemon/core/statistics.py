@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
 from honed.protocol.service import Figures, RecentFigures, Spans

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
@@ -24,7 +24,6 @@ from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.store.names import Shapes
 from honed.daemon.worker.calls import RunBatch
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
 from honed.protocol.results import Inferred, ModelSettings
 

@@ -7,7 +7,7 @@ the service: what it asks for counts as use, so that shapes are compiled and sch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 
 from honed.daemon.core.model import ServedModel
@@ -17,7 +17,6 @@ from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.compiled_only import answers, scalars
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Connection
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams

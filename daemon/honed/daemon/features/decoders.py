@@ -17,7 +17,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,6 @@ from honed.daemon.worker.calls import (
 )
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
 from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.strict import Map

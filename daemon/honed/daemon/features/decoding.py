@@ -7,7 +7,7 @@ import functools
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from honed.daemon.store import state_pairs
@@ -16,7 +16,6 @@ from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import HeldTensor
 from honed.daemon.worker.step_inputs import Step, is_made, values_of
 from honed.jobs.commands import ROWS_MASK
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferParams, InputTensor
 from honed.runtime.dtypes import dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from honed.daemon.aio import in_thread
@@ -19,7 +20,6 @@ from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
 from honed.daemon.worker.calls import RunStep, SetSequence, StepRan
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.daemon.worker.step_inputs import Step
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.params import InferOptions
 

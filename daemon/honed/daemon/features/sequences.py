@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from honed.daemon.core.model import ServedModel, kind_of
@@ -24,7 +24,6 @@ from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.state_pairs import StatePair
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     DeadlineExceeded,
     InvalidArgument,

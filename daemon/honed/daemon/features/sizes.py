@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from honed.daemon.changes.add import failure
@@ -25,7 +25,6 @@ from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes, ShownPart
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from honed.daemon.core.model import ServedModel
@@ -14,7 +15,6 @@ from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import RunStep, StepRan
 from honed.daemon.worker.shared_memory import RegionLookup
 from honed.daemon.worker.step_inputs import Step
-from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data, InferOptions, InferParams, OutputTensor
 
 from .decoding import Decoder, Form, Piece, names, pieces

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +38,6 @@ from honed.daemon.settings.schema import setting
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.names import is_own, own_name
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     Busy,
     DeadlineExceeded,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -30,7 +30,6 @@ from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import Manifest, begin
 from honed.daemon.store.versions import timed
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import ENGINE_NAMES, LoadParams
 from honed.protocol.results import ObservedSizes, ShownVariant

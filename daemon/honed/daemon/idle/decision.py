@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from honed.daemon.settings.schema import setting
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import SignalReading
 

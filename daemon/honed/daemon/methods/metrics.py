@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
@@ -19,7 +20,6 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.store.names import Viewer, is_own, model_of
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import service, strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import ENGINE_NAMES, TuningFigures
 from honed.protocol.service import (

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +30,6 @@ from honed.daemon.store.names import is_variant
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection, Done
 from honed.daemon.worker.calls import InferenceResult
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import check_version, parse
 from honed.protocol.params import Data, InferParams

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import METRICS, SERVER_STATUS
 from honed.protocol.service import KernelFault, KernelLog, WorkerEnd
 

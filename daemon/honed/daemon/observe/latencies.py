@@ -6,10 +6,9 @@ more than POINTS, neighbours of one version are merged, so that a curve of any a
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import LatencyPoint
 
 from .statefile import StateFile, save_at_intervals

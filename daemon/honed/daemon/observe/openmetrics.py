@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.params import ENGINE_NAMES, Gain
 from honed.protocol.service import DeviceFigures, Metrics, ModelFigures, Spans
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from honed.daemon.settings.schema import setting
 from honed.daemon.store.names import Shapes
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import ObservedSizes, ProfiledRow
 from honed.protocol.service import TimeSpent
 

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
@@ -28,7 +28,6 @@ from honed.daemon.worker.supervisor import NoWorker, WorkerDied
 from honed.process.aio import taken
 from honed.process.rpc import R
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, ModelProfile, ProfiledRow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from honed.daemon.core.queue import PRIORITIES, Empty
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -18,7 +19,6 @@ from honed.daemon.worker.calls import (
 )
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup, RegionTable
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
 from honed.protocol.params import (

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from honed.daemon.core import messages
@@ -25,7 +26,6 @@ from honed.daemon.store.store import Store
 from honed.daemon.worker.calls import UnloadModel
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable
 from honed.runtime.engines import PartLimits
 

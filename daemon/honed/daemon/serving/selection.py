@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,6 @@ from typing import Literal
 from honed.daemon.aio import in_thread
 from honed.daemon.idle.signals import OthersShare
 from honed.daemon.store.store import EngineTimes, Manifest, Store
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.runtime.comparison import Comparison
 from honed.runtime.engines import allowance, compiled_serves

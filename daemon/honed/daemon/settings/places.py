@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.machine import bundle
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 SYSTEM_SOCKET = Path("/run/honed/honed.sock")

@@ -6,11 +6,10 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import (
     ComparedOutput,
     ModelProof,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import CARRIED
 

@@ -9,13 +9,13 @@ every byte of a compiled file is verified, within limits, for each `Inspect` tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from honed.daemon.settings.schema import INSPECTION_MIB
 from honed.process.rpc import Call, Server, by_name, connect
 from honed.protocol import strict, wire
-from honed.protocol.dataclass import dataclass
 from honed.protocol.decoder import Decoder
 from honed.protocol.errors import HonedError, ModelFileError
 from honed.runtime.compiled import modelfile

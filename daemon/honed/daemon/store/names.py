@@ -7,11 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from honed.daemon.store.compiled import Interface
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import NAME
 from honed.protocol.params import BringOptions, BringParams, LoadParams, RegionName, RegionParams
 from honed.protocol.strict import Map

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 
 METADATA: Final = "honed.state"  # key in an ONNX file; its value is as `from_text` takes it

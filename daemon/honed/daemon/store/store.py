@@ -23,14 +23,13 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from honed.machine.files import open_regular, put_aside, read_regular, replacing, sync_folder
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.results import ModelSettings, ModelVersion, OptimisationCheck
 from honed.protocol.wire import close_all

@@ -8,9 +8,9 @@ No I/O and no clock: times are seconds since 1970 and passed in.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from functools import cached_property
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.results import DeploymentSpan, ModelVersion
 from honed.runtime.comparison import Comparison

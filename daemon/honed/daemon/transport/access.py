@@ -10,9 +10,9 @@ import pwd
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from honed.daemon.store.names import Viewer
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.methods import Right
 

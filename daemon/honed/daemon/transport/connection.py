@@ -7,6 +7,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,7 +15,6 @@ from honed.daemon.core.queue import ClientId
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol import streams, strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,

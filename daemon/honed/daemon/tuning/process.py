@@ -7,6 +7,7 @@ import logging
 import math
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
 from honed.process.aio import Child, RestartPolicy, spawn
 from honed.process.children import Bounds, Death, kill_group, python
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TunerReportParams, TuningFigures
 from honed.protocol.service import TunerStatus

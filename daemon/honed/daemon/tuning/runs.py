@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.daemon.aio import cleared_in_thread, in_thread
@@ -29,7 +29,6 @@ from honed.jobs.events import Done, Exported, Faults, Imported, News, R, Totals,
 from honed.process.aio import Child
 from honed.process.children import Bounds, Died
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     AlreadyExists,
     Internal,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.daemon.settings.schema import Limits
@@ -18,7 +19,6 @@ from honed.process.aio import Child
 from honed.process.limits import no_memory
 from honed.process.rpc import R
 from honed.protocol.aiolink import AsyncLink
-from honed.protocol.dataclass import dataclass
 from honed.protocol.strict import Map
 
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, UnloadModel, WorkerCall

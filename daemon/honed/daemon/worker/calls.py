@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import ClassVar
 
 import msgpack
@@ -11,7 +12,6 @@ from honed.daemon.store.compiled import Interface
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.process.rpc import Call, R
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.engines import LOWEST

@@ -6,10 +6,10 @@ The service knows them by their names, and the worker that runs a step makes tho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from honed.daemon.store.compiled import TensorSpec
-from honed.protocol.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

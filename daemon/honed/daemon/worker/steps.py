@@ -8,12 +8,11 @@ for many, and for more rows are models of their own, between which a sequence mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.growth import Growth
 

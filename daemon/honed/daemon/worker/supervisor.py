@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from honed.process.children import Bounds, kill_group, python
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.aiolink import AsyncLink, OnAnswer
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.service import WorkerEnd

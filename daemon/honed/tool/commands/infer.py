@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.files import replacing
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_SHOW, MODEL_STATISTICS
 from honed.protocol.params import ModelParams, engine_name

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from honed.daemon.observe.faults import SERVICE, BlamedFault, blamed, kernel_log, ours
 from honed.machine.bounds import BUSY
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.methods import (
     METRICS,
     MODEL_HISTORY,

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from honed.jobs.events import (
@@ -25,7 +25,6 @@ from honed.jobs.events import (
     Tuned,
     TwoFormsRow,
 )
-from honed.protocol.dataclass import dataclass
 from honed.protocol.strict import to_plain
 from honed.tool.output import Console, RenderableType, clean, console, fields, seconds_text
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from typing import Literal
 
 from honed.machine.families import mali_model, mesa_version
 from honed.machine.vendors import Stack
-from honed.protocol.dataclass import dataclass
 
 from .readings import (
     Account,

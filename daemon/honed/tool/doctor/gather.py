@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,7 +21,6 @@ from honed.daemon.idle.signals import temperatures
 from honed.jobs import priorfile
 from honed.machine.files import gpu_clocks, system_number, system_text
 from honed.machine.vendors import apart, icd_files, stack_of
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
 from honed.protocol.service import Status

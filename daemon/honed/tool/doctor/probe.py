@@ -12,13 +12,12 @@ import ctypes
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from honed.process.children import answering, python, run
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 
 from .readings import OpenCL, OpenCLDevice, Platform
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from honed.machine.vendors import Stack
-from honed.protocol.dataclass import dataclass
 
 Ended = Literal["ok", "failed", "crashed", "hung"]
 Part = Literal["runtime", "daemon", "tuner"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,

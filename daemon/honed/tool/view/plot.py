@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
 
 if TYPE_CHECKING:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, Final, Literal, cast, get_args
-
-from honed.protocol.dataclass import dataclass
 
 RESOURCE_TERMINATED = 0x0F
 UNRECOVERABLE = 0x41

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
-
-from honed.protocol.dataclass import dataclass
 
 from .drivers.boards import LIMA, MSM, PANFROST, PANTHOR, RKNPU, ROCKET
 from .drivers.kbase import KBASE

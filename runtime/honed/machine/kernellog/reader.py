@@ -6,10 +6,10 @@ import errno
 import os
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
 from .parse import parse

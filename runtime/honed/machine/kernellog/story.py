@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
-
-from honed.protocol.dataclass import dataclass
 
 from .fault import CS_BUS_FAULT, Driver, Fault, Severity
 

@@ -11,13 +11,13 @@ import functools
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     AlreadyExists,
     AnswerTooLarge,

@@ -6,12 +6,11 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from honed.protocol import methods
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import MODEL_EXPORT
 from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams

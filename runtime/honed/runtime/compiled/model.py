@@ -6,11 +6,11 @@ does I/O and nothing is checked here; `validate` holds every rule.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.runtime.engines import HIGHEST
 
 FORMAT_VERSION = 2

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
-
-from honed.protocol.dataclass import dataclass
 
 from . import parts
 from .model import CPU_PART, Buffer, CompiledModel, Copy, Kernel, Launch, Place, Step

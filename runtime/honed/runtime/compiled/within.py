@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelFileError
 
 from .model import Buffer, Place

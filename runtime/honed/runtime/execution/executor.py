@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from honed.machine.devices import Device, select
 from honed.machine.opencl import cl, context, driver_call
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled, DeviceError, InvalidArgument
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled.model import (

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 
 from honed.machine.devices import Device
 from honed.machine.opencl import cl, context, driver_call
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Precondition, Preparation
 from honed.runtime.compiled.modelfile import ModelFile

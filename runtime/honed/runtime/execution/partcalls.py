@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from honed.process.rpc import Call
-from honed.protocol.dataclass import dataclass
 from honed.protocol.params import Data
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartTensor

@@ -12,12 +12,12 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from honed.machine.opencl import LOADER, cl, driver_call, refused
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import Cancelled
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from honed.machine import bounds
 from honed.machine.opencl import event_seconds
 from honed.machine.profile import DevicePeaks
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import ProfiledRow
 from honed.runtime.compiled.model import CompiledModel, Kernel
 

@@ -13,7 +13,7 @@ Noise is added and subtracted, so that what lies next to a boundary falls to the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -22,7 +22,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend import Normalised, TensorSpec
 from honed.tuner.lower.module import LoweredModel
 from honed.tuner.lower.program import FunctionCall, constant_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,6 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.onnxfile.reading import shown
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile

@@ -15,6 +15,7 @@ is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -24,7 +25,6 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.jobs.commands import ROWS_MASK
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.tuner.prove import graphs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tvm import tirx
@@ -13,7 +13,6 @@ from tvm.s_tir import Schedule
 from honed.jobs.events import Form
 from honed.machine.families import UnitFigures
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.functions.fusing import NamedFunction, TwoForms
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.workload import function_bytes, function_flops, mark_constants, task_key

@@ -7,7 +7,7 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ import onnx
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.runtime.compiled import modelfile, parts
 from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel

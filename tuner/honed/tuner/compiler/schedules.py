@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,6 @@ from tvm_ffi import structural_walk
 
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import ObservedSizes
 from honed.runtime.comparison import Comparison
 from honed.runtime.compiled import modelfile

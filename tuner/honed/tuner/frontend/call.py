@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import onnx
-
-from honed.protocol.dataclass import dataclass
 
 from .builder import Builder
 from .values import Array, Item, Listing, NodeRefused, Value

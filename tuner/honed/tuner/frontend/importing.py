@@ -8,6 +8,7 @@ other meanings than ONNX does, and reads out of bounds where a run-time index is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import tvm
 from onnx import NodeProto, helper, numpy_helper
 from tvm import relax
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -11,7 +12,6 @@ from onnx import checker
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
 from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema

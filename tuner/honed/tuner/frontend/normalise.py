@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Precondition
 from honed.tuner.graph import PASSES, Applied, Pass, improve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import onnx
 from onnx import helper
 
 from honed.onnxfile.reading import UNNAMED
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 

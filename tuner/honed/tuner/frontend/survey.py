@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from honed.onnxfile.contrib_schemas import with_stand_ins
-from honed.protocol.dataclass import dataclass
 
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .canonical import reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import onnx
 from onnx import helper
 
 from honed.onnxfile.reading import shown
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 
 Array = npt.NDArray[Any]

@@ -6,11 +6,10 @@ Each is a function of a `Graph` that gives another and how often it applied. Non
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import onnx
-
-from honed.protocol.dataclass import dataclass
 
 from .folding import fold_chains, fold_factors, fold_pads
 from .graph import Graph

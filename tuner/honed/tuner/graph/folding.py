@@ -10,12 +10,11 @@ around an image for convolutions alone are the convolutions' own.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import helper
-
-from honed.protocol.dataclass import dataclass
 
 from .graph import Array, Graph, Replaced, axis_of
 from .products import WIDE, Product, exact, product

@@ -6,14 +6,13 @@ An operator is named by the value it makes. Graphs are normalised ones: of the c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-
-from honed.protocol.dataclass import dataclass
 
 Array = NDArray[Any]
 _SINGLE = TensorProto.FLOAT

@@ -12,13 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 import onnx
-
-from honed.protocol.dataclass import dataclass
 
 from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, perm_of
 

@@ -10,11 +10,9 @@ import heapq
 import math
 from collections.abc import Container, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import onnx
-
-from honed.protocol.dataclass import dataclass
 
 from .graph import Graph, Replaced, Shape, TensorType, axis_of, perm_of
 

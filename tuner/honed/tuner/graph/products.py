@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-
-from honed.protocol.dataclass import dataclass
 
 from .graph import Array, Graph, Replaced, Shape, TensorType, axis_of, perm_of
 

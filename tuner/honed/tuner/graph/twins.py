@@ -12,12 +12,10 @@ import enum
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-
-from honed.protocol.dataclass import dataclass
 
 from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, perm_of
 

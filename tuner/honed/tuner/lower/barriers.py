@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-
-from honed.protocol.dataclass import dataclass
 
 _TOKEN = re.compile(
     r"[A-Za-z_]\w*|\d[\w.]*|[-+*/%&|^=!<>]=|&&|\|\||<<|>>|\+\+|--|[{}()\[\];,?:.=<>!&|^~*/%+-]|#[^\n]*"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import ir, relax, tirx
@@ -13,7 +13,6 @@ from tvm.target import Target
 from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model
 from honed.runtime.compiled.model import CPU_PART

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -18,7 +19,6 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import KernelArg
 
 from . import target

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import (
     CONSTANT_ALIGN,
     Buffer,

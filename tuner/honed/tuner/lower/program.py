@@ -7,12 +7,11 @@ a tensor: reshapes do not appear here, both of their sides are the same value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.strict import ABSENT
 from honed.runtime.compiled.model import Attr, KernelArg
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal
-
-from honed.protocol.dataclass import dataclass
 
 from .statements import loads, nodes, parts, rebuilt, reduced_axes, replaced, substituted, uses
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call
-from honed.protocol.dataclass import dataclass
 from honed.tuner.records.verdict import Verdict
 
 from .candidate import Candidate, MeasureLimits, Workload

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from honed.machine.kernellog import FaultStory
 from honed.machine.profile import DevicePeaks
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
 from honed.tuner.lower.plan import prepared_steps

@@ -7,6 +7,7 @@ what each refusal means and where the figures come from.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from honed.machine import bounds
 from honed.machine.families import MaliModel
 from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.runtime.execution import proof
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from honed.machine.kernellog import (
 )
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.process.rpc import Call, Ended, R, RpcChild
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
 from honed.tuner.records.verdict import Outcome, Verdict
 

@@ -7,14 +7,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from honed.machine.opencl import cl, most_work_items
 from honed.machine.profile import DeviceLimits
-from honed.protocol.dataclass import dataclass
 from honed.runtime.execution import programs
 from honed.tuner.records.verdict import Outcome, Timing
 

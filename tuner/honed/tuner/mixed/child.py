@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from honed.protocol.dataclass import dataclass
 from honed.runtime.execution.proof import compare
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
 from honed.tuner.graph.graph import Graph

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ import numpy as np
 
 from honed.process import children
 from honed.process.children import Bounds, Death, answering, python
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.engines import said
 

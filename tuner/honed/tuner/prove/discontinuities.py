@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST

@@ -18,13 +18,13 @@ import argparse
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from honed.process.limits import keep_freed
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import DTYPES
 from honed.runtime.engines import LEVELS, LOWEST, said, session_options

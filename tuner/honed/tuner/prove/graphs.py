@@ -8,13 +8,13 @@ learnt.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import helper, inliner, numpy_helper, shape_inference
 
 from honed.onnxfile.contrib_schemas import with_stand_ins
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import DTYPES
 

@@ -9,12 +9,11 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import Precondition
 

@@ -13,7 +13,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ import onnx
 from onnx import TensorProto
 
 from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.runtime.execution.proof import Difference
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Precondition, Selection
 from honed.runtime.execution import proof

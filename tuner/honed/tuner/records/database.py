@@ -10,11 +10,11 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from honed.machine.files import sync_folder
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import (
     HonedError,
     InvalidArgument,

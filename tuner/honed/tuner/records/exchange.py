@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, BinaryIO, Final, Literal, NoReturn
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.params import marks_of, source_of
 from honed.tuner.records.verdict import Stored, Timing

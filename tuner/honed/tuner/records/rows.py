@@ -6,12 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import Way
 from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict

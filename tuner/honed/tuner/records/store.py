@@ -14,12 +14,11 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from honed.machine.profile import DeviceIdentity
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.protocol.params import Gain, HintFigures, TuningFigures, source_of
 from honed.tuner.records.verdict import Outcome, Verdict

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -25,7 +26,6 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from honed.machine.families import DriverClass
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Way
 from honed.tuner.lower.opencl import LoweringFailed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, s_tir, tirx
@@ -12,7 +13,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.tirx.analysis import undefined_vars
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import parts
 
 _BITS = 32  # of a register

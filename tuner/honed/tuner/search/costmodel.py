@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,6 @@ from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
 from honed.machine.families import DriverClass
 from honed.machine.files import replacing
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.setup import shipped_prior
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
-
-from honed.protocol.dataclass import dataclass
 
 _POSTPROCESSING = "EnterPostproc"  # what follows was added to the draw, and is added to the next one anew
 # Steps that look blocks up or inline them: how many there are depends on what is fused around the main block.

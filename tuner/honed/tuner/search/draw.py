@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, count, islice, takewhile
 from random import Random
@@ -24,7 +24,6 @@ from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.target import target_for
 
 from . import rules, traces

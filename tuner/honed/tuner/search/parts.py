@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
@@ -13,8 +13,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_walk
-
-from honed.protocol.dataclass import dataclass
 
 # Functions that cost many instructions; everything else may as well be computed again.
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from tvm import s_tir, tirx
@@ -23,7 +23,6 @@ from tvm.target import Target
 
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile, ScheduleRules
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import nodes
 
 from .budget import Budget, Size, Threads

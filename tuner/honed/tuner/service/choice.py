@@ -8,9 +8,8 @@ share of each above its roofline. Models that were never used come last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from honed.protocol.dataclass import dataclass
 from honed.protocol.results import LatencyPoint
 from honed.protocol.service import TimeSpent
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from honed.machine.files import replacing
 from honed.protocol import methods, strict
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.params import HistoryParams, ModelParams, TuningFigures
 from honed.protocol.results import ModelHistory

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.jobs.events import Ranking
 from honed.machine.profile import DeviceProfile
 from honed.process.rpc import Call
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.model import Way
 from honed.tuner.measure.candidate import Candidate, Workload
 

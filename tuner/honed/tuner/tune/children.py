@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.jobs.commands import Compile, do
@@ -19,7 +20,6 @@ from honed.jobs.events import Ranking
 from honed.machine.profile import DeviceProfile
 from honed.process.children import Died, python
 from honed.process.rpc import Call, Ended, R, RpcChild
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept

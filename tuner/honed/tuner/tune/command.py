@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from honed.jobs import commands, events
 from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
 from honed.machine import profilefile
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import NotFound
 from honed.protocol.strict import like
 

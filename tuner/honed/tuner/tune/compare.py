@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from honed.machine import devices
 from honed.process.children import answering, python, run
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError, HonedError
 from honed.runtime.comparison import Comparison
 from honed.runtime.execution import proof

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from tvm import tirx
 from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import frontend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from tvm import tirx
 
 from honed.jobs import events
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import DeviceError
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.jobs import events
@@ -16,7 +17,6 @@ from honed.machine import peaks
 from honed.machine.families import DeviceFamily
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.tuner.measure.candidate import SPARE_CORES, Begin, MeasureLimits, Measures
 from honed.tuner.measure.gate import Gate
 from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer, kernel_log

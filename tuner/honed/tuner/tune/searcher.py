@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from zipfile import BadZipFile
@@ -27,7 +28,6 @@ from honed.jobs.events import Ranking
 from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
 from honed.process.rpc import Server, by_name, connect
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import HonedError, Internal, InvalidArgument, ModelRefused
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function

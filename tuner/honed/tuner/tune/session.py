@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.protocol.strict import like
 from honed.tuner import records as kept
 from honed.tuner.compiler.fusion import Contest

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from honed.jobs.events import Estimate, Form, TaskRow, TwoFormsRow
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, Figure
-from honed.protocol.dataclass import dataclass
 from honed.protocol.strict import like
 from honed.tuner.compiler.fusion import LESS, Contest, other
 

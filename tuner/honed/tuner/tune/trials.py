@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
 from honed.jobs.events import Spent
 from honed.machine.kernellog import FaultStory
-from honed.protocol.dataclass import dataclass
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.protocol.dataclass import dataclass
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.engines import HIGHEST
 from honed.tuner.frontend.signature import CARRIED, TensorSpec

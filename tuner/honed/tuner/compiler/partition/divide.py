@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import onnx
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.signature import TensorSpec
 
 OPEN = 100  # what a size that depends on data is taken for

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, survey
 

@@ -6,11 +6,11 @@ Their weights are floats, or integers where ONNX Runtime's quantiser was over th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import NodeRefused, Value

@@ -7,10 +7,10 @@ transformation, interpolation, antialiasing and cropping comes to the same few g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value

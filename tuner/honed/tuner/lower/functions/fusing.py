@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax, s_tir, tirx
 from tvm.ir import IRModule
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import loads, nodes, reduced_axes
 
 from .views import bindings, cut_at, extents, is_call, is_fixed, readers, variables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from tvm import ir, relax, te, tirx, topi
 from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 
 from .views import INJECTIVE, PRODUCT, Shape, extents, is_fixed, variables
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from tvm import ir, relax, s_tir, te, tirx, topi
 from tvm.ir import IRModule
 
 from honed.machine.profile import DeviceProfile
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import reduced_axes
 from honed.tuner.lower.target import alignment_of, target_for
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ import numpy.typing as npt
 from tvm import ir, relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
-
-from honed.protocol.dataclass import dataclass
 
 from .views import PRODUCT, bindings, extents, is_call, is_fixed
 

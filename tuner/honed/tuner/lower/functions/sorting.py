@@ -9,12 +9,11 @@ held is one place for each element. A run is never longer than the number of ele
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tvm import ir, relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812  as TVM's own code calls it
-
-from honed.protocol.dataclass import dataclass
 
 _FIRST = 16  # elements of the first runs, whose order is found by comparing all pairs
 _PLACE = "int32"

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from tvm import ir, relax, te, tirx
-
-from honed.protocol.dataclass import dataclass
 
 POINTS = 16  # of a tile
 IMAGE = "winograd_image"  # the block that transforms an image

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import field
-
-from honed.protocol.dataclass import dataclass
+from dataclasses import dataclass, field
 
 from . import terms
 from .terms import Term, Type

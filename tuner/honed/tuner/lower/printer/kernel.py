@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
@@ -12,7 +12,6 @@ from tvm.ir import IRModule
 from tvm.s_tir.pipeline import finalize_device_passes
 from tvm_ffi import structural_map
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.statements import behind, memory_behind, nodes, parts, uses
 

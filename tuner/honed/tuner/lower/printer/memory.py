@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tvm import ir, tirx
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.statements import memory_behind, nodes
 
 from . import terms

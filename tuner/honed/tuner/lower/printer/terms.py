@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from tvm import ir, tirx
-
-from honed.protocol.dataclass import dataclass
 
 # A vector of bools is a mask: a vector of signed integers, each 0 or -1, as comparisons of vectors give it
 # (OpenCL C 3.0, 6.4.5). How wide its elements are follows from what was compared. In memory a bool is a byte.

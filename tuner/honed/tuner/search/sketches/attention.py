@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm import ir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.functions.fusing import FEW_ROWS
 from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
 from honed.tuner.search.parts import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.parts import (
     CHOICES,

@@ -7,6 +7,7 @@ those without one, `windowed` for those of each channel by itself.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import product
 
 from tvm import ir
@@ -14,7 +15,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.machine.families import DriverClass
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import ALIGNED_PIXELS
 from honed.tuner.search.decisions import LINE, WARP, Drawn, best_group, busiest, divisors, off_usual, planes

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV
 
 from honed.machine.families import DriverClass
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.sums import LONGEST, MOST_OF_TURN
 from honed.tuner.search.decisions import (

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.search.decisions import LINE, Drawn, divisors
 from honed.tuner.search.parts import (
     BlockPart,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.lower.workload import marked
 from honed.tuner.search.decisions import Drawn, divisors
 from honed.tuner.search.packing import channels_last, launch_rows, pack

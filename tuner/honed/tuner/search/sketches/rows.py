@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.protocol.dataclass import dataclass
 from honed.tuner.search.decisions import WARP, Drawn, divisors
 from honed.tuner.search.parts import (
     REDUCE,
