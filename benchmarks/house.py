@@ -30,7 +30,7 @@ _EXTENSION: Final = re.compile(
     r"(extensions|bridges|tuner/honed/tuner/(farm|learn|valhall)|daemon/honed/tool/report)/"
     r"|daemon/honed/tool/commands/(farm|hub)\.py$"
 )
-PAGE: Final = "docs/architecture.md"
+PAGE: Final = "docs/dev/architecture.md"
 _PAGES: Final = ("benchmarks", "docs", "tests")
 WAYS: Final = (  # that the page leads through the code
     "The way of a request",

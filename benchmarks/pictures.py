@@ -33,9 +33,7 @@ _BURST, _PAUSE_SECONDS = 5, 5.0  # requests, and between two bursts
 def main() -> None:
     """Make both pictures."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("docs/pictures"), help="to write them to"
-    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/images"), help="to write them to")
     folder = parser.parse_args().folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     hone = [sys.executable, "-m", "honed.tool.main"]

@@ -38,7 +38,7 @@ _WINDOW = 3
 # Additions and multiplications by constants that transform a tile of the image, and one of the sums (Lavin
 # and Gray, 4.1 to 4.3), by m.
 _TRANSFORMS = {2: (32, 24), 4: (156, 90)}
-# Of the peak, what our best products reach (docs/measurements.md).
+# Of the peak, what our best products reach (docs/dev/measurements.md).
 _SHARE = 0.66
 _SEED = 1
 

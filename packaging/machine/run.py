@@ -46,7 +46,7 @@ def compile_here(machine: Machine, models: list[Path], run: Path) -> None:
 def carry_in(machine: Machine, dist: Path, archives: Path, driver: Path, run: Path) -> None:
     """What the tests need."""
     debs = [path for path in sorted(dist.glob("*.deb")) if path.stem.endswith(("_all", "_arm64"))]
-    source = [(SOURCE / name, name) for name in ("debian", "docs/examples") if (SOURCE / name).exists()]
+    source = [(SOURCE / name, name) for name in ("debian", "examples") if (SOURCE / name).exists()]
     machine.put([(path, f"debs/{path.name}") for path in debs], "/root")
     machine.put([(HERE / "tests", "tests"), (driver, "mali.ko")], "/root")
     machine.put(source, "/root/source")

@@ -20,9 +20,9 @@ from .texts import ROOT, texts
 
 GUIDES = [ROOT / "docs" / "guide.md", ROOT / "docs" / "apps.md"]
 LIBRARY = ROOT / "docs" / "c.md"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = sorted((ROOT / "packaging" / "man").glob("*.[158]"))
-EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.*"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.*"))
 
 
 def blocks(file: Path, language: str) -> list[str]:

@@ -25,7 +25,7 @@ from tests.libhoned.binding import SANITIZED, compiled, lacking
 
 __all__ = ["service", "small_model", "start_service"]  # fixtures
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 X = np.arange(SIZE, dtype=np.float32) * 1.5
 Y = X + np.arange(SIZE, dtype=np.float32) + 1  # what the small model makes of it
 pytestmark = [pytest.mark.service, pytest.mark.opencl]

@@ -192,7 +192,7 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     git("init")
     git("add", ".")
     git("commit", "-m", "x")
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "dev").mkdir(parents=True)
     (tmp_path / house.PAGE).write_text(PAGE)
     (tmp_path / "runtime/honed/runtime/calling/link.py").unlink()
     house.main([str(tmp_path), "--against", "HEAD", "--names"])

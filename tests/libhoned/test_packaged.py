@@ -18,7 +18,7 @@ from .binding import HEADER, ROOT, SANITIZED, build, functions
 
 __all__ = ["service", "small_model"]  # fixtures
 HERE = Path(__file__).parent
-EXAMPLE = ROOT / "docs" / "examples" / "infer.c"
+EXAMPLE = ROOT / "examples" / "infer.c"
 X = np.arange(SIZE, dtype=np.float32)
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"

@@ -177,7 +177,7 @@ def test_damaged_records_never_raise(record: dict[str, Any], data: st.DataObject
     parse(message.replace("3", "3" * data.draw(st.integers(1, 10_000))))
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "kernel-log.md"
+PAGE = Path(__file__).parents[2] / "docs" / "dev" / "kernel-log.md"
 DRIVERS = [driver for driver in Driver if driver is not Driver.KERNEL]
 
 

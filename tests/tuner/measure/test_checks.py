@@ -317,7 +317,7 @@ def test_a_run_that_nobody_judged_is_judged_with_the_next() -> None:
 
 
 def test_the_document_tells_of_all_checks_in_their_order() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "verdicts.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "dev" / "verdicts.md").read_text()
     told = re.findall(r"^\| \d+ \| (\w+) \|", text, re.MULTILINE)
     rows = [name for name in NAMES if name not in ("stale", "fence", "clean")]
     assert [name for name in told if name in rows] == rows

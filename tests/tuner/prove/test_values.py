@@ -1,4 +1,4 @@
-"""Where compiled forms rely on values of inputs: docs/verdicts.md names each place, and how it is handled."""
+"""Where compiled forms rely on values of inputs: docs/dev/verdicts.md names each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from honed.tuner.prove import inputs
 from honed.tuner.prove.inputs import generate
 from honed.tuner.prove.probes import Expected, choose
 
-PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "dev" / "verdicts.md"
 # By operator: a model of it, the input that it relies on, and what is served.
 PRECONDITIONS = {
     "Gather": ("(float[4,3] x, int64[5] i) => (float[5,3] y) { y = Gather(x, i) }", "i", -4, 3),

@@ -1,4 +1,4 @@
-"""The tuner as a library, on functions that broke other tuners; docs/library.md's example runs, too."""
+"""The tuner as a library, on functions that broke other tuners; docs/dev/library.md's example runs, too."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_function_that_is_no_task_is_refused() -> None:
 
 @pytest.mark.slow
 def test_the_documented_example_runs(cache_dir: Path) -> None:
-    text = (ROOT / "docs" / "library.md").read_text()
+    text = (ROOT / "docs" / "dev" / "library.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     short = example.replace("trials=64", f"trials=3, cache_dir=Path({str(cache_dir)!r})")
     assert short != example

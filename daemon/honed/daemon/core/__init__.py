@@ -1,1 +1,1 @@
-"""What is served by what: state machines without clocks or I/O. Events in, actions out (docs/serving.md)."""
+"""State machines of serving, without clocks or I/O: events in, actions out (docs/dev/serving.md)."""

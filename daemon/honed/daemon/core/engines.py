@@ -34,7 +34,7 @@ from .state import Core
 # ---- Engines that are lost: another serves their models until they are back ----
 #
 # The compiled files stay as they are: a file runs on any device within whose limits it is, and is served
-# there only if its probes are answered right (docs/format.md).
+# there only if its probes are answered right (docs/dev/format.md).
 
 CPU = "cpu"  # as a device: the first CPU there is
 LINGERING_SECONDS = 40.0  # that the CPU engine keeps what it does not serve

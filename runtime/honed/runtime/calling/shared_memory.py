@@ -122,7 +122,7 @@ def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.u
 
 
 # A tensor that goes over the socket is copied in and out of it twice on its way to the engine, in pieces of
-# 128 KiB; one in shared memory once (docs/measurements.md has times). No I/O: `calls` makes regions.
+# 128 KiB; one in shared memory once (docs/dev/measurements.md has times). No I/O: `calls` makes regions.
 LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
 MOST_SENT = FrameLimits().max_bytes  # of a request that goes over the socket
 _LEAST = 1 << 18  # bytes of a region

@@ -1,6 +1,6 @@
 """`.honed` files: a preamble, a msgpack header and the constants, which are mapped and not read.
 
-docs/format.md is the specification. Every byte of a file is pinned: the preamble by its own rules, the
+docs/dev/format.md is the specification. Every byte of a file is pinned: the preamble by its own rules, the
 header and the constant section by SHA-256, and the padding between them must be zero.
 """
 

@@ -1,4 +1,4 @@
-"""The rules of a model that runs in parts (docs/format.md). Its ONNX files are for their process to read."""
+"""Rules of models in partitions (docs/dev/format.md). Their own process reads the ONNX files."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check(model: CompiledModel) -> None:
-    """Raise ModelFileError unless `model` keeps every rule of docs/format.md."""
+    """Raise ModelFileError unless `model` keeps every rule of docs/dev/format.md."""
     _check_identity(model)
     _check_buffers(model)
     _check_tensors(model)

@@ -3,7 +3,7 @@
 Inputs and outputs are allocations of their own, and constants, which are uploaded once. Scratch and prepared
 buffers, and what lies within another, that begin where an allocation does are that allocation, whatever its
 size: on an H100 a launch with sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer
-(docs/measurements.md).
+(docs/dev/measurements.md).
 Where host and device share memory the host maps a buffer, unless it is so small that copying it takes less
 than the two calls and the wait of mapping; elsewhere it copies through a staging array, in memory that the
 driver can read itself, that lives as long as the model.
@@ -32,7 +32,7 @@ from honed.runtime.dtypes import dtype
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
 _POISON = 0xFF
-_COPIED_BYTES = 4096  # mapped above; with PoCL 60 us of a run's 150 are saved (docs/measurements.md)
+_COPIED_BYTES = 4096  # mapped above; with PoCL 60 us of a run's 150 are saved (docs/dev/measurements.md)
 
 
 @dataclass(frozen=True, slots=True)

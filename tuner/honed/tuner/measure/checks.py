@@ -1,7 +1,7 @@
 """The checks a candidate must pass: each a pure function that gives a refusal or None, and a row of a table.
 
-The tables stand here in the order in which a candidate meets them, as their rows do. docs/verdicts.md says
-what each refusal means and where the figures come from.
+Tables and rows stand in the order in which a candidate meets them. docs/dev/verdicts.md says what
+each refusal means and where the figures come from.
 """
 
 from __future__ import annotations

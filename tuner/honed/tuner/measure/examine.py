@@ -1,4 +1,4 @@
-"""One candidate's way through the checks that need the device, in the order of docs/verdicts.md."""
+"""One candidate's way through the checks that need the device, in the order of docs/dev/verdicts.md."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 def block_lanes(profile: DeviceProfile) -> int:
     """Return how many channels a block has on a device; 0 where blocks do not pay.
 
-    They pay on processors, whose vectors are long (docs/graph.md).
+    They pay on processors, whose vectors are long (docs/dev/graph.md).
     """
     return profile.rules.max_vector_bytes // _BYTES if profile.family.blocks_of_channels else 0
 

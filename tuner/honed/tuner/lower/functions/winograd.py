@@ -4,7 +4,7 @@ Tiles of 4 x 4 pixels, which overlap by two, become 16 points each; for every po
 channels] are multiplied with points [channels, tiles]; 16 sums make 2 x 2 pixels (Lavin and Gray, "Fast
 Algorithms for Convolutional Neural Networks", 2015). That is 4/9 of the multiplications, and more memory:
 it pays on Malis for many channels of small images. Halves err by at most twice as much as they do added up
-directly; larger tiles, F(4x4, 3x3), by 20 times as much (docs/measurements.md), and are not used.
+directly; larger tiles, F(4x4, 3x3), by 20 times as much (docs/dev/measurements.md), and are not used.
 """
 
 from __future__ import annotations

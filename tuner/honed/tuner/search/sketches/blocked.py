@@ -108,7 +108,7 @@ def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwi
     )
 
 
-# Rectangles that do well on processors; docs/measurements.md compares them with others.
+# Rectangles that do well on processors; docs/dev/measurements.md compares them with others.
 
 _DEEP = 10  # accumulators, below which the processor waits for its own sums
 _SUMS = 4  # steps of a sum that are written out

@@ -521,7 +521,7 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     None, too, where one vector is a rectangle: that of shorter vectors is squarer, and does not spill.
 
     A work-item loads the piece of the image under its pixels and a border: the larger and squarer the
-    rectangle, the less border. docs/measurements.md compares these rectangles with drawn ones.
+    rectangle, the less border. docs/dev/measurements.md compares these rectangles with drawn ones.
     """
     if not _is_windowed(sketch):
         return None

@@ -335,7 +335,7 @@ def _meet(
 
 
 # Of the many tiles of a product those below were among the fastest where chosen ones were timed
-# (docs/measurements.md). They are moved to the nearest that the extents allow.
+# (docs/dev/measurements.md). They are moved to the nearest that the extents allow.
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"

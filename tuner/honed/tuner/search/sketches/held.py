@@ -205,7 +205,7 @@ def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
 
 # A step of the sum loads one element for each row of the tile and one for each column, and multiplies each
 # with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills is
-# data, compiled by Mesa for products of many shapes (docs/measurements.md).
+# data, compiled by Mesa for products of many shapes (docs/dev/measurements.md).
 
 # Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x
 # 4, Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.

@@ -334,7 +334,7 @@ def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, lim
 
 # What a work-item computes of a convolution or a product is a number of vectors of accumulators: each pixel
 # is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold, and
-# as few loads for them as may be. docs/measurements.md compares them with draws.
+# as few loads for them as may be. docs/dev/measurements.md compares them with draws.
 
 _MOST = 16  # vectors of pixels: with more, compilers keep some in memory
 _LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vectors
