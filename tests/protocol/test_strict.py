@@ -84,10 +84,47 @@ def test_what_is_no_string_is_refused_where_one_or_none_is_asked_for(wrong: obje
 
 def test_a_dataclass_like_another_takes_what_has_the_same_name() -> None:
     outer = Outer(inner=Inner(numbers=(1,)), several=(), by_name={}, pair=None, late="x")
-    assert strict.like(Inner, outer, numbers=(2,)) == Inner(numbers=(2,))
-    assert strict.like(Outer, outer, late=None).late is None
+    assert strict.copy_fields(Inner, outer, "name", numbers=(2,)) == Inner(numbers=(2,))
+    assert strict.copy_fields(Outer, outer, late=None).late is None
     with pytest.raises(TypeError, match="number"):
-        strict.like(Alone, outer)
+        strict.copy_fields(Alone, outer)
+    for defaults in ((), ("name", "title")):
+        with pytest.raises(TypeError, match=r"name|title"):
+            strict.copy_fields(Inner, outer, *defaults, numbers=(2,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """With a field that is called otherwise where it travels, and a list of several classes."""
+
+    count: int = field(default=0, metadata={"wire": "number"})
+    items: tuple[Alone | Inner, ...] = field(default=(), metadata={"tags": {"one": Alone, "list": Inner}})
+
+
+def test_names_that_travel_are_those_that_a_field_says() -> None:
+    value = Renamed(count=3, items=(Alone(number=1), Inner(numbers=(2,))))
+    plain = strict.to_plain(value)
+    assert plain == {"number": 3, "items": [{"one": {"number": 1}}, {"list": {"numbers": [2], "name": None}}]}
+    assert strict.from_plain(Renamed, plain, where="r") == value
+    assert strict.from_plain(Renamed, {}, where="r") == Renamed()
+    for wrong, text in (
+        ({"count": 3}, "r has the unknown key 'count'"),
+        ({"number": "3"}, "r.number is '3' instead of an integer"),
+        ({"items": [{"alone": {}}]}, r"r.items\[0\] is of kind 'alone' instead of one of one, list"),
+        ({"items": {}}, "r.items is {} instead of a list"),
+    ):
+        with pytest.raises(Mismatch, match=text):
+            strict.from_plain(Renamed, wrong, where="r")
+
+
+def test_a_list_of_several_classes_without_tags_is_refused() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Untagged:
+        items: tuple[Alone | Inner, ...]
+
+    Untagged.__annotations__["items"] = tuple[Alone | Inner, ...]
+    with pytest.raises(TypeError, match="tags"):
+        strict.from_plain(Untagged, {"items": []}, where="u")
 
 
 class Colour(StrEnum):

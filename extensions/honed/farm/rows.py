@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Final, TypeVar
 
 import msgpack
 
@@ -97,11 +97,13 @@ class NotNow:
 
 
 Answer = BoardReady | Ruling | NotNow
+_ANSWERS: Final[dict[str, type[Answer]]] = {"boardready": BoardReady, "ruling": Ruling, "notnow": NotNow}
+_NAMES: Final = {kind: name for name, kind in _ANSWERS.items()}
 
 
 def pack(row: object) -> bytes:
     """Return a row as it travels; a row of one of several kinds is named."""
-    named = {_name(type(row)): to_plain(row)} if isinstance(row, Answer) else to_plain(row)
+    named = {_NAMES[type(row)]: to_plain(row)} if isinstance(row, Answer) else to_plain(row)
     packed: bytes = msgpack.packb(named, use_bin_type=True)
     return packed
 
@@ -114,16 +116,10 @@ def unpack(kind: type[R], data: bytes) -> R:
 def answer(data: bytes) -> Answer:
     """Return the answer of a board; raise InvalidArgument for data that is no answer."""
     plain = _plain(data)
-    kinds: dict[str, type[Answer]] = {_name(kind): kind for kind in get_args(Answer)}
-    if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in kinds:
+    if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in _ANSWERS:
         raise InvalidArgument("a board answered something that is no answer; compare versions")
     name, body = next(iter(plain.items()))
-    return _checked(kinds[name], body)
-
-
-def _name(kind: type[Any]) -> str:
-    """Return the name of a row of that kind where it travels."""
-    return kind.__name__.lower()
+    return _checked(_ANSWERS[name], body)
 
 
 def _plain(data: bytes) -> object:
@@ -137,7 +133,7 @@ def _plain(data: bytes) -> object:
 
 def _checked(kind: type[R], plain: object) -> R:
     try:
-        return from_plain(kind, plain, where=_name(kind))
+        return from_plain(kind, plain, where=kind.__name__.lower())
     except ValueError as error:
         raise InvalidArgument(f"{error}; compare versions") from error
 

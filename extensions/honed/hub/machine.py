@@ -241,7 +241,7 @@ def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
         file.writelines(given)
         file.flush()
         file.seek(0)
-        return strict.like(Imported, client.import_hints(file.fileno(), device=device))
+        return strict.copy_fields(Imported, client.import_hints(file.fileno(), device=device))
 
 
 def models(client: Client) -> frozenset[str]:

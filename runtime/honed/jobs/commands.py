@@ -72,9 +72,12 @@ class Job(Generic[R]):
         """Return the command of the child process that does this job: the program and its arguments."""
         return python("honed.tuner", *self.arguments())
 
-    def derived(self, kind: type[J], **changes: Any) -> J:
-        """Return a job of class `kind` with this job's values of the fields that both have, and `changes`."""
-        return strict.like(kind, self, **changes)
+    def derived(self, kind: type[J], *defaults: str, **changes: Any) -> J:
+        """Return a job of class `kind` with this job's values of the fields that both have, and `changes`.
+
+        `defaults` names the fields that keep their defaults; TypeError is raised for others that are left.
+        """
+        return strict.copy_fields(kind, self, *defaults, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

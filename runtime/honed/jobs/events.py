@@ -391,8 +391,17 @@ Result = (
 )  # fmt: skip
 R = TypeVar("R", bound=Result)
 _NAMES: dict[type, str] = {  # as they travel; all other results are "done"
-    **{kind: kind.__name__.lower() for kind in (*get_args(News), History, Faults)},
+    Stage: "stage",
+    Note: "note",
     TasksFound: "tasks",
+    Round: "round",
+    Trial: "trial",
+    Totals: "totals",
+    Filtered: "filtered",
+    Broke: "broke",
+    Condemned: "condemned",
+    History: "history",
+    Faults: "faults",
 }
 _NEWS: dict[str, type[News]] = {_NAMES[kind]: kind for kind in get_args(News)}
 

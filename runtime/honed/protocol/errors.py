@@ -6,7 +6,7 @@ Open Inference Protocol uses.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from .strict import Map
 
@@ -141,8 +141,7 @@ class OutOfMemory(DeviceError):
 
 def error_to_map(error: HonedError) -> Map:
     """Return the map by which an error travels, as the nearest type that every reader knows."""
-    names = [kind.__name__ for kind in type(error).__mro__]
-    name = next((name for name in names if name in _ERROR_TYPES), names[0])
+    name = next((_TYPE_NAMES[kind] for kind in type(error).__mro__ if kind in _TYPE_NAMES), "HonedError")
     plain: Map = {"code": error.code, "message": str(error), "type": name}
     if isinstance(error, ModelRefused) and error.reasons:
         plain["reasons"] = list(error.reasons)
@@ -174,10 +173,30 @@ def _strings(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
-_ERROR_TYPES: dict[str, type[HonedError]] = {
-    name: kind
-    for name, kind in list(globals().items())
-    if isinstance(kind, type) and issubclass(kind, HonedError) and kind is not HonedError
+# By the types that travel. The first of each code is what a client gets that knows no finer type.
+_ERROR_TYPES: Final[dict[str, type[HonedError]]] = {
+    "InvalidArgument": InvalidArgument,
+    "PreconditionBroken": PreconditionBroken,
+    "ModelFileError": ModelFileError,
+    "OtherFormat": OtherFormat,
+    "ProfileError": ProfileError,
+    "ModelRefused": ModelRefused,
+    "MissingFiles": MissingFiles,
+    "NotFound": NotFound,
+    "SequenceLost": SequenceLost,
+    "AlreadyExists": AlreadyExists,
+    "PermissionDenied": PermissionDenied,
+    "DeadlineExceeded": DeadlineExceeded,
+    "Cancelled": Cancelled,
+    "ResourceExhausted": ResourceExhausted,
+    "Busy": Busy,
+    "AnswerTooLarge": AnswerTooLarge,
+    "Unimplemented": Unimplemented,
+    "Unavailable": Unavailable,
+    "NotCompiled": NotCompiled,
+    "Internal": Internal,
+    "DeviceError": DeviceError,
+    "OutOfMemory": OutOfMemory,
 }
-# The first of each code is what a client gets that knows no finer type.
-_ERROR_CODES = {kind.code: kind for kind in reversed(_ERROR_TYPES.values())}
+_TYPE_NAMES: Final = {kind: name for name, kind in _ERROR_TYPES.items()}
+_ERROR_CODES: Final = {kind.code: kind for kind in reversed(_ERROR_TYPES.values())}

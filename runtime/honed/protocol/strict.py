@@ -1,9 +1,9 @@
 """Dataclasses to plain maps and lists and back, refusing whatever the types do not allow.
 
-Maps have exactly the fields of their dataclass; one that has a default may be missing, as it is from data
-that is older than the field. A field whose type is a union of dataclasses is a map of one key, the
-lower-cased class name. Paths and members of a StrEnum are text. Nothing is coerced, except an integer where a
-float is expected.
+Maps have exactly the fields of their dataclass, each under its `wire` metadata, where it has none under its
+name. A field that has a default may be missing, as it is from data that is older than the field. An item of a
+list of several dataclasses is a map of one key, its class's tag in the field's `tags` metadata. Paths and
+members of a StrEnum are text. Nothing is coerced, except an integer where a float is expected.
 
 What a type asks for is found out once, and written out as a function that takes or makes its maps.
 """
@@ -72,6 +72,7 @@ class _Encoders:
         lines = ["made = {}"]
         for field in fields_of(kind):
             lines.append(f"item = value.{field.name}")
+            names[f"tags_{field.name}"] = {kind: tag for tag, kind in field.tags.items()}
             conditions = ["item is not None"] if self._omit_none or field.absent else []
             if self._omit_defaults and field.default is not dataclasses.MISSING:
                 names[f"default_{field.name}"] = field.default
@@ -80,11 +81,11 @@ class _Encoders:
                     conditions.append(f"item != default_{field.name}")
             made = "item"
             if not field.scalar:
-                tagged = "[{type(each).__name__.lower(): plain(each)} for each in item]"
-                made = "list(item)" if field.flat else tagged if field.tagged else "plain(item)"
+                tagged = f"[{{tags_{field.name}[type(each)]: plain(each)}} for each in item]"
+                made = "list(item)" if field.flat else tagged if field.tags else "plain(item)"
                 made = f"None if item is None else {made}"
             condition = f"if {' and '.join(conditions)}: " if conditions else ""
-            lines.append(f"{condition}made[{field.name!r}] = {made}")
+            lines.append(f"{condition}made[{field.wire!r}] = {made}")
         return _written("value", [*lines, "return made"], names)
 
 
@@ -120,10 +121,16 @@ def from_plain(
     return made
 
 
-def like(kind: type[T], source: object, /, **more: Any) -> T:
-    """Return a `kind` (a dataclass) with the values that `source` has under its fields' names, and `more`."""
-    fields = dataclasses.fields(typing.cast(Any, kind))
-    shared = {f.name: getattr(source, f.name) for f in fields if hasattr(source, f.name)}
+def copy_fields(kind: type[T], source: object, /, *defaults: str, **more: Any) -> T:
+    """Return a `kind` (a dataclass) with the values that `source` has under its fields' names, and `more`.
+
+    Raises TypeError for a field that has neither, even where it has a default: so none is lost where one side
+    is renamed. `defaults` names those that keep their defaults where they have neither.
+    """
+    names = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
+    shared = {name: getattr(source, name) for name in names if hasattr(source, name)}
+    if wrong := names - shared.keys() - more.keys() ^ set(defaults) - shared.keys() - more.keys():
+        raise TypeError(f"{', '.join(sorted(wrong))}: neither of {type(source).__name__} nor given")
     return kind(**shared | more)
 
 
@@ -167,20 +174,16 @@ def _decoder(hint: Any, rules: _Rules) -> _Decoder:
 
 def _union_decoder(hint: Any, members: tuple[Any, ...], rules: _Rules) -> _Decoder:
     others = [m for m in members if m is not type(None)]
-    classes = classes_in(hint)
-    if len(others) == 1:
-        decode = _decoder(others[0], rules)
-    elif classes:
-        decode = _tagged_decoder(classes, rules)
-    else:
-        decode = _exact_decoder(others, rules)
+    decode = _decoder(others[0], rules) if len(others) == 1 else _exact_decoder(others, rules)
     if len(others) == len(members):
         return decode
     return lambda plain: None if plain is None else decode(plain)
 
 
 def _tagged_decoder(classes: Mapping[str, type], rules: _Rules) -> _Decoder:
-    def decode(plain: Any) -> Any:
+    """Return the decoder of a list whose items say by a tag of which class they are."""
+
+    def item(plain: Any) -> Any:
         if not isinstance(plain, Mapping) or len(plain) != 1:
             raise _Wrong(f" is {shown(plain)} instead of a map of one of {', '.join(classes)}")
         tag, body = next(iter(plain.items()))
@@ -188,10 +191,12 @@ def _tagged_decoder(classes: Mapping[str, type], rules: _Rules) -> _Decoder:
             raise _Wrong(f" is of kind {shown(tag)} instead of one of {', '.join(classes)}")
         return _decoder(classes[tag], rules)(body)
 
-    return decode
+    return _list_decoder(item)
 
 
 def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
+    if any(map(dataclasses.is_dataclass, members)):
+        raise TypeError(f"nothing tells the classes {members} apart; give their field tags")
     kinds = {list if typing.get_origin(m) is tuple else m: _decoder(m, rules) for m in members}
 
     def decode(plain: Any) -> Any:
@@ -211,8 +216,8 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     if (kind, *rules) in _DECODERS:
         return _DECODERS[kind, *rules]
     fields = fields_of(kind)
-    known = frozenset(f.name for f in fields)
-    needed = [f.name for f in fields if not f.optional and not (rules.none_omitted and f.may_be_none)]
+    known = frozenset(f.wire for f in fields)
+    needed = [f.wire for f in fields if not f.optional and not (rules.none_omitted and f.may_be_none)]
 
     def checked(plain: Any) -> Mapping[Any, Any]:
         """Return the map without unknown keys; raise _Wrong for these, for missing ones, and for no map."""
@@ -229,7 +234,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     usual = "type(plain) is dict and known.issuperset(plain) and needed.issubset(plain)"
     lines = [f"if not ({usual}): plain = checked(plain)", "try:", "    at, get = '', plain.get"]
     for number, field in enumerate(fields):
-        of_one = _field_decoder(f"v{number}", field, field.name in needed, names)
+        of_one = _field_decoder(f"v{number}", field, field.wire in needed, names)
         lines += [f"    {line}" for line in of_one]
     lines += ["except Wrong as wrong:", "    raise wrong.inside('.' + at) from None"]
     given = (f"{field.name}=v{number}" for number, field in enumerate(fields))
@@ -237,19 +242,20 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     _DECODERS[kind, *rules] = decode  # types of its fields may lead back to it
     for number, field in enumerate(fields):
         some = tuple(member for member in members_of(field.hint) if member is not type(None))
-        names[f"decode_v{number}"] = _decoder(typing.Union[some], rules)  # noqa: UP007 - they are a tuple
+        tagged = _tagged_decoder(field.tags, rules) if field.tags else None
+        names[f"decode_v{number}"] = tagged or _decoder(typing.Union[some], rules)  # noqa: UP007 - a tuple
     return decode
 
 
 def _field_decoder(value: str, field: Field, needed: bool, names: dict[str, Any]) -> list[str]:
     """Return the statements that set the variable `value` to that of a field, with `names` of their own."""
-    decode = f"at = {field.name!r}; {value} = decode_{value}({value})"
+    decode = f"at = {field.wire!r}; {value} = decode_{value}({value})"
     if field.factory is not None:
         names[f"make_{value}"] = field.factory
-        found = f"{value} = get({field.name!r}, known)"
+        found = f"{value} = get({field.wire!r}, known)"
         return [found, f"if {value} is known: {value} = make_{value}()", f"else: {decode}"]
     names[f"default_{value}"] = None if field.default is dataclasses.MISSING else field.default
-    found = f"plain[{field.name!r}]" if needed else f"get({field.name!r}, default_{value})"
+    found = f"plain[{field.wire!r}]" if needed else f"get({field.wire!r}, default_{value})"
     unlike = "" if needed else f"{value} is not default_{value}"
     if field.may_be_none:
         unlike = f"{value} is not None"
@@ -293,7 +299,7 @@ def _map_decoder(key_hint: Any, item_hint: Any, rules: _Rules) -> _Decoder:
 
 
 def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
-    decode_item, kinds = _decoder(hint, rules), frozenset(members_of(hint))
+    decode_items, kinds = _list_decoder(_decoder(hint, rules)), frozenset(members_of(hint))
     at_once, integers = kinds in _AT_ONCE, int in kinds
 
     def decode(plain: Any) -> Any:
@@ -302,6 +308,15 @@ def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
         known = at_once and kinds.issuperset(map(type, plain))
         if known and (not integers or not plain or (min(plain) in INTEGERS and max(plain) in INTEGERS)):
             return tuple(plain)
+        return decode_items(plain)
+
+    return decode
+
+
+def _list_decoder(decode_item: _Decoder) -> _Decoder:
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, list):
+            raise _Wrong(f" is {shown(plain)} instead of a list")
         found: list[Any] = []
         try:
             found.extend(map(decode_item, plain))
@@ -377,6 +392,7 @@ class Field:
     """A field of a dataclass; `default` is MISSING where it has none."""
 
     name: str
+    wire: str  # its key in maps
     hint: Any
     default: Any
     factory: Callable[[], Any] | None  # that makes its default
@@ -384,7 +400,7 @@ class Field:
     may_be_none: bool
     scalar: bool
     flat: bool  # a tuple of scalars
-    tagged: bool  # a tuple whose items are of several dataclasses
+    tags: Mapping[str, type]  # of a tuple whose items are of several dataclasses, else empty
     absent: bool  # rather than None
 
 
@@ -396,6 +412,7 @@ def fields_of(kind: type) -> tuple[Field, ...]:
     return tuple(
         Field(
             name=field.name,
+            wire=field.metadata.get("wire", field.name),
             hint=hints[field.name],
             default=field.default,
             factory=field.default_factory if field.default_factory is not missing else None,
@@ -403,7 +420,7 @@ def fields_of(kind: type) -> tuple[Field, ...]:
             may_be_none=type(None) in members_of(hints[field.name]),
             scalar=SCALARS.issuperset(members_of(hints[field.name])),
             flat=_flat(hints[field.name]),
-            tagged=_tagged(hints[field.name]),
+            tags=field.metadata.get("tags", {}),
             absent="absent" in field.metadata,
         )
         for field in dataclasses.fields(kind)
@@ -415,23 +432,11 @@ def _flat(hint: Any) -> bool:
     return all(item is Ellipsis or SCALARS.issuperset(members_of(item)) for item in items) and bool(items)
 
 
-def _tagged(hint: Any) -> bool:
-    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
-    return len(items) == 2 and items[1] is Ellipsis and len(classes_in(items[0])) > 1
-
-
 def members_of(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union; `hint` alone where it is no union."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
-
-
-def classes_in(hint: Any) -> dict[str, type]:
-    """Return the dataclasses among the members of `hint`, by lower-cased name."""
-    return {
-        m.__name__.lower(): m for m in members_of(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
-    }
 
 
 class _Short(reprlib.Repr):

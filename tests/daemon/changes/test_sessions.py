@@ -141,7 +141,7 @@ class World:
         if not self.right:
             return None
         self.settled.append(session)
-        self.entry.manifest.optimisation = strict.like(OptimisationCheck, CHECK, session=session)
+        self.entry.manifest.optimisation = strict.copy_fields(OptimisationCheck, CHECK, session=session)
         return session
 
     def look(self) -> bool:
@@ -183,7 +183,13 @@ def test_a_model_that_runs_faster_without_an_arena_has_none() -> None:
     (found,) = world.settled
     assert (found.threads, found.arena, found.half) == (1, False, None)
     assert "on 1 thread, without a memory arena; 5 ms on 4 threads" in str(found)
-    assert strict.like(OptimisationCheck, CHECK, session=found).asked == ("extended", 1, True, False, "")
+    assert strict.copy_fields(OptimisationCheck, CHECK, session=found).asked == (
+        "extended",
+        1,
+        True,
+        False,
+        "",
+    )
 
 
 @pytest.mark.usefixtures("others")
@@ -264,7 +270,7 @@ def test_what_is_not_looked_for() -> None:
     assert not world.look()
     world.entry.on_cpu, world.manifest.optimisation = (
         True,
-        strict.like(OptimisationCheck, CHECK, checked=False),
+        strict.copy_fields(OptimisationCheck, CHECK, checked=False),
     )
     assert not world.look(), "nobody could say whether it is right"
 
@@ -278,7 +284,7 @@ def test_a_model_for_which_it_fails_is_not_tried_at_once_again() -> None:
 
 def test_earlier_versions_can_read_what_was_not_tuned() -> None:
     assert "session" not in strict.to_plain(CHECK)
-    tuned = strict.like(OptimisationCheck, CHECK, session=SessionSettings(
+    tuned = strict.copy_fields(OptimisationCheck, CHECK, session=SessionSettings(
         threads=1, spinning=True, us=90.0, first_us=120.0, first="4 threads"
     ))  # fmt: skip
     assert strict.from_plain(OptimisationCheck, strict.to_plain(tuned), where="check") == tuned

@@ -176,7 +176,7 @@ def luminance(colour: str) -> float:
 def test_without_anything() -> None:
     """A service that was just started."""
     whole = sample()
-    metrics = strict.like(type(whole.metrics), whole.metrics, tuning=None, devices=(), temperatures={})
+    metrics = strict.copy_fields(type(whole.metrics), whole.metrics, tuning=None, devices=(), temperatures={})
     faults = replace(whole.faults, quarantined=None, log=(), log_reason="it cannot be read")
     bare = replace(whole, models=(), metrics=metrics, faults=faults, notes=())
     told = words(parsed(page(bare)))
@@ -244,7 +244,9 @@ POINTS = st.lists(
 @given(POINTS)
 def test_any_latencies_are_drawn(points: list[LatencyPoint]) -> None:
     """Also where the clock was set back."""
-    history = strict.like(type(sample().models[0].history), sample().models[0].history, latency=tuple(points))
+    history = strict.copy_fields(
+        type(sample().models[0].history), sample().models[0].history, latency=tuple(points)
+    )
     chart = served(history)
     assert (chart is None) == (not points)
     if chart is not None:

@@ -68,8 +68,12 @@ def _out_of_memory(limit_mib: int) -> str:
     return "compiling needs more memory than this machine has to give; free some, or compile on a larger one"
 
 
+def _compilation(job: commands.Check | commands.Fit) -> commands.Compile:
+    return job.derived(commands.Compile, "sizes", "slower_too", "like", "records", output=job.file)
+
+
 def _check(job: commands.Check, emit: Emit) -> events.Done:
-    request = _request(job.derived(commands.Compile, output=job.file), emit)
+    request = _request(_compilation(job), emit)
     from .compiler.compile import check_file
 
     check_file(request, _reporting(emit))
@@ -77,7 +81,7 @@ def _check(job: commands.Check, emit: Emit) -> events.Done:
 
 
 def _fit(job: commands.Fit, emit: Emit) -> events.Fitted:
-    request = _request(job.derived(commands.Compile, output=job.file), emit)
+    request = _request(_compilation(job), emit)
     from .compiler.compile import fit_file
 
     return fit_file(request)
@@ -148,7 +152,7 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     else:
         device = devices.select(job.device)
         profile = profilefile.load(job.profile) if job.profile else device.profile
-    return strict.like(
+    return strict.copy_fields(
         CompileRequest,
         job,
         path=job.file,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core.messages import Added, Explained, LoadedProof
@@ -44,13 +44,20 @@ from honed.protocol.strict import Map
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
 from .compilation import Staged, check_engine_fits, copies, stage
 
+# What a manifest says of engines, which is found out once the model is served.
+_ENGINE_FIELDS: Final = (
+    "interface", "chosen", "why", "by_hand", "times", "pinned_engine", "awaits_compiler", "optimisation",
+    "raced",
+)  # fmt: skip
+
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
     """Return the manifest of a file that the CPU engine is to serve."""
     before = replaced.manifest if replaced is not None and staged.device is None else None
-    manifest = strict.like(
+    manifest = strict.copy_fields(
         Manifest,
         staged,
+        *_ENGINE_FIELDS,
         name=name,
         added=time.time(),
         compiled=None,
@@ -78,9 +85,11 @@ def made_manifest(
         device, placed = before.device, before.placed
     else:
         device, placed = "", ""
-    manifest = strict.like(
+    manifest = strict.copy_fields(
         Manifest,
         staged,
+        "wanted",
+        *_ENGINE_FIELDS,
         name=name,
         added=now if restored is None else restored.added,
         compiled=made.file,

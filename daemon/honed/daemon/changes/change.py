@@ -173,7 +173,7 @@ class Change:
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
             file.write(profilefile.dumps(profile).encode())
-        return strict.like(
+        return strict.copy_fields(
             Compile,
             staged,
             file=staged.given,

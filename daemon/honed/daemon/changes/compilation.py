@@ -205,7 +205,10 @@ def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> St
     if not files:
         raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
     given = files[0][1]
-    return strict.like(Staged, manifest, folder=folder, sources=tuple(files), given=given, device=None)
+    left_out = ("calibration", "like", "sizes", "slower_too", "seconds", "foreground")
+    return strict.copy_fields(
+        Staged, manifest, *left_out, folder=folder, sources=tuple(files), given=given, device=None
+    )
 
 
 def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:

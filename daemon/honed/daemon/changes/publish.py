@@ -86,7 +86,7 @@ class Publisher:
         """Return the result of ModelHistory; raise NotFound if there is no such model."""
         entry = self.registry.entry(params.name)
         history = entry.manifest.history
-        return strict.like(
+        return strict.copy_fields(
             ModelHistory,
             history,
             name=entry.name,
@@ -404,7 +404,9 @@ def _accepted(
     if choice is not None and choice.engine == "cpu":
         sentence = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
     _log.info("model %s: %s", entry.name, sentence)
-    return strict.like(ModelPublished, compared, published=True, version=version.number, sentence=sentence)
+    return strict.copy_fields(
+        ModelPublished, compared, published=True, version=version.number, sentence=sentence
+    )
 
 
 def _kept(

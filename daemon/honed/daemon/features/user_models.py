@@ -603,6 +603,6 @@ def _result(entry: ServedModel, sha256: str) -> BringResult:
         engine_name=ENGINE_NAMES[entry.kind],
         engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
         outputs=tuple(
-            strict.like(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs
+            strict.copy_fields(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs
         ),
     )

@@ -127,7 +127,7 @@ def _hopeless(wishes: Sequence[Wish], with_variants: set[str]) -> set[str]:
 
 
 def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: int) -> bool:
-    new = strict.like(KeptVariant, wish, by_hand=False, nbytes=nbytes, loaded=0, used=0.0)
+    new = strict.copy_fields(KeptVariant, wish, by_hand=False, nbytes=nbytes, loaded=0, used=0.0)
     going = set(surplus((*kept, new), settings))
     return wish.name not in going and all(
         each.requests * _BETTER < wish.requests for each in kept if each.name in going

@@ -216,7 +216,7 @@ class Leasing:
             grants=status.granted,
             revoked=status.revoked,
             overdue=status.overdue,
-            release=strict.like(ReleaseFigures, status.release),
+            release=strict.copy_fields(ReleaseFigures, status.release),
         )
 
     def _holder(self, now: float) -> LeaseHeld | None:

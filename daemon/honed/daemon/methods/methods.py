@@ -296,7 +296,9 @@ class Api:
     @_answers(methods.SHARED_MEMORY_STATUS)
     async def _region_status(self, call: ApiCall, params: RegionName) -> results.Regions:
         regions = call.connection.regions.select(params.name)
-        return results.Regions(regions=tuple(strict.like(results.RegionSpan, region) for region in regions))
+        return results.Regions(
+            regions=tuple(strict.copy_fields(results.RegionSpan, region) for region in regions)
+        )
 
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
     async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:

@@ -107,20 +107,20 @@ class MetricsCollector:
                 name=each.name,
                 shown=each.shown,
                 worker=viewer.veil(_worker(each), own),
-                queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
+                queue=strict.copy_fields(QueueFigures, each.queue(), longest=each.engine.queue.longest),
             )
             for each in servers_seen(self.pool, viewer)
         )
 
     def _queue(self, viewer: Viewer) -> QueueFigures:
         longest = max(each.engine.queue.longest for each in servers_seen(self.pool, viewer))
-        return strict.like(QueueFigures, queue_status(self.pool, viewer), longest=longest)
+        return strict.copy_fields(QueueFigures, queue_status(self.pool, viewer), longest=longest)
 
     def _model(
         self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: Mapping[str, TimeSpent]
     ) -> ModelFigures:
         history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
-        return strict.like(
+        return strict.copy_fields(
             ModelFigures,
             figures,
             name=entry.name,

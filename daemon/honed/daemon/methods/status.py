@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from honed.daemon.core.model import ServedModel, is_cpu, kind_of
 from honed.daemon.core.state import Registry
@@ -20,6 +20,8 @@ from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement,
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 _RESTING = DeviceIdentity(platform="ONNX Runtime", vendor="", name="CPU", driver_version="", kernel_driver="")
+# What `more` of `show` need not have.
+_OF_FEATURES: Final = ("variants", "sequence_state", "forms", "apps")
 
 
 def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
@@ -61,12 +63,13 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
         )
     if model is None or manifest.compiled is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
-    return strict.like(
+    return strict.copy_fields(
         ModelShown,
         model,
+        *_OF_FEATURES,
         sha256=manifest.compiled.sha256,
         bytes=manifest.compiled.nbytes,
-        source=strict.like(ModelSource, model.source),
+        source=strict.copy_fields(ModelSource, model.source),
         notes=model.source.notes,
         inputs=tuple(map(describe, model.inputs)),
         outputs=tuple(map(describe, model.outputs)),

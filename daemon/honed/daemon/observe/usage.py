@@ -347,11 +347,13 @@ class UsageLog:
                 shares=dict(model.shares),
                 profiled=model.profiled,
                 asked={
-                    variant: strict.like(_SavedShapes, each, requests=each.requests.value(now, half_life))
+                    variant: strict.copy_fields(
+                        _SavedShapes, each, requests=each.requests.value(now, half_life)
+                    )
                     for variant, each in model.asked.known.items()
                 },
                 met=tuple(
-                    strict.like(_SavedSizes, observed, requests=count)
+                    strict.copy_fields(_SavedSizes, observed, requests=count)
                     for observed, count in model.observed.counts(now, half_life).items()
                 ),
             )
@@ -370,11 +372,13 @@ class UsageLog:
         for name, model in saved.models.items():
             usage = DecayedUsage(model.seconds * left, now)
             asked = {
-                variant: strict.like(AskedShapes, each, requests=DecayedUsage(each.requests * left, now))
+                variant: strict.copy_fields(
+                    AskedShapes, each, requests=DecayedUsage(each.requests * left, now)
+                )
                 for variant, each in (model.asked or {}).items()
             }
             observed = {
-                strict.like(ObservedSizes, each): DecayedUsage(each.requests * left, now)
+                strict.copy_fields(ObservedSizes, each): DecayedUsage(each.requests * left, now)
                 for each in model.met or ()
             }
             self._models[name] = _Model(

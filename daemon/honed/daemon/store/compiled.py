@@ -130,12 +130,12 @@ def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface
 
 
 def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[TensorSpec, ...]:
-    return tuple(strict.like(TensorSpec, tensor) for tensor in tensors)
+    return tuple(strict.copy_fields(TensorSpec, tensor) for tensor in tensors)
 
 
 def summarise(model: CompiledModel) -> Compiled:
     """Leave out what only a worker needs."""
-    return strict.like(
+    return strict.copy_fields(
         Compiled,
         model,
         device=model.device.identity,
@@ -164,7 +164,7 @@ def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
 
 
 def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> ShownPart:
-    return strict.like(
+    return strict.copy_fields(
         ShownPart,
         part,
         engine="cpu",
@@ -193,7 +193,7 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
         for steps in (model.steps, model.prepare)
     )
     own = tuple(
-        strict.like(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
+        strict.copy_fields(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
         for n, kernel in enumerate(model.kernels)
     )
     return *own, *(kernel for form in model.forms for kernel in _of_form(form))

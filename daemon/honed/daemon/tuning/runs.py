@@ -124,7 +124,7 @@ class TunerRuns:
         with self._one_more():
             async with cleared_in_thread(self.store.staging()) as folder:
                 done = await self._imported(folder, descriptors[0], params.device, hints=True)
-                return strict.like(HintsImported, done)
+                return strict.copy_fields(HintsImported, done)
 
     @contextmanager
     def _one_more(self) -> Iterator[None]:
@@ -174,7 +174,9 @@ class TunerRuns:
                     await self._child(tasks, notify, self.limits.compile_seconds, run=run)
                     return TunerMeasured(event=events.to_map(Done()))
                 output = folder / "tuned.honed"
-                tune = tasks.derived(Tune, output=output, trials=params.trials, seconds=params.seconds)
+                tune = tasks.derived(
+                    Tune, "seed", output=output, trials=params.trials, seconds=params.seconds
+                )
                 tuned = await self._child(tune, notify, None, run=run)
                 published = await self._published(entry.name, begun, tuned, output)
                 return TunerMeasured(event=events.to_map(tuned), published=published)

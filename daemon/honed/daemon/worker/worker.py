@@ -361,9 +361,11 @@ def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
     probes = executor.model.probes
     found = executor.profile(executor.file.inputs(probes[0]) if probes else zeros(executor))
     device = executor.device.profile
-    return strict.like(
+    return strict.copy_fields(
         ModelProfile,
         found,
+        "engine",
+        "engine_name",
         name=name,
         runs=1,
         device=device.identity,

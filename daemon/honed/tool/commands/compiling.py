@@ -67,7 +67,9 @@ def define_demo(demo: Parser) -> None:
 
 
 def _compile(arguments: argparse.Namespace, output: Output) -> None:
-    job = _fit_job(arguments.file, arguments).derived(Compile, output=arguments.output)
+    job = _fit_job(arguments.file, arguments).derived(
+        Compile, "sizes", "slower_too", "like", "records", output=arguments.output
+    )
     limits = dataclasses.replace(
         Limits(), compile_seconds=arguments.time_limit, compile_memory_mib=arguments.memory_limit
     )

@@ -223,7 +223,7 @@ def _list(arguments: argparse.Namespace, output: Output) -> None:
         counted = client.ask(MODEL_STATISTICS).model_stats
     statistics = {entry.name: entry for entry in counted}
     listed = tuple(
-        strict.like(
+        strict.copy_fields(
             ListedModel,
             model,
             inferences=statistics[model.name].inference_count if model.name in statistics else 0,

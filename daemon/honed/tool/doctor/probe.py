@@ -52,7 +52,7 @@ def load_library(library: str, environ: Mapping[str, str]) -> ProbeAnswer:
 
 def list_platforms(environ: Mapping[str, str]) -> OpenCL:
     """Return what OpenCL looks like to a process of honed with this environment."""
-    return strict.like(OpenCL, ask(["platforms"], environ))
+    return strict.copy_fields(OpenCL, ask(["platforms"], environ))
 
 
 def _library(library: str) -> ProbeAnswer:

@@ -6,9 +6,9 @@ does I/O and nothing is checked here; `validate` holds every rule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from honed.machine.profile import DeviceProfile
 from honed.runtime.engines import HIGHEST
@@ -155,6 +155,9 @@ class HostCall:
 
 Preparation = Launch | Copy
 Step = Preparation | HostCall
+# What a step is called in a header.
+_PREPARATIONS: Final[dict[str, type]] = {"launch": Launch, "copy": Copy}
+_STEPS: Final[dict[str, type]] = {**_PREPARATIONS, "hostcall": HostCall}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,9 +335,9 @@ class CompiledModel:
     constant_bytes: int
     sources: tuple[str, ...]  # OpenCL C
     kernels: tuple[Kernel, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = field(metadata={"tags": _STEPS})
     proof: Proof | None
-    prepare: tuple[Preparation, ...] = ()
+    prepare: tuple[Preparation, ...] = field(default=(), metadata={"tags": _PREPARATIONS})
     prepared_bytes: int = 0
     parts: tuple[Part, ...] = ()
     views: tuple[View, ...] = ()

@@ -52,9 +52,10 @@ def assemble(
     parts, probed = _files(cut), _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
     probes, known = len(plan.buffers) - len(probed), _operators(normalised)
-    model = strict.like(
+    model = strict.copy_fields(
         CompiledModel,
         plan,
+        "forms",
         source=source,
         compiler={name: version(name) for name in _COMPILER},
         device=replace(profile, peaks=None),
@@ -109,7 +110,7 @@ def _split(cut: Cut | None, first: int) -> Split | None:
     if cut is None:
         return None
     parts = tuple(
-        strict.like(
+        strict.copy_fields(
             CpuPart,
             part,
             onnx=first + n,
@@ -119,15 +120,15 @@ def _split(cut: Cut | None, first: int) -> Split | None:
         )
         for n, part in enumerate(cut.parts)
     )
-    return strict.like(Split, cut, parts=parts, outputs=_part_tensors(cut.outputs))
+    return strict.copy_fields(Split, cut, "left_out", parts=parts, outputs=_part_tensors(cut.outputs))
 
 
 def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartTensor, ...]:
-    return tuple(strict.like(PartTensor, spec) for spec in specs)
+    return tuple(strict.copy_fields(PartTensor, spec) for spec in specs)
 
 
 def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
-    return tuple(strict.like(Tensor, s, buffer=b) for s, b in zip(specs, buffers, strict=True))
+    return tuple(strict.copy_fields(Tensor, s, buffer=b) for s, b in zip(specs, buffers, strict=True))
 
 
 def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarray]:

@@ -379,10 +379,13 @@ def _prover(
         expected = with_behind(expected, prepared.cut, whole)
     with request.path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    prover = strict.like(
+    prover = strict.copy_fields(
         Prover,
         request,
-        source=strict.like(SourceModel, normalised, sha256=sha256, filename=request.filename, choice=choice),
+        "quantised",
+        source=strict.copy_fields(
+            SourceModel, normalised, sha256=sha256, filename=request.filename, choice=choice
+        ),
         normalised=normalised,
         cut=prepared.cut,
         expected=expected,
@@ -417,7 +420,7 @@ def fit_file(request: CompileRequest) -> Fitted:
         notes = prepared.normalised.notes
         if (made := prepared.cut) is not None:
             compiled = FittedPart(engine="gpu", nodes=made.nodes, flops=made.flops)
-            parts = (compiled, *(strict.like(FittedPart, part, engine="cpu") for part in made.parts))
+            parts = (compiled, *(strict.copy_fields(FittedPart, part, engine="cpu") for part in made.parts))
     return Fitted(
         parts=parts,
         reasons=reasons,

@@ -86,7 +86,9 @@ def run_sets(
         joins=joins(profile),
     )
     sha256 = hashlib.sha256(model.SerializeToString()).hexdigest()
-    source = strict.like(SourceModel, normalised, sha256=sha256, filename="(in memory)", notes=())
+    source = strict.copy_fields(
+        SourceModel, normalised, "choice", sha256=sha256, filename="(in memory)", notes=()
+    )
     compiled, constants = assemble(source, profile, normalised, lowered, None)
     with opened(compiled, constants, device) as executor:
         for each in inputs:
@@ -397,7 +399,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
     for spec in (spec for spec in cut.outputs if spec.name in cut.ends):
         for one in found.outputs:
             shape = one[spec.name].shape
-            if not parts.takes(strict.like(PartTensor, spec), shape):
+            if not parts.takes(strict.copy_fields(PartTensor, spec), shape):
                 raise ModelRefused(
                     f"output {spec.name!r} has the shape {list(shape)} in {found.evaluator}, where "
                     f"{list(spec.shape)} (-1: any size) was found before, so that it cannot be verified"

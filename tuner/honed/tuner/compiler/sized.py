@@ -233,7 +233,7 @@ def with_forms(
     moved = [section.moved(part.model, part.constants) for part in parts]
     end = section.end
     forms = tuple(
-        strict.like(
+        strict.copy_fields(
             Form,
             part,
             part=part.observed.part,

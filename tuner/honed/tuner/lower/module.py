@@ -194,7 +194,7 @@ def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
     total, executed = function_flops(func), sum(launch.flops for launch in made.launches)
     launches = tuple(replace(one, flops=round(total * one.flops / executed)) for one in made.launches)
     return _Found(
-        strict.like(Function, made, name=name, task=task, schedule=schedule, launches=launches), notes
+        strict.copy_fields(Function, made, name=name, task=task, schedule=schedule, launches=launches), notes
     )
 
 

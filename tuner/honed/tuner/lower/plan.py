@@ -204,7 +204,7 @@ class _Draft:
     kernel_of: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def add(self, value: MemoryValue, place: str, offset: int = 0, within: int | None = None) -> int:
-        self.buffers.append(strict.like(Buffer, value, place=place, offset=offset, within=within))
+        self.buffers.append(strict.copy_fields(Buffer, value, place=place, offset=offset, within=within))
         return len(self.buffers) - 1
 
     def add_value(self, v: int, place: str, offset: int = 0, within: int | None = None) -> None:
@@ -229,7 +229,7 @@ class _Draft:
             name = function.name if len(function.launches) == 1 else f"{function.name}.{launch}"
             self.kernel_of[key] = len(self.kernels)
             self.kernels.append(
-                strict.like(
+                strict.copy_fields(
                     Kernel,
                     one,
                     name=name,

@@ -122,7 +122,7 @@ def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
     assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is Stored.RIGHT
-    return strict.like(
+    return strict.copy_fields(
         Line,
         candidate,
         honed_records=FORMAT,

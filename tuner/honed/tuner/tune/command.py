@@ -17,7 +17,7 @@ from honed.jobs.commands import Compile, Tune
 from honed.jobs.events import Stage
 from honed.machine import profilefile
 from honed.protocol.errors import NotFound
-from honed.protocol.strict import like
+from honed.protocol.strict import copy_fields
 
 from .children import compile_apart
 from .compare import Compared, compare
@@ -91,7 +91,15 @@ def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Co
     profile = Path(folder) / "profile.toml"
     profile.write_text(profilefile.dumps(run.profile))
     return job.derived(
-        Compile, name=None, output=output, device=None, profile=profile, like=job.current, memory_mib=0
+        Compile,
+        "sizes",
+        "slower_too",
+        name=None,
+        output=output,
+        device=None,
+        profile=profile,
+        like=job.current,
+        memory_mib=0,
     )
 
 
@@ -211,7 +219,7 @@ def _result(session: TuningSession, outcome: Publication) -> events.Tuned:
     stages = Counter(p.stage for p in session.tasks)
     failures = sum((p.failures for p in session.tasks), Counter[str]())
     table = session.table()
-    return like(
+    return copy_fields(
         events.Tuned,
         outcome,
         trials=session.trials,

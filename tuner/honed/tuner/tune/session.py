@@ -12,7 +12,7 @@ from honed.jobs import events
 from honed.jobs.events import Spent
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, DeviceProfile
-from honed.protocol.strict import like
+from honed.protocol.strict import copy_fields
 from honed.tuner import records as kept
 from honed.tuner.compiler.fusion import Contest
 from honed.tuner.measure.gate import Gate
@@ -180,7 +180,7 @@ class TuningSession:
                     pass
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
                 self._judge()
-            self.emit(like(events.TasksFound, self.table()))
+            self.emit(copy_fields(events.TasksFound, self.table()))
             if self.tasks and not self._spent():
                 self._note_start()
             cut = self._search()
@@ -331,7 +331,7 @@ class TuningSession:
         self._note_progress(self.trials - made)
         allowed = self._budget.seconds
         self.emit(
-            like(
+            copy_fields(
                 events.Round,
                 self.table(),
                 round=sum(p.rounds for p in self.tasks),

@@ -10,7 +10,7 @@ from enum import StrEnum
 from honed.jobs.events import Estimate, Form, TaskRow, TwoFormsRow
 from honed.machine import bounds
 from honed.machine.profile import DevicePeaks, Figure
-from honed.protocol.strict import like
+from honed.protocol.strict import copy_fields
 from honed.tuner.compiler.fusion import LESS, Contest, other
 
 # A task below this share of the model's time could be free and nobody would notice.
@@ -170,7 +170,7 @@ class TaskProgress:
     def row(self) -> TaskRow:
         """Return the task's row for a table."""
         best = self.best
-        return like(
+        return copy_fields(
             TaskRow,
             self.task,
             task=self.task.key,
