@@ -130,7 +130,7 @@ def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface
 
 
 def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[TensorSpec, ...]:
-    return tuple(strict.copy_fields(TensorSpec, tensor) for tensor in tensors)
+    return tuple(strict.copy_fields(TensorSpec, tensor, "symbols") for tensor in tensors)
 
 
 def summarise(model: CompiledModel) -> Compiled:
