@@ -155,7 +155,7 @@ class World:
             case do.Prove():
                 self.proves.append(action)
             case do.Unload(engine, key):
-                self.loaded[engine].discard(key)
+                self.unload(engine, key)
             case do.Judge():
                 self.judges.append(action)
             case do.Persist():
@@ -205,6 +205,12 @@ class World:
         assert action.deployment not in {load.deployment for load in self.loads}
         assert "isolated" not in action.engine or self.machine.engines[action.engine].all_long
         self.loads.append(action)
+
+    def unload(self, engine: str, key: str) -> None:
+        """A run may not have reached the worker yet: its data is mapped there first."""
+        needed = [run for run in self.running if run.engine == engine and run.model.key_on(engine) == key]
+        assert not needed, "a run needs it"
+        self.loaded[engine].discard(key)
 
     def may_begin(self, engine: str, model: ServedModel, beside: list[do.Run]) -> bool:
         """Whether an engine may begin a run of a model beside these."""
@@ -464,7 +470,9 @@ class World:
                 proof = dataclasses.replace(proof, left=(1, 2) if how == "left" else ())
                 self.tell(told.Loaded(load.deployment, load.model.key, proof))
             case "refused":
-                self.tell(told.LoadRefused(load.deployment, "wrong answers"))
+                key = load.model.key_on(load.engine)
+                self.loaded[load.engine].add(key)  # to be checked
+                self.tell(told.LoadRefused(load.deployment, load.engine, key, "wrong answers"))
             case "apart":
                 self.tell(told.LoadBroken(load.deployment, "the builder crashed", apart=True))
 

@@ -459,6 +459,38 @@ def test_the_cpu_engine_serves_until_the_compiled_form_does_and_then_rests() -> 
     assert [stop.engine for stop in world.stops] == [CPU_ENGINE]
 
 
+def test_an_engine_keeps_what_a_run_needs_although_the_model_has_moved() -> None:
+    """The run may not have reached the engine's process: its data is mapped there first."""
+    world, _ = both_engines()
+    world.compile("a", "gpu")
+    world.pin_engine("a", "cpu")
+    while world.loads:
+        world.end_load(world.loads[0], "well")
+    asked = world.ask("a")
+    assert world.runs[CPU_ENGINE].ticket.number == asked
+    world.pin_engine("a", "gpu")
+    world.end_load(world.loads[0], "well")
+    assert world.models.get("a").on_device
+    assert CPU_ENGINE not in world.models.get("a").deployments
+    assert world.loaded[CPU_ENGINE]
+    world.end_run(CPU_ENGINE, "well")
+    assert not world.loaded[CPU_ENGINE]
+    assert asked is not None
+    assert world.answers[asked] is None
+
+
+def test_what_was_refused_is_unloaded_once_no_run_needs_it() -> None:
+    world, _ = serving()
+    world.publish("a")
+    world.ask("a")
+    key = world.models.get("a").key
+    world.tell(told.Disproved(world.models.get("a").deployment.number, "wrong answers"))
+    assert key in world.loaded["gpu"]
+    world.end_run("gpu", "well")
+    assert key not in world.loaded["gpu"]
+    assert world.models.get("a").key in world.loaded["gpu"]
+
+
 def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_that() -> None:
     world, _ = both_engines()
     world.compile("a", "gpu")

@@ -305,6 +305,20 @@ class Serving(RuleBasedStateMachine):
             if model.trial is not None and model.trial.before.engine in self.world.workers:
                 assert model.trial.before.manifest.name == model.name
 
+    @invariant()
+    def what_nothing_uses_is_not_loaded(self) -> None:
+        """But what a run or a load has there still, and what nobody can tell a worker that ended."""
+        world = self.world
+        for engine in world.workers:
+            used = {load.model.key_on(engine) for load in world.loads if load.engine == engine}
+            used |= {run.model.key_on(engine) for run in world.running if run.engine == engine}
+            for model in world.models.all():
+                if engine in model.deployments and model.deployments[engine].used_there:
+                    used.add(model.key_on(engine))
+                if model.trial is not None and model.trial.before.engine == engine:
+                    used.add(model.trial.before.key_on(engine))
+            assert world.loaded[engine] <= used
+
     def cpu_engines_of(self, model: ServedModel) -> set[str]:
         return {cpu_engine(model.manifest.owner, isolated=isolated) for isolated in (False, True)}
 

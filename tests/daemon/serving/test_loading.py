@@ -12,8 +12,17 @@ from honed.daemon.core.queue import Queue
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.loader import Loader
 from honed.daemon.settings.schema import Limits
-from honed.daemon.worker.calls import ComparedTurn, CompareTurn, Ping, WorkerCall
+from honed.daemon.worker.calls import (
+    BuildModel,
+    BuiltModel,
+    ComparedTurn,
+    CompareTurn,
+    Ping,
+    UnloadModel,
+    WorkerCall,
+)
 from honed.daemon.worker.supervisor import Supervisor
+from honed.protocol.results import Empty, SessionAsked
 
 RUN_SECONDS = 0.005
 ROUNDS = 4
@@ -123,3 +132,41 @@ def test_comparisons_do_not_mix() -> None:
     pairs = asyncio.run(go())
     assert len(pairs) == 4 * ROUNDS
     assert len(list(itertools.groupby(pairs))) == 2
+
+
+class LoadsBeside(RunsInTurn):
+    """A worker that loads files beside its other calls, and says at once what it has already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded = {"a"}
+        self.unloads = asyncio.Event()
+
+    async def open(self) -> None:
+        """It has no device."""
+
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> Any:
+        match call:
+            case UnloadModel(key=key):
+                await self.unloads.wait()  # for its turn
+                self.loaded.remove(key)
+                return Empty()
+            case BuildModel(key=key):
+                self.loaded.add(key)
+        return BuiltModel(device="", probes=1)
+
+
+def test_what_is_about_to_be_unloaded_is_loaded_after_that() -> None:
+    async def go() -> None:
+        worker = LoadsBeside()
+        made = loader(worker, engine(idle=0.0))
+        unloads = [asyncio.create_task(made.unload("a"))]
+        await asyncio.sleep(0)
+        loads = [asyncio.create_task(made.try_session(key, key, SessionAsked())) for key in ("a", "b")]
+        await loads[1]
+        assert worker.loaded == {"a", "b"}
+        worker.unloads.set()
+        await asyncio.gather(*unloads, *loads)
+        assert worker.loaded == {"a", "b"}
+
+    asyncio.run(go())

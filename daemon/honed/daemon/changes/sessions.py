@@ -26,7 +26,7 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.serving.loader import Loader, made_up
 from honed.daemon.serving.selection import BusyWatch
 from honed.daemon.store.store import Manifest, Store
-from honed.daemon.worker.calls import GivenInput, UnloadModel
+from honed.daemon.worker.calls import GivenInput
 from honed.machine.processors import ThreadPlacement
 from honed.protocol.results import SessionAsked, SessionSettings
 from honed.runtime.comparison import Comparison
@@ -204,7 +204,7 @@ class _Sessions:
 
     async def _unload(self, key: str) -> None:
         self._loaded.remove(key)
-        await self._loader.tell(UnloadModel(key=key))
+        await self._loader.unload(key)
 
 
 def _zeros(manifest: Manifest) -> tuple[GivenInput, ...]:

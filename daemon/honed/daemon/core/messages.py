@@ -151,9 +151,11 @@ class Loaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoadRefused(Event):
-    """The engine cannot run the model."""
+    """The engine cannot run the model, whose file it may have loaded."""
 
     deployment: int
+    engine: str
+    key: str
     reason: str
 
 

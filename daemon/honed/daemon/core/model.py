@@ -91,6 +91,11 @@ class Deployment:
         """Mark the deployment as ready: the engine has loaded and checked it."""
         self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
 
+    @property
+    def used_there(self) -> bool:
+        """Whether the engine needs its file: not where it was given up."""
+        return self.loading or self.state is not State.UNAVAILABLE
+
     def due(self, now: float) -> bool:
         """Return whether it is to be tried again by now."""
         return self.state is State.UNAVAILABLE and self.again <= now

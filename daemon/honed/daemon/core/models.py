@@ -22,7 +22,6 @@ from .messages import (
     Removed,
     Rested,
     SettingsChanged,
-    Unload,
 )
 from .model import Deployment, Phase, ServedModel, State
 from .scheduling import admit, dismiss, is_here, load_next, run_next, wake
@@ -177,15 +176,17 @@ def refused(core: Core, event: LoadRefused) -> None:
     """Give up on a model that an engine refused to load, or leave it with its stand-in."""
     found = core.deployed(event.deployment)
     if found is None:
+        core.unload_unused(event.engine, event.key)
         _load_all(core)
         return
     model, deployment = found
-    engine = core.engines[deployment.engine]
+    engine = core.engines[event.engine]
     deployment.loading = False
     if core.comes_home(model, engine):
         engines.stay_away(core, model, engine, event.reason)
     else:
         versions.give_up_on(core, model, engine, event.reason)
+    core.unload_unused(event.engine, event.key)
     load_next(core, engine)
 
 
@@ -228,7 +229,6 @@ def disproved(core: Core, event: Disproved) -> None:
     if found is not None:
         engine = core.engines[found[1].engine]
         key = found[0].key_on(engine.name)
-        core.act(Unload(engine.name, key))
         for model, deployment in core.on(engine):
             if (
                 model.key_on(engine.name) == key
@@ -236,6 +236,7 @@ def disproved(core: Core, event: Disproved) -> None:
                 and deployment.state is State.READY
             ):
                 versions.give_up(core, model, event.reason)
+        core.unload_unused(engine.name, key)
     _end_proving(core, event.deployment)
 
 

@@ -183,8 +183,13 @@ def stopping(core: Core, _: Stopping) -> None:
 
 
 def _ended(core: Core, engine: Engine, request: int) -> Running:
+    """Forget a run, and the file that it was the last to need."""
     engine.ended = core.now
-    return engine.running.pop(request)
+    running = engine.running.pop(request)
+    model = running.model
+    if not core.models.serves(model) or engine.name not in model.deployments:
+        core.unload_unused(engine.name, model.key_on(engine.name))
+    return running
 
 
 def _go_on(core: Core, engine: Engine) -> None:

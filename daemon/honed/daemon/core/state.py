@@ -245,16 +245,22 @@ class Core:
         return any(each.used > since or each.loading for _, each in self.on(engine))
 
     def unload_unused(self, engine: str, key: str) -> None:
-        """Have an engine forget a compiled file, unless it is that of a model there or kept."""
+        """Have an engine forget a compiled file, unless it is that of a model there, kept, or being run.
+
+        A run may not have reached the worker yet, so its end asks again (`requests`).
+        """
+        place = self.engines[engine]
+        if place.kept[key] or any(each.model.key_on(engine) == key for each in place.running.values()):
+            return
         for model in self.models.all():
             before = model.trial.before if model.trial is not None else None
-            if (engine in model.deployments and model.key_on(engine) == key) or (
-                before is not None and (before.key_on(engine), before.engine) == (key, engine)
-            ):
+            if before is not None and (before.key_on(engine), before.engine) == (key, engine):
                 return
-        if not self.engines[engine].kept[key]:
-            del self.engines[engine].kept[key]
-            self.act(Unload(engine, key))
+            deployment = model.deployments.get(engine)
+            if deployment is not None and deployment.used_there and model.key_on(engine) == key:
+                return
+        del place.kept[key]
+        self.act(Unload(engine, key))
 
 
 def replaced_error(name: str) -> Replaced:

@@ -118,6 +118,7 @@ class Loader:
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
+        self._unloading: dict[str, asyncio.Event] = {}  # by key, while the worker forgets a file
         self.comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     @property
@@ -155,7 +156,7 @@ class Loader:
                 )  # this may have been its doing: it is proven apart before it is loaded again
             return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
-            return messages.LoadRefused(action.deployment, str(error))
+            return messages.LoadRefused(action.deployment, self.engine.name, key, str(error))
         if proven_now or not action.awaited:
             proof = dataclasses.replace(proof, left=())
         return messages.Loaded(action.deployment, key, proof)
@@ -233,7 +234,6 @@ class Loader:
                 outputs = await self._check(key, probe, give_way=give_way)
         except ModelRefused:
             self._forget(key)
-            await self.tell(UnloadModel(key=key))
             raise
         left = probes[enough:]
         if not left:
@@ -244,7 +244,12 @@ class Loader:
         )
 
     async def _built(self, key: str, path: str, asked: SessionAsked) -> BuiltModel:
-        """Have the worker load a file; the CPU engine runs it as `asked`."""
+        """Have the worker load a file; the CPU engine runs it as `asked`.
+
+        It loads files beside its other calls, and would find one there that it is about to unload.
+        """
+        while (unloaded := self._unloading.get(key)) is not None:
+            await unloaded.wait()
         build = BuildModel(key=key, path=path, **asked._asdict())
         return await self._supervisor.call(build, seconds=self._limits.load_seconds)
 
@@ -364,6 +369,16 @@ class Loader:
             raise WorkerDied(str(error)) from error
         await self._give_way(time.monotonic() - begun)
         return answer
+
+    async def unload(self, key: str) -> None:
+        """Have the worker forget a file; what loads it again waits for that."""
+        unloaded = self._unloading[key] = asyncio.Event()
+        try:
+            await self.tell(UnloadModel(key=key))
+        finally:
+            unloaded.set()
+            if self._unloading.get(key) is unloaded:
+                del self._unloading[key]
 
     async def tell(self, call: WorkerCall[Empty]) -> None:
         """Make a call whose answer changes nothing; a worker that is gone has forgotten anyway."""

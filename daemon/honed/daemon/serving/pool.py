@@ -23,7 +23,6 @@ from honed.daemon.settings.places import users_cache
 from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
-from honed.daemon.worker.calls import UnloadModel
 from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable
@@ -310,7 +309,7 @@ class Pool:
             case messages.Prove():
                 server.with_worker(self._begin(self._follow(server.loader.prove(action))))
             case messages.Unload(_, key):
-                server.with_worker(self._begin(server.loader.tell(UnloadModel(key=key))))
+                server.with_worker(self._begin(server.loader.unload(key)))
             case messages.Kill(_, reason):
                 server.supervisor.kill(reason)
 
