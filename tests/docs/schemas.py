@@ -1,11 +1,12 @@
-"""The types of the protocol's messages, as docs/protocol-types.txt has them: `python -m tests.docs.schemas`.
+"""The types of messages and of compiled files, for the pages: `python -m tests.docs.schemas` writes them.
 
-They are written from the dataclasses that clients and the service send, so the file cannot differ from them.
+They are written from the dataclasses that are sent and stored, so that no page can differ from these.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import itertools
 import textwrap
 import types
@@ -13,18 +14,27 @@ import typing
 from typing import Any, Final
 
 from honed.protocol.methods import METHODS, Right
+from honed.runtime.compiled.model import CompiledModel
 
 from .texts import ROOT
 
-FILE: Final = ROOT / "docs" / "protocol-types.txt"
-_HEAD: Final = """\
-The messages of honed's socket. Written by `python -m tests.docs.schemas`; protocol.md says what they mean.
-
-A method: who may call it; its parameters -> its result. A type stands after the last of the neighbouring
-fields that have it; "field"? may be left out, or be nil. [X] is an array of any length, {str: X} a map, and
-`any` depends on the context. `T and {...}` has the fields of both.
+PROTOCOL: Final = ROOT / "docs" / "protocol-types.txt"
+FORMAT: Final = ROOT / "docs" / "dev" / "format-types.txt"
+_NOTATION: Final = """\
+A type stands after the last of the neighbouring fields that have it; "field"? may be left out, or be nil.
+[X] is an array of any length, [X, X] one of two, {str: X} a map, and `any` depends on the context.
+`T and {...}` has the fields of both.
 
 """
+_METHODS: Final = f"""\
+The messages of honed's socket. Written by `python -m tests.docs.schemas`; protocol.md says what they mean.
+
+A method: who may call it; its parameters -> its result.
+{_NOTATION}"""
+_HEADER: Final = f"""\
+The header of a .honed file. Written by `python -m tests.docs.schemas`; format.md says what it means.
+
+{_NOTATION}"""
 _CALLERS: Final = {
     Right.ANYONE: "everybody",
     Right.INFER: "group honed",
@@ -43,23 +53,41 @@ _SCALARS: Final = {
 }
 
 
-def written() -> str:
-    """Return the file: an entry for each method, then one for each type in them."""
+def protocol() -> str:
+    """Return an entry for each method of the socket, then one for each type in them."""
     waiting: list[Any] = []
-    done: dict[str, str] = {}
+    methods = []
     for method in METHODS.values():
         sent, answered = (_described(kind, waiting) for kind in (method.params, method.result))
         files = ", and descriptors" if method.gives else ""
-        done[method.name] = f"{method.name} ({_CALLERS[method.right]}): {sent} -> {answered}{files}"
+        methods.append(f"{method.name} ({_CALLERS[method.right]}): {sent} -> {answered}{files}")
+    return _METHODS + _text([*methods, *_entries(waiting)])
+
+
+def header() -> str:
+    """Return an entry for each type in a compiled file's header."""
+    return _HEADER + _text(_entries([(CompiledModel.__name__, CompiledModel)]))
+
+
+WRITTEN: Final = {PROTOCOL: protocol, FORMAT: header}
+
+
+def _entries(waiting: list[Any]) -> list[str]:
+    """Return an entry for each type by its name, and for those in it."""
+    done: dict[str, str] = {}
     while waiting:
         title, kind = waiting.pop(0)
         if title not in done:
             done[title] = f"{title} = {_described(kind, waiting)}"
-    lines = [
-        textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        for line in done.values()
-    ]
-    return _HEAD + "\n".join(lines) + "\n"
+    return list(done.values())
+
+
+def _text(entries: list[str]) -> str:
+    lines = (
+        textwrap.fill(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for entry in entries
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _described(kind: Any, found: list[Any]) -> str:
@@ -68,7 +96,7 @@ def _described(kind: Any, found: list[Any]) -> str:
     bases = [base for base in kind.__bases__ if dataclasses.is_dataclass(base) and dataclasses.fields(base)]
     inherited = {field.name for base in bases for field in dataclasses.fields(base)}
     shown = [
-        _field(field, _shown(hints[field.name], found))
+        _field(field, _of_field(field, hints[field.name], found))
         for field in dataclasses.fields(kind)
         if field.name not in inherited
     ]
@@ -78,15 +106,26 @@ def _described(kind: Any, found: list[Any]) -> str:
 
 
 def _field(field: dataclasses.Field[Any], shown: str) -> tuple[str, str]:
+    name = field.metadata.get("wire", field.name)
     if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-        return f'"{field.name}"', shown
-    return f'"{field.name}"?', shown.removesuffix(" or nil")
+        return f'"{name}"', shown
+    return f'"{name}"?', shown.removesuffix(" or nil")
+
+
+def _of_field(field: dataclasses.Field[Any], hint: Any, found: list[Any]) -> str:
+    """Return the type; an item of a list of several dataclasses is a map of one key, its tag."""
+    if "tags" not in field.metadata:
+        return _shown(hint, found)
+    kinds = ((tag, _shown(kind, found)) for tag, kind in field.metadata["tags"].items())
+    return "[" + " or ".join(f'{{"{tag}": {kind}}}' for tag, kind in kinds) + "]"
 
 
 def _shown(hint: Any, found: list[Any]) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return "any"
+    if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
+        return " | ".join(f'"{each}"' for each in hint)
     if dataclasses.is_dataclass(hint):
         found.append((hint.__name__, hint))
         return hint.__name__
@@ -104,4 +143,5 @@ def _shown(hint: Any, found: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(written())
+    for file, text in WRITTEN.items():
+        file.write_text(text())
