@@ -46,6 +46,9 @@ says what is read to find out whether the machine is idle.
 
 def page(document: str) -> str:
     """The manual page, in mdoc(7), of the Markdown text."""
+    document, _, _ = document.partition(
+        "\n## Memory\n"
+    )  # a table of figures, which a manual page has no room for
     blocks = _blocks(document)
     next(blocks)  # the title
     made = [".Sh DESCRIPTION", *(line for block in blocks for line in _block(block))]

@@ -1,4 +1,4 @@
-"""Device profiles that users write: the one in docs/devices.md compiles, and what does not fit is refused."""
+"""Device profiles that users write: the example of docs/dev/devices.md compiles, and mistakes are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from honed.tool.main import main
 from .changes.test_adding_onnx import WEIGHTS, X, dense
 from .running import Service
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "devices.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "dev" / "devices.md"
 Compile = Callable[..., tuple[int, str]]
 
 

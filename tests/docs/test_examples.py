@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -20,6 +21,7 @@ from tests.daemon.changes.test_engines import tensor, write
 from tests.daemon.conftest import SIZE, service, small_model, start_service
 from tests.daemon.running import DEADLINE, Service, start
 from tests.daemon.serving.own_models import adding
+from tests.decoders import InApp, decoder
 from tests.docs.test_documents import GUIDES, blocks
 from tests.libhoned.binding import SANITIZED, compiled, lacking
 
@@ -195,6 +197,51 @@ def test_python_has_the_service_keep_state(service: Service) -> None:
         output, state = session.run(None, {"input": frame, "state": state, "sr": np.array(16000, np.int64)})
         told.append(output.item())
     np.testing.assert_allclose([float(line) for line in found], told, atol=2e-4)
+
+
+def test_python_generates_tokens(service: Service, tmp_path: Path) -> None:
+    path = decoder(tmp_path / "llama.onnx")
+    with service.client() as client:
+        client.add(path, name="llama", engine="cpu")
+        (line,) = python(
+            "generate.py", "llama", "1", "4", "9", "--end=-1", "--length=10", path=service.socket
+        )
+        (drawn,) = python(
+            "generate.py", "llama", "1", "--end=-1", "--length=5", "--temperature=1", path=service.socket
+        )
+        client.remove("llama")
+    app, new, tokens = InApp(path), np.array([[1, 4, 9]]), []
+    while len(tokens) < 7:
+        new = app.step(new)[:, -1:].argmax(-1)
+        tokens.append(int(new.item()))
+    assert [int(token) for token in line.split()] == tokens
+    assert len(drawn.split()) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")
+def test_node_infers(service: Service, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "infer.mjs", tmp_path)
+    install = ["npm", "install", "--silent", "--prefix", str(tmp_path), "@msgpack/msgpack@3"]
+    subprocess.run(install, check=True, timeout=DEADLINE)
+    done = run(["node", "infer.mjs", "small"], service.socket, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"y FP32 [8] 1 2 3 4\n"
+    for model, socket, said in (
+        ("nosuch", service.socket, b"infer: NOT_FOUND: there is no model 'nosuch'"),
+        ("small", tmp_path / "none", b"infer: ENOENT: connect ENOENT"),
+    ):
+        done = run(["node", "infer.mjs", model], socket, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.startswith(said)
+
+
+def test_the_index_names_every_example_and_a_test_runs_each() -> None:
+    programs = {path.name for path in EXAMPLES.glob("*.*")} - {"README.md"}
+    index = re.findall(r"^\| \[(.+?)\]\((.+?)\) \|", (EXAMPLES / "README.md").read_text(), re.M)
+    assert {name for name, _ in index} == {target for _, target in index} == programs
+    here = Path(__file__).read_text()
+    assert {name for name in programs if f'"{name}"' not in here} == set()
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def test_memory_max_is_what_the_limits_add_up_to() -> None:
         given = dict(directives(unit))
         assert given["MemoryMax"] == f"{MAKING_PERCENT}%"
         assert int(given["MemoryHigh"].removesuffix("%")) < MAKING_PERCENT
-    text = (ROOT / "docs/security.md").read_text()
+    text = (ROOT / "docs/configuration.md").read_text()
     of = [shares(gib << 10) for gib in (2, 4, 8, 16, 32)]
     for part, figures in {
         "all users": [f"{its.messages:,}" for its in of],

@@ -103,7 +103,7 @@ class DeviceFamily:
     rows: bool  # a norm of one row in one kernel with the products that read it, where groups share the row
     joined: UnitFigures | None  # by which functions may be faster in one kernel; None: they never are
 
-    # Rules of the profile; docs/devices.md says what each is.
+    # Rules of the profile; docs/dev/devices.md says what each is.
     max_threads: int
     local_memory: bool
     max_vector_bytes: int

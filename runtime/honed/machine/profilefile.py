@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> DeviceProfile:
     try:
         return from_dict(tomllib.loads(data.decode()))
     except ValueError as error:  # of UTF-8 and of TOML
-        raise ProfileError(f"profile file {path} is not TOML ({error}); see docs/devices.md") from error
+        raise ProfileError(f"profile file {path} is not TOML ({error}); see docs/dev/devices.md") from error
     except ProfileError as error:
         raise ProfileError(f"profile file {path}: {error}") from error
 
@@ -61,7 +61,7 @@ def from_dict(plain: dict[str, Any]) -> DeviceProfile:
     try:
         profile = strict.from_plain(DeviceProfile, plain, where="profile", none_omitted=True)
     except strict.Mismatch as error:
-        raise ProfileError(f"{error}; see docs/devices.md for what a profile holds") from error
+        raise ProfileError(f"{error}; see docs/dev/devices.md for what a profile holds") from error
     check(profile)
     return profile
 

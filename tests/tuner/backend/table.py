@@ -60,19 +60,15 @@ The number of results of {{dynamic}} depends on values, so that their shapes are
   of ONNX Runtime's optimisers and quantisers, and round as its kernels do.
 - Indices computed at run time never read or write outside a tensor: reads are clamped into range, and
   updates out of range are dropped. Requests whose inputs are out of range go to ONNX Runtime
-  ([values](verdicts.md#values)).
+  ([values](dev/verdicts.md#values)).
 """
 _NAN = """
 ## NaN and infinities
 
 With NaN or infinities as inputs, operators answer as ONNX Runtime does without optimisation, except those
-in the table below. For most of these ONNX Runtime is not consistent: its ReduceMax returns NaN only if NaN
-comes first. Propagating NaN would make MaxPool 2.0 times and ReduceMax 3.0 times slower (PoCL on an EPYC,
-float32, medians of 300 pairs). Sign of NaN is NaN, but 0 in fp16. A softmax over a row with NaN is NaN.
-
-The compiler compares a model that has none of these operators except Conv with ONNX Runtime also on inputs
-that hold NaN and infinities. `hone show` lists the differences among its notes. A request with `finite`
-refuses inputs that hold NaN or infinities, for every model.
+below, most of which ONNX Runtime does not treat consistently. The compiler also compares a model that has
+none of these operators except Conv on inputs that hold NaN and infinities; `hone show` lists the differences
+among its notes. A request with `finite` refuses such inputs, for every model.
 
 | operators | NaN and infinities |
 |---|---|
@@ -82,8 +78,8 @@ _TESTS = """
 
 On PoCL honed passes all of ONNX's node tests of the operators that it compiles, except for these
 (passed/all). It refuses the other tests with a reason: unsupported element types, sequences or optionals as
-inputs or outputs, or results whose number depends on values. Attention masks scores after they are capped
-([values](verdicts.md#values)), which those of its tests contradict that want scores as an output.
+inputs or outputs, or results whose number depends on values. Tests of Attention that want scores as an output
+contradict [how it masks them](dev/verdicts.md#values).
 
 """
 _COMPILED = """
