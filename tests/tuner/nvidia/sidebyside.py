@@ -12,7 +12,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 from honed.machine import devices
 from honed.machine.opencl import context
-from honed.runtime.execution.segments import Command, call_all, handle
+from honed.runtime.execution.segments import Calls, Command, handle
 from honed.tuner.measure import timing
 from honed.tuner.measure.candidate import Candidate
 
@@ -76,11 +76,12 @@ class OpenCLDense:
         times = min(times, _HELD // len(launches))
         commands = [Command.launch(0, "product", *launch) for launch in launches]
         into = handle(self.queue)
-        row = [command.call(into) for command in commands] * times
+        *row, _ = [command.call(into) for command in commands] * times
+        others = Calls(row)
         self.hold.set_args(self.spun)
         held = cl.enqueue_nd_range_kernel(self.queue, self.hold, (1,), (1,))
         self.queue.flush()
-        call_all(row[:-1])
+        others.make()
         last = commands[-1].enqueue(into)
         self.queue.finish()
         whole = (last.profile.end - held.profile.end) * 1e-9 / times

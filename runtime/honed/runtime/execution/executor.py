@@ -40,7 +40,7 @@ from . import memory, programs, segments
 from .cpuparts import CpuParts, PartsBehind
 from .growth import Growth
 from .memory import DeviceMemory, Port
-from .segments import Command, RowCopy, call_all, handle
+from .segments import Calls, Command, RowCopy, handle
 from .timing import Called, InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
@@ -86,6 +86,7 @@ class _HeldPorts:
     given: tuple[Port, ...]
     made: tuple[Port, ...]
     copies: tuple[RowCopy, ...]
+    copying: Calls  # of the copies
     row_bytes: int
 
     @classmethod
@@ -119,8 +120,15 @@ class _HeldPorts:
             given=tuple(given.values()),
             made=tuple(made.values()),
             copies=tuple(copies),
+            copying=Calls(copy.call for copy in copies),
             row_bytes=row_bytes,
         )
+
+    def append(self, rows: int, count: int) -> None:
+        """Enqueue that `count` new rows follow the first `rows` of what grows; raise DeviceError."""
+        for copy in self.copies:
+            copy.set(rows, count)
+        self.copying.make()
 
 
 class Executor:
@@ -377,7 +385,7 @@ class Executor:
                 ]
                 self._outputs.enqueue(queue)
                 if held is not None:
-                    call_all([copy.call(rows, count) for copy in held.copies])
+                    held.append(rows, count)
                 ports = self._outputs.ports if held is None else held.made
                 with self._memory.read(queue, tuple(port.buffer for port in ports)) as arrays:
                     _check_complete(events)

@@ -1,9 +1,9 @@
 """What an inference does between its inputs and its outputs, bound once and replayed.
 
-Launches and copies are calls of the driver's own functions, every argument bound beforehand. pyopencl makes
-an event for every launch; here one has an event only where it is asked for, and between two launches Python
-does nothing but take the next call. A batch enqueues without waiting for the host; between two batches a
-part of the model runs in the CPU engine.
+Launches and copies are calls of the driver's own functions, every argument converted to C beforehand.
+pyopencl makes an event for every launch; here one has an event only where it is asked for, and between two
+launches the interpreter runs no bytecode. A batch enqueues without waiting for the host; between two batches
+a part of the model runs in the CPU engine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, starmap
+from operator import itemgetter, length_hint
 from typing import Any
 
 from numpy.typing import NDArray
@@ -38,8 +41,8 @@ _copy_rows = LOADER.clEnqueueCopyBufferRect
 class Command:
     """`function(queue, *args, 0, None, event)` enqueues it; both of OpenCL's have that form.
 
-    `args` are values of C. `kernel` is the model's kernel number, None for a copy and for kernels of the
-    runtime's own.
+    `args` are arguments as ctypes passes them, made once: of a value of C, each call would make one. `kernel`
+    is the model's kernel number, None for a copy and for kernels of the runtime's own.
     """
 
     function: Any
@@ -53,19 +56,17 @@ class Command:
         kernel: int | None, name: str, bound: Any, grid: tuple[int, int, int], block: tuple[int, int, int]
     ) -> Command:
         """Launch the kernel `name`: a pyopencl Kernel that has its arguments."""
-        sizes = ctypes.c_size_t * 3
-        items = sizes(*(groups * size for groups, size in zip(grid, block, strict=True)))
-        args = (handle(bound), ctypes.c_uint(3), None, items, sizes(*block))
+        items = tuple(groups * size for groups, size in zip(grid, block, strict=True))
+        args = (handle(bound), 3, None, _three(*items), _three(*block))
         return Command(_launch, args, kernel, f"launch kernel {name!r}", (bound,))
 
     @staticmethod
     def copy(source: Any, target: Any, nbytes: int) -> Command:
         """Copy the first `nbytes` of one pyopencl buffer to another."""
-        start = ctypes.c_size_t(0)
-        args = (handle(source), handle(target), start, start, ctypes.c_size_t(nbytes))
+        args = (handle(source), handle(target), _size(0), _size(0), _size(nbytes))
         return Command(_copy, args, None, "copy a tensor", (source, target))
 
-    def call(self, queue: ctypes.c_void_p, event: ctypes.c_void_p | None = None) -> Call:
+    def call(self, queue: Any, event: ctypes.c_void_p | None = None) -> Call:
         """Return the call that enqueues the command into a queue, given by its handle.
 
         The call writes the handle of the command's event to `event`.
@@ -73,10 +74,10 @@ class Command:
         at = None if event is None else ctypes.byref(event)
         return self.function, (queue, *self.args, 0, None, at), self.doing
 
-    def enqueue(self, queue: ctypes.c_void_p) -> Any:
+    def enqueue(self, queue: Any) -> Any:
         """Put it into a queue, given by its handle; its pyopencl Event. Raises DeviceError."""
         event = ctypes.c_void_p()
-        call_all([self.call(queue, event)])
+        Calls([self.call(queue, event)]).make()
         return owned(event)
 
 
@@ -94,15 +95,33 @@ class RowCopy:
         self._owners = (queue, source, target)
         self._row, self._first = row, None if made == capacity else capacity
         self._from, self._to, self._region = sizes(), sizes(), sizes(0, outer, 1)
-        pitches = (ctypes.c_size_t(made * row), ctypes.c_size_t(0), ctypes.c_size_t(capacity * row))
-        args = (*map(handle, self._owners), self._from, self._to, self._region, *pitches)
-        self._call = _copy_rows, (*args, ctypes.c_size_t(0), 0, None, None), "append new rows"
+        moved = map(ctypes.byref, (self._from, self._to, self._region))
+        pitches = map(_size, (made * row, 0, capacity * row, 0))
+        args = (*map(handle, self._owners), *moved, *pitches, 0, None, None)
+        self.call: Call = (_copy_rows, args, "append new rows")
 
-    def call(self, rows: int, count: int) -> Call:
-        """Return the call that appends `count` rows to the first `rows`; it holds until the next is made."""
+    def set(self, rows: int, count: int) -> None:
+        """Have `call` append `count` rows to the first `rows`."""
         self._from[0] = self._row * (rows if self._first is None else self._first)
         self._to[0], self._region[0] = self._row * rows, self._row * count
-        return self._call
+
+
+class Calls:
+    """Calls of the driver in order, prepared to be made again and again."""
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self._runs = [
+            (function, [args for _, args, _ in run], [doing for *_, doing in run])
+            for function, run in ((key, list(found)) for key, found in groupby(calls, itemgetter(0)))
+        ]
+
+    def make(self) -> None:
+        """Make them, without bytecode between two of one function; raise DeviceError at the first refused."""
+        for function, arguments, doing in self._runs:
+            left = iter(arguments)
+            code = next(filter(None, starmap(function, left)), 0)
+            if code:
+                raise refused(doing[-1 - length_hint(left)], function.__name__, code)
 
 
 class Chunk:
@@ -112,24 +131,14 @@ class Chunk:
         self._owners = (queue, commands)
         self._event = ctypes.c_void_p()
         into = handle(queue)
-        self._calls = [
-            *(command.call(into) for command in commands[:-1]),
-            commands[-1].call(into, self._event),
-            (LOADER.clFlush, (into,), "start what is enqueued"),
-        ]
+        *others, last = commands
+        calls = [*(command.call(into) for command in others), last.call(into, self._event)]
+        self._calls = Calls([*calls, (LOADER.clFlush, (into,), "start what is enqueued")])
 
     def enqueue(self) -> Any:
         """Enqueue all; the pyopencl Event of the last. Raises DeviceError."""
-        call_all(self._calls)
+        self._calls.make()
         return owned(self._event)
-
-
-def call_all(calls: Sequence[Call]) -> None:
-    """Make the calls, as fast as Python can; raise DeviceError at the first that is refused."""
-    for function, args, doing in calls:
-        code = function(*args)
-        if code:
-            raise refused(doing, function.__name__, code)
 
 
 def owned(event: ctypes.c_void_p) -> Any:
@@ -137,9 +146,20 @@ def owned(event: ctypes.c_void_p) -> Any:
     return cl.Event.from_int_ptr(event.value, retain=False)
 
 
-def handle(owner: Any) -> ctypes.c_void_p:
-    """Return the driver's object behind one of pyopencl, which must outlive it."""
-    return ctypes.c_void_p(owner.int_ptr)
+def handle(owner: Any) -> Any:
+    """Return the argument for the driver's object behind one of pyopencl, which must outlive it."""
+    return ctypes.c_void_p.from_param(owner.int_ptr)
+
+
+@lru_cache(1024)  # many launches have the same, which then stay in the processor's caches
+def _three(x: int, y: int, z: int) -> Any:
+    """Return the argument for an array of three sizes."""
+    return ctypes.byref((ctypes.c_size_t * 3)(x, y, z))
+
+
+def _size(value: int) -> Any:
+    """Return the argument for a size."""
+    return ctypes.c_void_p.from_param(value)  # of a pointer's width, like every size_t
 
 
 class RunningNow(threading.local):
