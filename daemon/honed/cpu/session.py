@@ -127,9 +127,7 @@ class Session:
 
     ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`, and not at all once it does
     not load or run so and does without; `lowered` is then what ONNX Runtime said. A model that does not load
-    without optimisation is optimised. Threads that are `spinning`
-    wait actively for each other within a run, which takes less time where there are processors to spare. An
-    `arena` keeps memory from run to run, where the process may have enough.
+    without optimisation is optimised.
     """
 
     def __init__(
@@ -138,8 +136,6 @@ class Session:
         threads: int,
         *,
         level: str = HIGHEST,
-        spinning: bool = True,
-        arena: bool = True,
         alone: bool = False,
     ) -> None:
         """Load the model at `path`.
@@ -147,8 +143,7 @@ class Session:
         Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError. A model
         that is `alone` has all of its data inside: nothing beside its file is read.
         """
-        self._threads, self._spinning, self._arena = threads, spinning, arena
-        self._level, self.lowered, self._tries = level, "", _PLAIN_TRIES
+        self._threads, self._level, self.lowered, self._tries = threads, level, "", _PLAIN_TRIES
         model, given = _given(path, alone=alone)
         self._path, self._alone = path, alone
         try:
@@ -257,7 +252,7 @@ class Session:
         return _given(self._path, alone=self._alone, by_names=self._by_names)[1]
 
     def _options(self) -> onnxruntime.SessionOptions:
-        return _options(self._threads, self._level, self._spinning, self._arena)
+        return _options(self._threads, self._level)
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
@@ -346,11 +341,11 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
         raise ModelRefused(f"ONNX Runtime cannot run the model: {said(error)}") from error
 
 
-def _options(threads: int, level: str, spinning: bool, arena: bool = True) -> onnxruntime.SessionOptions:
+def _options(threads: int, level: str) -> onnxruntime.SessionOptions:
     # An arena keeps what a model took at its largest, for good, and grows by doubling.
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    arena = arena and (most == resource.RLIM_INFINITY or most >= _ARENA_FROM)
-    return session_options(onnxruntime, threads, level, spinning=spinning, arena=arena)
+    arena = most == resource.RLIM_INFINITY or most >= _ARENA_FROM
+    return session_options(onnxruntime, threads, level, spinning=True, arena=arena)
 
 
 def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) -> Interface:

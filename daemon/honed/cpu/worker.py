@@ -8,11 +8,9 @@ a device does. A file has one probe, a run on zeros, which shows whether it ends
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,40 +57,18 @@ _TIMED = frozenset(each.method for each in (RunTurn, WarmUp, ProfileModel))
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A session, what was asked for, and its processors, () where all are alike."""
+    """A session, and what was asked for."""
 
     session: Session
     asked: SessionAsked
-    processors: tuple[int, ...]
-
-
-class _Here(threading.local):
-    """The processors on which this thread runs, () where all are alike or it was not moved yet."""
-
-    processors: tuple[int, ...] = ()
 
 
 class CpuEngine(Host):
-    """The loaded models by key.
+    """The loaded models by key."""
 
-    Those that are to have more threads than others run on `all_processors`. With `fixed`, all models have
-    `threads`, whatever is asked for.
-    """
-
-    def __init__(
-        self,
-        connected: socket.socket,
-        threads: ThreadPlacement,
-        bound: str,
-        all_processors: tuple[int, ...] = (),
-        *,
-        fixed: bool = False,
-    ) -> None:
+    def __init__(self, connected: socket.socket, threads: ThreadPlacement, bound: str) -> None:
         super().__init__(connected, bound)
         self._threads = threads
-        self._all_processors = all_processors
-        self._fixed = fixed
-        self._here = _Here()
         self._models: dict[str, _Loaded] = {}
         self._sequences = HeldSequences()
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
@@ -102,14 +78,7 @@ class CpuEngine(Host):
         held = self._models.get(key)
         if held is None:
             raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
-        if held.processors != self._here.processors:
-            self._move(held.processors)
         return held.session
-
-    def _move(self, where: tuple[int, ...]) -> None:
-        """Have this thread run on these processors, and the threads that it starts."""
-        os.sched_setaffinity(0, where)
-        self._here.processors = where
 
     def begin_call(self, call: CallUnderWay) -> None:
         """Have ONNX Runtime end what it runs for the call when nobody waits for that any more."""
@@ -137,19 +106,10 @@ class CpuEngine(Host):
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        held, threads = self._models.get(call.key), self._threads.threads
-        if call.threads and not self._fixed:
-            threads = call.threads
-        asked = SessionAsked(call.level, threads, call.spinning, call.arena, call.half)
+        held, asked = self._models.get(call.key), SessionAsked(call.level, call.half)
         if held is None or held.asked != asked:  # the one before answers until this one is there
-            where = self._threads.processors
-            if where:
-                where = where if threads <= self._threads.threads else self._all_processors
-                self._move(where)
-            session = Session(
-                Path(call.path), threads, level=call.level, spinning=call.spinning, arena=call.arena
-            )
-            self._models[call.key] = held = _Loaded(session, asked, where)
+            session = Session(Path(call.path), self._threads.threads, level=call.level)
+            self._models[call.key] = held = _Loaded(session, asked)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
@@ -224,9 +184,7 @@ def _probes(compiled: str) -> list[dict[str, Array]]:
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     _, threads, bound, _ = arguments
-    connected = connect(arguments)
-    everywhere = tuple(sorted(os.sched_getaffinity(0)))
-    CpuEngine(connected, prepare(int(threads)), bound, everywhere, fixed=threads != "0").serve()
+    CpuEngine(connect(arguments), prepare(int(threads)), bound).serve()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from .background import Background
 from .changes.add import ModelInstaller
 from .changes.change import Changes
 from .changes.publish import EngineRechoice, Publisher
-from .changes.sessions import SessionTuning
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
+from .core.model import ServedModel
 from .core.state import Registry
 from .feature import Feature
 from .features.batching import Batcher
 from .features.beside import Beside
 from .features.decoders import Decoders
+from .features.half import HalfForms
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
 from .features.user_models import Receiver, SharesFile, UserModels
@@ -40,6 +42,7 @@ from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import UsageLog
 from .serving.commits import Commits
+from .serving.loader import VersionComparer
 from .serving.pool import Pool
 from .settings.places import records_in
 from .store.inspect import Inspector
@@ -144,26 +147,23 @@ class ServiceParts:
 async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """Build the parts of the service that depend on `base`."""
     publisher, pipeline = _publisher(base), _pipeline(base)
-    allowed = os.sched_getaffinity(0)
-    found = await in_thread(processors, Path("/"), allowed)
-    placed = first_placement(found, base.config.cpu.threads)
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
+    base.pool.version_comparer = partial(_version_comparer, features)
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
     idly: list[Feature] = [
         *features,
         EngineRechoice(changes=base.changes, registry=base.registry, leasing=base.leasing),
     ]
-    if base.pool.cpu is not None and base.config.cpu.threads == 0:
+    if base.pool.cpu is not None and half_arithmetic(Path("/")):
+        found = await in_thread(processors, Path("/"), os.sched_getaffinity(0))
         idly.append(
-            SessionTuning(
+            HalfForms(
                 changes=base.changes,
                 registry=base.registry,
                 leasing=base.leasing,
                 store=base.store,
-                placed=placed,
-                everywhere=len(allowed),
-                half=half_arithmetic(Path("/")),
+                placed=first_placement(found, base.config.cpu.threads),
             )
         )
     base.changes.forget = [*known, *(each.forget for each in idly)]
@@ -176,6 +176,10 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
         watch=KernelWatch(base.pool.workers),
     )
+
+
+def _version_comparer(features: Sequence[Feature], entry: ServedModel) -> VersionComparer | None:
+    return next((found for each in features if (found := each.version_comparer(entry))), None)
 
 
 async def _features(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from honed.daemon.core.model import ServedModel
+from honed.daemon.serving.loader import VersionComparer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Callbacks, Connection, WithDescriptors
@@ -125,6 +126,13 @@ class Feature:
 
     def forget(self, model: str) -> None:
         """Forget a model or a variant that was removed."""
+
+    def version_comparer(self, entry: ServedModel) -> VersionComparer | None:
+        """Return what compares versions of a model in the place of plain runs; None: these will do.
+
+        The feature then compares the model's engines by itself, too.
+        """
+        return None
 
     # While nobody asks
 

@@ -46,6 +46,28 @@ def without_raced_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[st
     return {name: on_default(manifest) for name, manifest in models.items()}
 
 
+def without_chosen_sessions(models: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """Return the models; honed 0.1 chose threads and arenas, with which it had checked their answers."""
+    found, altered = dict(models), []
+    for name, manifest in models.items():
+        check = manifest.optimisation
+        if check is None or (session := check.session) is None:
+            continue
+        on_first = session.first.startswith(f"{session.threads} thread")  # as all models run
+        kept = dataclasses.replace(session, threads=0, spinning=True, arena=None)
+        if kept != session:
+            altered.append(name)
+            check = dataclasses.replace(check, session=kept if session.half and on_first else None)
+            found[name] = dataclasses.replace(manifest, optimisation=check)
+    if altered:
+        _log.warning(
+            "honed no longer chooses threads and memory arenas of ONNX Runtime for each model: %s %s as all "
+            "others do, and there is nothing to do",
+            ", ".join(altered), "runs" if len(altered) == 1 else "run",
+        )  # fmt: skip
+    return found
+
+
 async def fill(
     pool: Pool, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
 ) -> list[tuple[Manifest, str]]:

@@ -162,7 +162,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     base = await assembly.founded(config, store, listening)
-    models = restoring.without_raced_devices(base.pool, models)
+    models = restoring.without_raced_devices(base.pool, restoring.without_chosen_sessions(models))
     broken = await restoring.fill(base.pool, store, models, systemd, config.serve.engine)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in config.notes:

@@ -286,28 +286,24 @@ class ComparedOutput:
 
 
 class SessionAsked(NamedTuple):
-    """How ONNX Runtime is asked to run a file: how far it is optimised, and as `SessionSettings` has it."""
+    """How ONNX Runtime is asked to run a file: how far it is optimised, and the SHA-256 of its fp16 form."""
 
     level: str = "none"
-    threads: int = 0
-    spinning: bool = True
-    arena: bool = True
     half: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """How ONNX Runtime runs a model, as comparing in idle time chose it.
+    """How ONNX Runtime runs a model, as comparing its fp16 form with it in idle time chose it.
 
-    A run has so many `threads`, which wait actively for each other if they are `spinning`, and takes `us`
-    microseconds. 0 threads: it runs as every model does at first, on what `first` describes, in `first_us`.
-    Where other programs were busy meanwhile, with `others_percent` of the processors, it is looked for again.
-    Memory is kept from run to run unless `arena` is False. `half` is the SHA-256 of the model's fp16 form if
-    that is run in place of the model.
+    `half` is the SHA-256 of that form if it serves. A run takes `us` microseconds, and `first_us` in fp32, on
+    the threads that `first` describes; both are 0 where the form is not right. Where other programs were busy
+    meanwhile, with `others_percent` of the processors, both are compared again. Other values than their
+    defaults in `threads`, `spinning` and `arena` are of honed 0.1, which chose them as well.
     """
 
-    threads: int
-    spinning: bool
+    threads: int = 0
+    spinning: bool = True
     us: float
     first_us: float
     first: str
@@ -317,16 +313,12 @@ class SessionSettings:
 
     def __str__(self) -> str:
         """Return it for people."""
-        at_first = f"{self.first_us / 1e3:.3g} ms on {self.first}"
+        if not self.first_us:
+            return f"{self.first}; its answers in fp16 are not right"
+        in_fp32 = f"{self.first_us / 1e3:.3g} ms in fp32 on {self.first}"
         if self.others_percent is not None:
-            at_first += f", measured while other programs took {self.others_percent:.0f} % of the processors"
-        if not self.threads:
-            return f"{at_first}; no other number is faster"
-        count = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        waiting = " that do not spin" if self.threads > 1 and not self.spinning else ""
-        memory = ", without a memory arena" if self.arena is False else ""
-        half = " in fp16" if self.half else ""
-        return f"{self.us / 1e3:.3g} ms{half} on {count}{waiting}{memory}; {at_first}"
+            in_fp32 += f", measured while other programs took {self.others_percent:.0f} % of the processors"
+        return f"{self.us / 1e3:.3g} ms in fp16; {in_fp32}" if self.half else f"{in_fp32}; fp16 is no faster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,10 +345,7 @@ class OptimisationCheck:
         """How the CPU engine is asked to run the model."""
         if not self.checked:  # whatever `level` is: in stores of earlier versions it is "all"
             return SessionAsked()
-        if (chosen := self.session) is None:
-            return SessionAsked(self.level)
-        arena, half = chosen.arena is not False, chosen.half or ""
-        return SessionAsked(self.level, chosen.threads, chosen.spinning, arena, half)
+        return SessionAsked(self.level, (self.session and self.session.half) or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
+from honed.daemon.worker.calls import ComparedTurn
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
 from honed.runtime import Client
@@ -697,14 +698,14 @@ class Turns:
         self.pid = 0
         self._ns, self._fails = ns, fails
 
-    async def turn(self, _: str, __: Path, turn: int) -> int:
+    async def turn(self, _: str, __: Path, turn: int) -> ComparedTurn:
         return await self.alone("", turn)
 
-    async def alone(self, _: str, turn: int) -> int:
+    async def alone(self, _: str, turn: int) -> ComparedTurn:
         if self._fails:
             raise WorkerDied("it crashed")
         self.turns.append(turn)
-        return self._ns
+        return ComparedTurn(ns=self._ns)
 
 
 def test_engines_run_in_turns_and_the_compiled_form_serves_where_that_is_not_possible() -> None:

@@ -20,12 +20,13 @@ from honed.daemon.core.model import ServedModel, VersionTrial
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
+from honed.daemon.serving.trial import TrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled, summarise
 from honed.daemon.store.files import StoredFile, describe
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store, new_version
-from honed.daemon.store.versions import ComparisonResult, first, succeed
+from honed.daemon.store.versions import first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked, ModelPublished
 from honed.runtime.comparison import Comparison
@@ -49,8 +50,8 @@ class Loader:
     async def load(self, key: str, path: str, **_: object) -> LoadedProof:
         return LoadedProof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
-    async def compare(self, old: str, new: str, allowance: float) -> ComparisonResult:
-        return ComparisonResult(runs=Comparison(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
+    async def compare(self, old: str, new: str, allowance: float) -> TrialResult:
+        return TrialResult(runs=Comparison(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
 
 
 async def _at_once(seconds: float) -> None:
@@ -71,6 +72,9 @@ class Pool:
         for action in self.machine.handle(event, 0.0, 0.0):
             if isinstance(action, Persist):
                 self.persisting.append(asyncio.ensure_future(self._commits.persist(action.model)))
+
+    def version_comparer(self, _: ServedModel) -> None:
+        """Return nothing: plain runs will do."""
 
     def device_of(self, _: ServedModel) -> SimpleNamespace:
         return self._server

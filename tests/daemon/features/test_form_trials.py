@@ -13,6 +13,7 @@ import pytest
 from honed.daemon.features.decoding import Decoder, Form, decoder_of
 from honed.daemon.features.form_trials import FormTrial
 from honed.daemon.serving.selection import EngineChoice
+from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepRan
 from honed.protocol.errors import InvalidArgument
 from tests.daemon.features.test_decoders import OPTIMUM
@@ -30,6 +31,8 @@ class Engine:
     most: int = 1 << 30  # rows that it takes
     set: list[int] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
+    of: list[tuple[str, int]] = field(default_factory=list)  # which model and which sequence each step was of
+    faster: float = 1.0  # times as long as the others the model "faster" takes
     pid: int = 0
     engine: Any = field(default_factory=lambda: SimpleNamespace(on_processor=False, fingerprint="x"))
 
@@ -40,11 +43,12 @@ class Engine:
         assert isinstance(call, RunStep)
         assert call.last_token == ("logits",)
         self.steps.append((call.rows, call.count))
+        self.of.append((call.run.key, call.sequence))
         after = call.rows + call.count
         if after > self.most:
             raise InvalidArgument("it has no such place")
         logits = np.linspace(-1, 1, WORDS) + (self.off if after > self.wrong else 0)
-        ns = int(self.ms * 1e6)
+        ns = int(self.ms * 1e6 * (self.faster if call.run.key == "faster" else 1.0))
         result = InferenceResult(
             raw=(logits.astype(np.float16).tobytes(),),
             shapes=((1, 1, WORDS),),
@@ -56,21 +60,23 @@ class Engine:
         return StepRan(result=result, rows=after, nbytes=0)
 
 
-def choice(form: Form, device: Engine, cpu: Engine) -> EngineChoice:
+def trial(form: Form, device: Engine, key: str, numbers: tuple[int, int, int]) -> FormTrial:
     known = decoder_of(OPTIMUM, {})
     assert isinstance(known, Decoder)
     entry = SimpleNamespace(name="m", manifest=SimpleNamespace(source_key="source", owner=None))
-    trial = FormTrial(
+    return FormTrial(
         decoder=known,
         form=form,
         entry=cast(Any, entry),
         device=cast(Any, device),
-        key="form",
-        cpu=cast(Any, cpu),
+        key=key,
         max_answer_bytes=1 << 30,
-        numbers=(1, 2, 3),
+        numbers=numbers,
     )
-    return asyncio.run(trial.choice())
+
+
+def choice(form: Form, device: Engine, cpu: Engine) -> EngineChoice:
+    return asyncio.run(trial(form, device, "form", (1, 2, 3)).beside_file(cast(Any, cpu)))
 
 
 def test_a_token_is_timed_at_three_fill_levels_with_the_state_in_place() -> None:
@@ -107,3 +113,18 @@ def test_what_an_engine_refuses_is_why() -> None:
     found = choice(Form(64, 256), Engine(1.0), Engine(9.0, most=200))
     assert (found.engine, found.times) == ("cpu", None)
     assert found.why == "the compiled form cannot run steps: it has no such place"
+
+
+@pytest.mark.parametrize(("form", "steps"), [(Form(1, 256), 1), (Form(64, 256), 2)])
+@pytest.mark.parametrize(("faster", "holds"), [(0.5, True), (0.99, False)])
+def test_versions_of_a_form_take_turns_at_steps_each_with_sequences_of_its_own(
+    form: Form, steps: int, faster: float, holds: bool
+) -> None:
+    device = Engine(2.0, faster=faster)
+    served, successor = trial(form, device, "served", (1, 2, 3)), trial(form, device, "faster", (4, 5, 6))
+    result = asyncio.run(served.beside_successor(successor, 1 / GAIN))
+    assert result.runs.holds is holds
+    assert (result.first_us, result.second_us) == pytest.approx((6e3 * steps, 6e3 * steps * faster))
+    room = 192 if form.tokens == 1 else 128
+    assert device.set == [room // 2, room] * 2, "the state is there before a step is timed"
+    assert set(device.of) == {("served", n) for n in (1, 2, 3)} | {("faster", n) for n in (4, 5, 6)}

@@ -159,7 +159,7 @@ from honed.cpu.session import _options
 from honed.process.limits import limit_data
 
 limit_data(int(sys.argv[1]) << 20)
-print(_options(1, "all", False).enable_cpu_mem_arena)
+print(_options(1, "all").enable_cpu_mem_arena)
 """
 
 

@@ -137,7 +137,7 @@ def test_a_form_in_fp16_is_kept_as_long_as_onnx_runtime_is_to_run_it(store: Stor
     form.write_bytes(b"half")
     key = store.keep(form)
     assert store.keep(form) == key
-    session = SessionSettings(threads=4, spinning=True, us=1.0, first_us=2.0, first="4 threads", half=key)
+    session = SessionSettings(us=1.0, first_us=2.0, first="4 threads", half=key)
     found = OptimisationCheck(level="all", checked=True, error=0.0, why="", seconds=1.0, session=session)
     halved = dataclasses.replace(manifest, optimisation=found)
     store.commit(halved, [])

@@ -141,23 +141,12 @@ class OptimisationChecks:
     async def settle(self, manifest: Manifest, session: SessionSettings) -> SessionSettings | None:
         """Have a model run in this session, and return the settings that it has then.
 
-        It runs as at first where its answers are wrong, or where they could not be checked. Returns None, and
-        changes nothing, where the file was checked anew meanwhile.
+        Returns None, and changes nothing, where the file was checked anew meanwhile.
         """
         key, known = manifest.source_key, manifest.optimisation
         async with self._turn:
             if known is None or self._registry.optimisation(key) != known:
                 return None
-            if session.threads and session.half is None:
-                found = await self._found(manifest, session.threads)
-                if not found.checked or found.level != known.level:
-                    why = found.why or "its answers differ"
-                    _log.warning(
-                        "model %s: it keeps its threads, not %d: %s", manifest.name, session.threads, why
-                    )
-                    session = dataclasses.replace(
-                        session, threads=0, spinning=True, us=session.first_us, arena=None
-                    )
             await self._adopt(manifest, key, dataclasses.replace(known, session=session))
             return session
 

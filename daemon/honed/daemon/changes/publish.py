@@ -30,10 +30,11 @@ from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice, choose, compare
+from honed.daemon.serving.trial import TrialResult
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.store import new_version, version_file
-from honed.daemon.store.versions import GAIN, LOSS, ComparisonResult, check_new, go_back, settle, succeed
+from honed.daemon.store.versions import GAIN, LOSS, check_new, go_back, settle, succeed
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import results, strict
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound, Unavailable
@@ -167,12 +168,13 @@ class Publisher:
                 await server.loader.load(entry.key, str(path))
             proof = await server.loader.load(key, str(successor.path), foreground=False)
             allowance = 1 / GAIN if successor.must is _Must.BE_FASTER else LOSS
-            compared = await server.loader.compare(entry.key, key, allowance)
+            compare = self.pool.version_comparer(entry) or type(server.loader).compare
+            compared = await compare(server.loader, entry.key, key, allowance)
         except WorkerDied as error:
             return await _turned_away(change, entry, version, f"the worker ended when it ran it: {error}")
         except ModelRefused as error:
             return await _turned_away(change, entry, version, failure(error))
-        version = dataclasses.replace(version, old_us=compared.old_us, new_us=compared.new_us)
+        version = dataclasses.replace(version, old_us=compared.first_us, new_us=compared.second_us)
         objection = compared.objection
         if objection and (compared.wrong or successor.must is not _Must.BE_RIGHT):
             return await _turned_away(change, entry, version, objection if compared.wrong else "", objection)
@@ -185,7 +187,8 @@ class Publisher:
         """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
-        if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted) or self.pool.apart(entry):
+        apart = self.pool.version_comparer(entry) is not None
+        if cpu is None or apart or "cpu" in (manifest.pinned_engine, manifest.wanted):
             return EngineChoice("cpu", manifest.why)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
@@ -396,16 +399,20 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
 
 
 def _accepted(
-    entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: ComparisonResult
+    entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: TrialResult
 ) -> ModelPublished:
     """Return the result for a successor that was accepted, and log it."""
-    ratio = compared.old_us / compared.new_us
+    ratio = compared.first_us / compared.second_us
     sentence = f"version {version.number} is served, {ratio:.2f} times as fast"
     if choice is not None and choice.engine == "cpu":
         sentence = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
     _log.info("model %s: %s", entry.name, sentence)
-    return strict.copy_fields(
-        ModelPublished, compared, published=True, version=version.number, sentence=sentence
+    return ModelPublished(
+        published=True,
+        version=version.number,
+        sentence=sentence,
+        old_us=compared.first_us,
+        new_us=compared.second_us,
     )
 
 

@@ -16,7 +16,8 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,9 +31,11 @@ from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.in_flight import PendingRequest
+from honed.daemon.serving.loader import Loader, VersionComparer
 from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice
+from honed.daemon.serving.trial import TrialResult
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
@@ -50,6 +53,7 @@ from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
 from honed.protocol.params import InferOptions, InferParams, InputTensor
 from honed.protocol.strict import Map
+from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
 
 from .decoding import FORMS, Decoder, Form, Piece, decoder_of, pieces, rows_of
@@ -87,7 +91,6 @@ class Decoders(Feature):
 
     def __post_init__(self) -> None:
         self.maker.trial = self.trial
-        self.pool.apart = lambda model: self.form_of(model) is not None
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Run the steps of a model's sequences where their state is, if that grows."""
@@ -332,28 +335,51 @@ class Decoders(Feature):
         form = decoder.form_of(shapes) if decoder is not None else None
         if decoder is None or form is None:
             return None
-        numbers = next(self._numbers), next(self._numbers), next(self._numbers)
-        trial = FormTrial(
-            decoder=decoder,
-            form=form,
-            entry=entry,
-            device=device.loader,
-            key=key,
-            cpu=cpu.loader,
-            max_answer_bytes=self.limits.max_answer_bytes,
-            numbers=numbers,
-        )
 
         async def choice() -> EngineChoice:
-            try:
-                found = await trial.choice()
-            finally:
-                self.sequencer.sequences.ended += numbers
+            with self._form_trial(entry, decoder, form, device.loader, key) as trial:
+                found = await trial.beside_file(cpu.loader)
             if found.times is None:
                 self._refused.add(key)
             return found
 
         return choice()
+
+    def version_comparer(self, entry: ServedModel) -> VersionComparer | None:
+        """Have two versions of a form compared as steps, once their answers were."""
+        if (form := self.form_of(entry)) is None:
+            return None
+
+        async def compare(device: Loader, old: str, new: str, allowance: float) -> TrialResult:
+            answers = await device.compare(old, new, allowance, most=LEAST)
+            if answers.wrong:
+                return answers
+            with (
+                self._form_trial(*form, device, old) as before,
+                self._form_trial(*form, device, new) as successor,
+            ):
+                return await before.beside_successor(successor, allowance)
+
+        return compare
+
+    @contextmanager
+    def _form_trial(
+        self, entry: ServedModel, decoder: Decoder, form: Form, device: Loader, key: str
+    ) -> Iterator[FormTrial]:
+        """Make a trial of a form; its sequences end with it."""
+        numbers = next(self._numbers), next(self._numbers), next(self._numbers)
+        try:
+            yield FormTrial(
+                decoder=decoder,
+                form=form,
+                entry=entry,
+                device=device,
+                key=key,
+                max_answer_bytes=self.limits.max_answer_bytes,
+                numbers=numbers,
+            )
+        finally:
+            self.sequencer.sequences.ended += numbers
 
     def background(self, *, idle: bool) -> Work | None:
         """Compare forms with ONNX Runtime that were not, or whose times do not hold any more."""

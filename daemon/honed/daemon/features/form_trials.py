@@ -1,4 +1,4 @@
-"""Whether a compiled form of a decoder is to serve: it is right, and as fast as ONNX Runtime.
+"""Whether a compiled form of a decoder, or a new version of it, is to serve: it is right and fast enough.
 
 A form hides the room that is not used, which a model may not mind, so that its answers are compared with ONNX
 Runtime's at several fill levels. Then both run steps in turns at these levels, each with its state where it
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from honed.daemon.aio import in_thread
@@ -17,7 +18,8 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import Loader
 from honed.daemon.serving.plan import CheckedForm
 from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
-from honed.daemon.worker.calls import RunStep, SetSequence, StepRan
+from honed.daemon.serving.trial import Trial, TrialResult
+from honed.daemon.worker.calls import ComparedTurn, RunStep, SetSequence, StepRan
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.daemon.worker.step_inputs import Step
 from honed.protocol.errors import HonedError
@@ -36,33 +38,32 @@ _UNBOUNDED: Final = 1 << 62  # bytes of state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormTrial:
-    """A form, loaded on the device under `key`, beside the file of `entry`, loaded in the CPU engine.
-
-    `numbers` are of sequences that nobody else uses.
-    """
+    """A form of `entry`, loaded on the device under `key`; `numbers` are of sequences of its own."""
 
     decoder: Decoder
     form: Form
     entry: ServedModel
     device: Loader
     key: str
-    cpu: Loader
     max_answer_bytes: int
     numbers: tuple[int, int, int]
 
-    async def choice(self) -> EngineChoice:
-        """Return the engine that is to run steps of that size; without times where the form is not right."""
+    async def beside_file(self, cpu: Loader) -> EngineChoice:
+        """Return the engine that is to run steps of that size; without times where the form is not right.
+
+        The CPU engine has loaded the file of `entry`.
+        """
         try:
-            worst = await self._difference()
+            worst = await self._difference(cpu)
             if not worst <= _ALLOWED:
                 return EngineChoice(
                     "cpu",
                     f"the compiled form differs by {worst:.2g} of the largest value from ONNX Runtime, and "
                     f"{_ALLOWED:g} is allowed",
                 )
-            for level in range(len(self.numbers)):
-                await self._begin(level, self._levels[level])
-            times = await engines_timed(self.device, self.cpu, self._by_form, self._by_file)
+            for level, rows in enumerate(self._levels):
+                await self._begin(level, rows, self.device, cpu)
+            times = await engines_timed(self.device, cpu, self._by_form, partial(self._by_file, cpu))
         except HonedError as error:
             return EngineChoice("cpu", f"the compiled form cannot run steps: {error}")
         of = len(self.numbers)
@@ -71,6 +72,13 @@ class FormTrial:
         levels = " and ".join((", ".join(map(str, self._levels[:-1])), str(self._levels[-1])))
         tokens = f"{self._tokens} token{'s' * (self._tokens > 1)}"
         return dataclasses.replace(choice, why=f"{choice.why}, as steps of {tokens} after {levels} others")
+
+    async def beside_successor(self, successor: FormTrial, allowance: float) -> TrialResult:
+        """Have both versions of a form run steps in turns; raise a HonedError where one cannot."""
+        for version in (self, successor):
+            for level, rows in enumerate(self._levels):
+                await version._begin(level, rows, self.device)
+        return await Trial(self._by_form, successor._by_form, allowance).run()
 
     @property
     def _tokens(self) -> int:
@@ -92,14 +100,15 @@ class FormTrial:
         yield from ((0, (tokens + 1, tokens - 1)), (capacity // 2 - tokens, (tokens + 1,)))
         yield from ((capacity - tokens, (3,)), (capacity - tokens, (tokens,)))
 
-    async def _difference(self) -> float:
+    async def _difference(self, cpu: Loader) -> float:
         """Return how far the answers of the form are from ONNX Runtime's, of the largest value."""
         worst = 0.0
         for before, counts in self._checks():
-            await self._begin(0, before)
+            await self._begin(0, before, self.device, cpu)
             for count in counts:
-                steps = self._steps(0, Step(1, count, before))
-                expected, found = await steps.by_file(self.entry), await steps.by_forms({self.form: None})
+                step = Step(1, count, before)
+                expected = await self._steps(0, step, cpu).by_file(self.entry)
+                found = await self._steps(0, step, self.device).by_forms({self.form: None})
                 _, last = found[-1]
                 for at, output in enumerate(self.decoder.without_state.outputs):
                     # The last token has seen all others; a vocabulary of 150,000 takes a while to compare.
@@ -108,32 +117,29 @@ class FormTrial:
                 before += count
         return worst
 
-    async def _begin(self, level: int, rows: int) -> None:
-        """Have both engines go on with a sequence of so many made-up rows."""
+    async def _begin(self, level: int, rows: int, *engines: Loader) -> None:
+        """Have engines go on with a sequence of so many made-up rows."""
         if rows:
             held = self.decoder.held(Step(1, 1, 0))
-            call = SetSequence(sequence=self.numbers[level], rows=rows, tensors=held)
-            await self.cpu.step(call)
-            await self.device.step(call)
+            for engine in engines:
+                await engine.step(SetSequence(sequence=self.numbers[level], rows=rows, tensors=held))
 
-    async def _by_form(self, turn: int) -> int:
-        ran = [await steps.by_forms({self.form: None}) for steps in self._turn(turn)]
-        return sum(_ns(one) for found in ran for _, one in found)
+    async def _by_form(self, turn: int) -> ComparedTurn:
+        ran = [await steps.by_forms({self.form: None}) for steps in self._turn(turn, self.device)]
+        return ComparedTurn(ns=sum(_ns(one) for found in ran for _, one in found))
 
-    async def _by_file(self, turn: int) -> int:
-        return sum([_ns(await steps.by_file(self.entry)) for steps in self._turn(turn)])
+    async def _by_file(self, cpu: Loader, turn: int) -> ComparedTurn:
+        return ComparedTurn(ns=sum([_ns(await steps.by_file(self.entry)) for steps in self._turn(turn, cpu)]))
 
-    def _turn(self, turn: int) -> Iterator[Steps]:
+    def _turn(self, turn: int, engine: Loader) -> Iterator[Steps]:
         """Yield the steps of a turn, one at each fill level; a step can be run again from where it began."""
         on = turn % _ROWS if self.form.tokens == 1 else 0
         for level, rows in enumerate(self._levels):
-            yield self._steps(level, Step(1, self._tokens, rows + on))
+            yield self._steps(level, Step(1, self._tokens, rows + on), engine)
 
-    def _steps(self, level: int, step: Step) -> Steps:
+    def _steps(self, level: int, step: Step, engine: Loader) -> Steps:
         async def ask(model: ServedModel | None, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
-            if model is None:
-                return await self.device.step(asked(self.key))
-            return await self.cpu.step(asked(model.manifest.source_key))
+            return await engine.step(asked(self.key if model is None else model.manifest.source_key))
 
         params, regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
         params = dataclasses.replace(params, parameters=InferOptions(last_token=True))

@@ -7,6 +7,8 @@ import dataclasses
 import hashlib
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +20,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.store import Manifest, Store
-from honed.daemon.store.versions import LOSS, ComparisonResult
+from honed.daemon.store.versions import LOSS
 from honed.daemon.worker.builder import BuilderLost, BuildProcess, Progress
 from honed.daemon.worker.calls import (
     BuildModel,
@@ -40,7 +42,9 @@ from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked, SessionAsked
 from honed.runtime import HONED_VERSION
-from honed.runtime.comparison import MOST, Comparison
+from honed.runtime.comparison import MOST
+
+from .trial import Trial, TrialResult
 
 # ---- Which files a device has answered rightly for, remembered over restarts of the service ----
 #
@@ -192,13 +196,13 @@ class Loader:
             return messages.Disproved(action.deployment, str(error))
         return messages.Proven(action.deployment, outputs)
 
-    async def judge(self, action: messages.Judge) -> messages.Event:
-        """Compare a successor with the version before on what clients sent since."""
+    async def judge(self, action: messages.Judge, comparer: VersionComparer | None) -> messages.Event:
+        """Compare a successor with the version before on what clients sent since; None: by plain runs."""
         model, before = action.model, action.before
         try:
             # It is there already, unless the worker was started anew.
             await self.load(before.key, str(self._store.form(before.manifest, before.key)))
-            compared = await self.compare(before.key, model.key, LOSS)
+            compared = await (comparer or Loader.compare)(self, before.key, model.key, LOSS)
         except WorkerDied as error:
             return messages.JudgingBroken(model.number, str(error))
         except HonedError as error:
@@ -223,9 +227,8 @@ class Loader:
         One that requests may wait for does not `give_way` to others.
         """
         worker = self._supervisor.starts
-        await self._supervisor.open()
         asked = self._models.asked(key)
-        built = await self._built(key, self._store.run_as(path, asked.half), asked)
+        built = await self.try_session(key, self._store.run_as(path, asked.half), asked)
         outputs: tuple[ComparedOutput, ...] = ()
         probes = tuple(range(built.probes))
         enough = 1 if self._proofs().knows(key) else len(probes)
@@ -243,20 +246,16 @@ class Loader:
             engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
-    async def _built(self, key: str, path: str, asked: SessionAsked) -> BuiltModel:
-        """Have the worker load a file; the CPU engine runs it as `asked`.
+    async def try_session(self, key: str, path: str, asked: SessionAsked) -> BuiltModel:
+        """Have the worker load a file, perhaps once more under another `key`; the CPU engine as `asked`.
 
         It loads files beside its other calls, and would find one there that it is about to unload.
         """
+        await self._supervisor.open()
         while (unloaded := self._unloading.get(key)) is not None:
             await unloaded.wait()
         build = BuildModel(key=key, path=path, **asked._asdict())
         return await self._supervisor.call(build, seconds=self._limits.load_seconds)
-
-    async def try_session(self, key: str, path: str, asked: SessionAsked) -> None:
-        """Have the CPU engine load a file that it runs already once more, under a `key` of its own."""
-        await self._supervisor.open()
-        await self._built(key, path, asked)
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
         """Run a probe, and return the worst of every output so far.
@@ -275,47 +274,38 @@ class Loader:
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> ComparisonResult:
+    async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> TrialResult:
         """Run two loaded files in turns, `most` pairs at most; inferences wait for one run at most.
 
-        Each set of inputs is run at least once. Stops at the first wrong answer. Raises WorkerDied where the
-        worker died of it.
+        Raises WorkerDied where the worker died of it.
         """
-        runs, wrong, sets = Comparison(allowance, most), "", 1
+
+        async def run(which: int, turn: int) -> ComparedTurn:
+            return await self._careful(CompareTurn(old=old, new=new, pair=turn, which=which))
+
         async with self.comparing:
-            while not wrong and (runs.tried < sets or not runs.done):
-                seconds, clocks = [0.0, 0.0], list[int | None]((None, None))
-                for which in runs.order:
-                    call = CompareTurn(old=old, new=new, pair=runs.tried, which=which)
-                    ran = await self._careful(call)
-                    seconds[which], wrong, sets = ran.ns / 1e9, ran.wrong, ran.sets
-                    clocks[which] = ran.clock_hz
-                runs.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
-        return ComparisonResult(runs=runs, wrong=wrong)
+            return await Trial(partial(run, 0), partial(run, 1), allowance, most=most).run()
 
-    async def turn(self, key: str, compiled: Path, turn: int) -> int:
-        """Run a model of the CPU engine once, and return nanoseconds.
-
-        Its inputs are those of the probes of its compiled form.
-        """
+    async def turn(self, key: str, compiled: Path, turn: int) -> ComparedTurn:
+        """Run a model of the CPU engine once, on inputs of the probes of its compiled form."""
         await self._quiet()
-        return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
+        return await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))
 
-    async def turn_on_zeros(self, key: str, inputs: tuple[GivenInput, ...]) -> int:
-        """Run a loaded model once on zeros, and return nanoseconds."""
+    async def turn_on_zeros(self, key: str, inputs: tuple[GivenInput, ...]) -> ComparedTurn:
+        """Run a loaded model once on zeros."""
         await self._quiet()
-        return (await self._careful(WarmUp(key=key, inputs=inputs))).ns
+        return await self._careful(WarmUp(key=key, inputs=inputs))
 
-    async def alone(self, key: str, turn: int) -> int:
-        """Run a loaded compiled file once on the inputs of its probes, turn 0 first; return nanoseconds.
+    async def alone(self, key: str, turn: int) -> ComparedTurn:
+        """Run a loaded compiled file once on the inputs of its probes, turn 0 first.
 
         The caller holds `comparing`.
         """
-        return (await self._careful(CompareTurn(old=key, new=key, pair=turn, which=0))).ns
+        return await self._careful(CompareTurn(old=key, new=key, pair=turn, which=0))
 
     async def run_us(self, key: str, runs: int) -> float:
         """Return the microseconds of a run of a loaded file, of `runs` pairs of runs; raise as `compare`."""
-        return (await self.compare(key, key, 1.0, most=runs)).old_us
+        return (await self.compare(key, key, 1.0, most=runs)).first_us
 
     async def own_us(self, key: str) -> float:
         """Return the microseconds of a run of a user's own model; raise ModelRefused where it is too long.
@@ -388,6 +378,10 @@ class Loader:
             pass
         except HonedError as error:
             _log.warning("the worker refused %s: %s", call.method, error)
+
+
+# Compares two loaded versions of a model: with the device's loader, their keys and the allowance.
+VersionComparer = Callable[[Loader, str, str, float], Awaitable[TrialResult]]
 
 
 def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[GivenInput, ...]:

@@ -31,6 +31,7 @@ from honed.runtime.engines import PartLimits
 from .commits import Commits
 from .engine_server import DeviceServer
 from .in_flight import InFlightRequests
+from .loader import VersionComparer
 from .selection import choose, compare_again
 
 # ---- What the log has of the core's notes ----
@@ -193,8 +194,8 @@ class Pool:
         )
         self._doing: deque[messages.Action] = deque()  # what the machine wants done, in its order
         self._performing = False
-        # Whether a feature compares a model with the CPU engine in its own way.
-        self.apart: Callable[[ServedModel], bool] = lambda _: False
+        # How a feature compares versions of a model, and then its engines, too; None: it does not.
+        self.version_comparer: Callable[[ServedModel], VersionComparer | None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -289,7 +290,7 @@ class Pool:
             case messages.StopServer(engine):
                 self._begin(self._follow(self._stopped(self.servers[engine])))
             case messages.Judge(model):
-                self._begin(self._follow(self.of(model).loader.judge(action)))
+                self._begin(self._follow(self.of(model).loader.judge(action, self.version_comparer(model))))
             case messages.Persist(model):
                 self._begin(self._commits.persist(model))
             case messages.Compare(model):
@@ -355,11 +356,11 @@ class Pool:
 
     def comparable(self, model: ServedModel) -> bool:
         """Return whether `compared` may be called for a model now."""
-        return not self.apart(model) and self._machine.comparable(model)
+        return self.version_comparer(model) is None and self._machine.comparable(model)
 
     async def compared(self, model: ServedModel) -> messages.Event:
         """Compare both engines once more; return the event that reports the result."""
-        if self.apart(model):
+        if self.version_comparer(model) is not None:
             return messages.NotCompared(model.number)
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):

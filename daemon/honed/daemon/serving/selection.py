@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from honed.daemon.aio import in_thread
-from honed.daemon.idle.signals import OthersShare
 from honed.daemon.store.store import EngineTimes, Manifest, Store
 from honed.protocol.errors import HonedError
-from honed.runtime.comparison import Comparison
 from honed.runtime.engines import allowance, compiled_serves
 
 from .engine_server import DeviceServer
 from .loader import LONGEST_OWN_MS, Loader
+from .trial import Runner, Trial
 
-_BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
-_LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
 Kind = Literal["gpu", "cpu"]
-Turn = Callable[[int], Awaitable[int]]  # runs a model on the inputs of that turn, and gives nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,67 +48,11 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
     return EngineChoice("gpu", f"the compiled form is as fast or faster: {measured}", times)
 
 
-@dataclass(frozen=True, slots=True)
-class BusyWatch:
-    """How much of the processors other programs take while something is timed."""
-
-    others: OthersShare
-    since: float  # by time.monotonic
-
-    @classmethod
-    async def begin(cls, *processes: int) -> BusyWatch:
-        """Watch from now on all but these processes."""
-        return cls(await in_thread(OthersShare, processes), time.monotonic())
-
-    async def percent(self) -> float | None:
-        """Return the share, where it is so large that times are provisional; else None."""
-        await asyncio.sleep(self.since + _LOOK_SECONDS - time.monotonic())
-        percent = await in_thread(self.others.percent)
-        return percent if percent > _BUSY_PERCENT else None
-
-
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """The times of two runners; provisional where others took that share of the processors."""
-
-    runs: Comparison
-    others_percent: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """Two runners of the same work, which take turns until it is known whether the second is fast enough.
-
-    It is where it takes at most `allowed` times as long as the first. The runners are in `processes`: what
-    all others take of the processors makes the times provisional.
-    """
-
-    first: Turn
-    second: Turn
-    allowed: float
-    processes: tuple[int, ...]
-
-    async def run(self) -> TrialResult:
-        """Take turns; raise what a runner raises."""
-        watch, runs, both = await BusyWatch.begin(*self.processes), Comparison(self.allowed), [0, 0]
-        while not runs.done:
-            turn = len(runs.pairs)
-            for which in runs.order:
-                both[which] = await (self.second if which else self.first)(turn)
-            runs.add(both[0] / 1e9, both[1] / 1e9)
-        return TrialResult(runs, await watch.percent())
-
-
-async def engines_timed(device: Loader, cpu: Loader, by_device: Turn, by_cpu: Turn) -> EngineTimes:
+async def engines_timed(device: Loader, cpu: Loader, by_device: Runner, by_cpu: Runner) -> EngineTimes:
     """Have a compiled form and the CPU engine take turns at the same work; raise what a turn raises."""
     same_cores = device.engine.on_processor
-    trial = Trial(
-        first=by_cpu,
-        second=by_device,
-        allowed=allowance(same_cores=same_cores),
-        processes=(device.pid, cpu.pid),
-    )
-    result = await trial.run()
+    allowed, processes = allowance(same_cores=same_cores), (device.pid, cpu.pid)
+    result = await Trial(by_cpu, by_device, allowed, processes).run()
     cpu_seconds, gpu_seconds = result.runs.times
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,

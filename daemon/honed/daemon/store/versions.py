@@ -13,7 +13,6 @@ from functools import cached_property
 
 from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.results import DeploymentSpan, ModelVersion
-from honed.runtime.comparison import Comparison
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
 REMEMBERED = 100  # versions and deployments that are listed
@@ -126,39 +125,6 @@ def check_new(history: VersionHistory, schedules: str) -> None:
             )
     if history.current.schedules == schedules:
         raise AlreadyExists("these schedules are served already")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonResult:
-    """Two versions side by side, the old one first, and what the new one answered wrong, or ""."""
-
-    runs: Comparison
-    wrong: str
-
-    @property
-    def old_us(self) -> float:
-        """Microseconds of a run of the old version."""
-        return self.runs.times[0] * 1e6
-
-    @property
-    def new_us(self) -> float:
-        """Microseconds of a run of the new version."""
-        return self.runs.times[1] * 1e6
-
-    @property
-    def objection(self) -> str:
-        """Why the new version cannot take the old one's place, or "".
-
-        With an allowance below 1 it must be faster; else it serves already, and must not be slower than that.
-        """
-        if self.wrong:
-            return f"its answers differ from those of the version before: {self.wrong}"
-        if self.runs.holds:
-            return ""
-        times = f"{self.old_us / 1000:.3g} ms before, {self.new_us / 1000:.3g} ms now"
-        if self.runs.allowance > 1:
-            return f"it is slower in service ({times})"
-        return f"side by side in the serving worker it is not faster ({times})"
 
 
 def trial_over(served: int, seconds: float) -> bool:

@@ -69,9 +69,8 @@ class BuiltModel:
 class BuildModel(WorkerCall[BuiltModel]):
     """Build and hold the file at `path`; tells progress.
 
-    The CPU engine has ONNX Runtime optimise it to `level` and run it on so many `threads` (0: as many as it
-    gives to each model), which wait actively if they are `spinning`, with a memory `arena`; in the place of
-    one that it holds in another way, or of another form: `half` is the SHA-256 of one in fp16.
+    The CPU engine has ONNX Runtime optimise it to `level`, in the place of what it holds at another level or
+    of another form: `half` is the SHA-256 of one in fp16.
     """
 
     method = "Load"
@@ -79,9 +78,6 @@ class BuildModel(WorkerCall[BuiltModel]):
     key: str
     path: str
     level: str = LOWEST
-    threads: int = 0
-    spinning: bool = True
-    arena: bool = True
     half: str = ""
 
 

@@ -1,0 +1,126 @@
+"""The fp16 forms of models that ONNX Runtime runs, where the processors have fp16 arithmetic.
+
+In idle time the compiler writes a model in fp16 and compares its answers with the model's. A form that is
+right takes turns with the model, and serves in its place where it is faster. The choice is kept with the
+check of ONNX Runtime's optimisations (`changes/optimisations.py`); it is made again with another ONNX
+Runtime, on other processors, and where other programs were busy meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from honed.daemon.aio import cleared_in_thread, in_thread
+from honed.daemon.background import Pauses
+from honed.daemon.changes.change import Changes
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
+from honed.daemon.feature import Feature, Work
+from honed.daemon.idle.leasing import Leasing
+from honed.daemon.serving.loader import made_up
+from honed.daemon.serving.trial import Trial
+from honed.daemon.store.store import Manifest, Store
+from honed.daemon.worker.calls import ComparedTurn, UnloadModel
+from honed.machine.processors import ThreadPlacement
+from honed.protocol.results import SessionAsked, SessionSettings
+
+_FASTER = 0.97  # times as long as the model a form may take, as its answers are less exact
+_WARM = 3  # runs of a session before its first that counts
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HalfForms(Feature):
+    """Chooses between fp32 and fp16 for one model after the other, of those that the CPU engine serves.
+
+    `placed` are the threads that models run on.
+    """
+
+    changes: Changes
+    registry: Registry
+    leasing: Leasing
+    store: Store
+    placed: ThreadPlacement
+    _pauses: Pauses = field(init=False, default_factory=Pauses)
+
+    def forget(self, model: str) -> None:
+        """Forget a model that was removed."""
+        self._pauses.forget(model)
+
+    def background(self, *, idle: bool) -> Work | None:
+        """Choose for one model."""
+        for entry in self.registry.models() if idle else ():
+            if self._is_due(entry):
+                return Work(f"choosing between fp32 and fp16 for {entry.name}", partial(self._choose, entry))
+        return None
+
+    def _is_due(self, entry: ServedModel) -> bool:
+        manifest = entry.manifest
+        check, interface = manifest.optimisation, manifest.interface
+        if check is None or not check.checked or manifest.owner is not None or not entry.on_cpu:
+            return False
+        if interface is None or any(t.shape is None or min(t.shape, default=0) < 0 for t in interface.inputs):
+            return False  # a form has fixed sizes
+        chosen = check.session
+        if chosen is not None and chosen.first == str(self.placed) and chosen.others_percent is None:
+            return False
+        return self._pauses.over(entry.name)
+
+    async def _choose(self, entry: ServedModel) -> None:
+        with self.leasing.adding(0, "how ONNX Runtime runs a model is being chosen"):
+            async with self.changes.begin(entry.name):
+                self._pauses.begin(entry.name)
+                manifest, checks = entry.manifest, self.changes.checks
+                async with cleared_in_thread(self.store.staging()) as folder:
+                    form = folder / "fp16.onnx"
+                    settings = SessionSettings(us=0.0, first_us=0.0, first=str(self.placed))
+                    if await checks.halved(manifest, self.placed.threads, form):
+                        settings = await self._compared(manifest, form)
+                    kept = await checks.settle(manifest, settings)
+                    if kept is not None and kept.half is not None:
+                        await in_thread(self.store.keep, form)  # the store may have been swept meanwhile
+        if kept is not None:
+            _log.info("model %s: ONNX Runtime takes %s", entry.name, kept)
+
+    async def _compared(self, manifest: Manifest, form: Path) -> SessionSettings:
+        """Run a model and its form in turns in sessions of their own; return which is to serve.
+
+        Raises a HonedError where a session cannot be loaded or run.
+        """
+        assert manifest.optimisation is not None
+        assert manifest.interface is not None
+        loader = self.changes.pool.needed_cpu(None).loader
+        level, half = manifest.optimisation.level, await in_thread(self.store.keep, form)
+        path = str(await in_thread(self.store.form, manifest, manifest.source_key))
+        compiled = self.store.object(manifest.compiled) if manifest.compiled is not None else None
+        zeros = made_up(manifest.interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
+        keys = [f"{manifest.source_key} in {precision}" for precision in ("fp32", "fp16")]
+
+        async def run(key: str, turn: int) -> ComparedTurn:
+            if compiled is not None:  # whose probes are inputs that say something
+                return await loader.turn(key, compiled, turn)
+            return await loader.turn_on_zeros(key, zeros)
+
+        try:
+            await loader.try_session(keys[0], path, SessionAsked(level))
+            await loader.try_session(keys[1], str(form), SessionAsked(level, half))
+            for key in keys:
+                for turn in range(_WARM):
+                    await run(key, turn)
+            trial = Trial(partial(run, keys[0]), partial(run, keys[1]), _FASTER, (loader.pid,))
+            async with loader.comparing:
+                result = await trial.run()
+        finally:
+            for key in keys:
+                await loader.tell(UnloadModel(key=key))
+        chosen = result.second_us if result.runs.holds else result.first_us
+        return SessionSettings(
+            us=round(chosen, 2),
+            first_us=round(result.first_us, 2),
+            first=str(self.placed),
+            others_percent=result.others_percent,
+            half=half if result.runs.holds else None,
+        )
