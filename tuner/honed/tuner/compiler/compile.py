@@ -420,9 +420,7 @@ def _compiled_part(
             path=path,
             output=output,
             shapes=sized.shapes_of(cut, observed),
-            precision="fp16"
-            if request.precision == "fp16"
-            else "fp32",  # what follows may choose by its outputs
+            precision=sized.precision(request.precision),
             calibration=None,
             like=None,
             sizes=(),
