@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -141,3 +142,17 @@ def test_a_clock_that_never_stays_ends_a_comparison_all_the_same(seconds: float)
     assert number == (MOST if seconds < 1 else LEAST)
     assert comparison.times == (2 * seconds, seconds)
     assert comparison.holds
+
+
+def test_runners_take_turns_until_it_is_known_which_is_faster() -> None:
+    begun, clocks = list[int](), iter([FAST, SLOW] + 100 * [FAST])
+
+    def run(which: int) -> float:
+        begun.append(which)
+        return (2e-3, 1e-3)[which]
+
+    comparison = Comparison(1.0).take_turns(partial(run, 0), partial(run, 1), clock=lambda: next(clocks))
+    assert begun[:6] == [0, 1, 1, 0, 0, 1]
+    assert comparison.done
+    assert comparison.holds
+    assert len(comparison.pairs) == comparison.tried - 1, "the first was run at two clocks"

@@ -5,6 +5,7 @@ The one rule for versions of a model, for engines, for compiled parts, and for w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import comb
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 # probability; with all looks of a comparison that is below 3 % (tests/runtime/test_comparison.py).
 CHANCE: Final = 1 / 512
 LEAST, MOST = 3, 60  # pairs of runs
+Clock = Callable[[], int | None]  # in Hz, None where it is not known
 SECONDS: Final = 5.0  # that the runs of a comparison may take together, beyond the least
 
 
@@ -44,6 +46,19 @@ class Comparison:
         """Count one run of each; `clocks` are those of the GPU right after each, None where not known."""
         even = None in clocks or clocks[0] == clocks[1]
         (self.pairs if even else self._uneven).append((first, second))
+
+    def take_turns(self, *runners: Callable[[], float], clock: Clock = lambda: None) -> Comparison:
+        """Run both programs in turns until it is known whether the second holds; return this comparison.
+
+        Each runner gives its seconds, and `clock` the GPU's clock after it. Raises what a runner raises.
+        """
+        while not self.done:
+            seconds, clocks = [0.0, 0.0], list[int | None]((None, None))
+            for which in self.order:
+                seconds[which] = runners[which]()
+                clocks[which] = clock()
+            self.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
+        return self
 
     @property
     def tried(self) -> int:

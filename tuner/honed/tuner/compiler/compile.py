@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -48,22 +48,18 @@ from .form import with_room
 from .fusion import joins
 from .partition import Cut, cut
 from .partition.divide import flops
-from .proof import Prover, expect, probed_before, with_behind
+from .proof import Attempt, Prover, expect, probed_before, with_behind
 from .schedules import NOTHING, first_kernels, recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None.
-
-    `unbuilt` is as in `prepare`.
-    """
+    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None."""
 
     whole: onnx.ModelProto
     given: onnx.ModelProto
     normalised: Normalised
     cut: Cut | None
-    unbuilt: Mapping[str, str]
 
 
 def prepare(
@@ -86,7 +82,7 @@ def prepare(
     try:
         whole = normalised(model)
         if not unbuilt:
-            return Prepared(whole=model, given=model, normalised=whole, cut=None, unbuilt=unbuilt)
+            return Prepared(whole=model, given=model, normalised=whole, cut=None)
         refused = _unbuildable(unbuilt)
     except ModelRefused as error:
         refused = error
@@ -101,9 +97,15 @@ def prepare(
         why = f"it is not cut in parts: {again}"
         raise ModelRefused(str(refused), (*refused.reasons, why)) from again
     if not made.parts:
-        return Prepared(whole=model, given=model, normalised=rest, cut=None, unbuilt=unbuilt)
-    noted = replace(rest, notes=(*rest.notes, _note(made)))
-    return Prepared(whole=model, given=made.given, normalised=noted, cut=made, unbuilt=unbuilt)
+        return Prepared(whole=model, given=model, normalised=rest, cut=None)
+    nodes = made.nodes + sum(part.nodes for part in made.parts)
+    parts = "one part" if len(made.parts) == 1 else f"{len(made.parts)} parts"
+    note = (
+        f"{made.nodes} of {nodes} nodes and {made.share:.1%} of the operations are compiled; "
+        f"the CPU engine runs the rest, {parts}"
+    )
+    noted = replace(rest, notes=(*rest.notes, note))
+    return Prepared(whole=model, given=made.given, normalised=noted, cut=made)
 
 
 def _unbuildable(unbuilt: Mapping[str, str]) -> ModelRefused:
@@ -123,15 +125,6 @@ def compiled_before(like: Path | None, prepared: Prepared, precision: Precision)
         return None
     with modelfile.read(like, verify=False) as file:
         return file.model
-
-
-def _note(made: Cut) -> str:
-    nodes = made.nodes + sum(part.nodes for part in made.parts)
-    parts = "one part" if len(made.parts) == 1 else f"{len(made.parts)} parts"
-    return (
-        f"{made.nodes} of {nodes} nodes and {made.share:.1%} of the operations are compiled; "
-        f"the CPU engine runs the rest, {parts}"
-    )
 
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
@@ -168,91 +161,215 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """What the file says; `fell_back` is why default rules alone made it, "" where they did not have to."""
+    """What the file says, and why each attempt after the first was made.
+
+    `fell_back` is why default rules alone made it, "" where they did not have to.
+    """
 
     model: CompiledModel
+    reasons: tuple[str, ...]
     fell_back: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How an attempt compiles a model, and `why` it follows another; "" for the first.
+
+    `unbuilt` is as in `prepare`. `own` has the model computed in its own types, where fp16 was chosen.
+    Default rules schedule the tasks that are `refused`, each with the driver's complaint of another schedule,
+    or with `rules` all tasks.
+    """
+
+    why: str = ""
+    unbuilt: Mapping[str, str] = field(default_factory=dict)
+    own: PrecisionChoice | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    rules: bool = False
+
+    def first(self) -> First:
+        """Return what schedules a function that has no record."""
+        return default_kernels if self.rules else partial(first_kernels, known={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A model as it is lowered, and what verifies it; recipes with equal `unbuilt` and `own` share it."""
+
+    prepared: Prepared
+    like: CompiledModel | None
+    prover: Prover
+    imported: ImportedModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """What a recipe gave: a compiled form with its errors, or what the driver does not build."""
+
+    recipe: Recipe
+    source: _Source
+    lowered: LoweredModel
+    result: Attempt | NotBuilt
 
 
 def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     """Compile, prove and write a model.
 
-    Where schedules recorded or picked by the prior give wrong answers on the device, default rules replace
-    them all, which the file's notes say. Where the driver does not build a function, default rules replace
-    its schedule alone; where it builds neither, the CPU engine runs what it computes.
+    An attempt that gives wrong answers on the device, or kernels that its driver does not build, is followed
+    by the attempt of the first of `_REMEDIES` that has one.
     `report(stage, fraction of the whole, text)` is called meanwhile.
     Raises ModelRefused with every reason found, InvalidArgument, DeviceError or ResourceExhausted. The output
     is written whole or not at all.
     """
-    return _compile_without(request, _Stages(report), {})
+    stage, reasons = _Stages(report), list[str]()
+    tried = _attempt(request, Recipe(), stage, None)
+    while isinstance(tried.result, NotBuilt) or tried.result.why_not:
+        following = next(filter(None, (remedy(request, tried) for remedy in _REMEDIES)), None)
+        if following is None:
+            if isinstance(tried.result, NotBuilt):
+                raise tried.result
+            raise tried.source.prover.refusal(tried.result, tried.recipe.first())
+        stage, reasons = stage.rest(), [*reasons, following.why]
+        tried = _attempt(request, following, stage, tried)
+    model = _write(request, tried.source, tried.result, stage)
+    fell_back = tried.recipe.why if tried.recipe.rules else ""
+    return CompileResult(model=model, reasons=tuple(reasons), fell_back=fell_back)
 
 
-def _compile_without(request: CompileRequest, stage: _Stages, unbuilt: Mapping[str, str]) -> CompileResult:
-    """Compile what is not `unbuilt`, as in `prepare`."""
-    prepared = _prepare(request, stage, unbuilt)
-    like, choice = compiled_before(request.like, prepared, request.precision), None
-    if request.precision == "auto":
-        stage("normalise", 0.5, "find out what can be computed in fp16")
-        choice = choose.decide(
-            prepared.given,
-            prepared.normalised,
-            request.profile,
-            calibration=request.calibration,
-            like=like,
-        )
-    return _compile(request, prepared, like, choice, stage)
-
-
-def _compile(
-    request: CompileRequest,
-    prepared: Prepared,
-    like: CompiledModel | None,
-    choice: PrecisionChoice | None,
-    stage: _Stages,
-) -> CompileResult:
-    """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
-    own, name = prepared.normalised, request.profile.identity.name
-    normalised = choose.applied(choice, own) if choice is not None else own
-    stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
-    prover, tell = _prover(request, prepared, normalised, choice, like), stage.of("prove")
-    imported = _import(normalised, stage)
-    first: First = partial(first_kernels, known={})
-    admit = partial(_admit, request, prover)
-    lowered, fell_back = _lower(imported, request, stage, admit=admit), ""
+def _attempt(request: CompileRequest, recipe: Recipe, stage: _Stages, before: _Tried | None) -> _Tried:
+    """Compile a model and compare it with the reference; `before` is the attempt that failed."""
+    if before is None or (before.recipe.unbuilt, before.recipe.own) != (recipe.unbuilt, recipe.own):
+        source = _read(request, recipe, stage)
+    else:
+        source = before.source
+    lowered, notes = _lowered(request, recipe, source, stage), tuple[str, ...]()
+    if recipe.rules:
+        notes = (f"compiled with default rules, because {recipe.why}",)
+        if before is not None and lowered.sources == before.lowered.sources:
+            return replace(before, recipe=recipe)
+    result: Attempt | NotBuilt
     try:
-        tried = prover.attempt(lowered, first, tell, 0.4)
-    except NotBuilt:
-        products = {o for node in own.model.graph.node if node.op_type in _PRODUCTS for o in node.output}
-        lowered, unbuilt = _rebuilt(lowered, imported, products, request, stage)
-        if unbuilt is None:
-            raise
-        if unbuilt:
-            if unbuilt.keys() <= prepared.unbuilt.keys():
-                raise _unbuildable(unbuilt) from None
-            return _compile_without(request, stage.rest(), {**prepared.unbuilt, **unbuilt})
-        tried = prover.attempt(lowered, first, tell, 0.6)
-    if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
-        fell_back = f"better schedules gave wrong answers on {name} ({tried.wrong[0]})"
-        why = f"compiled with default rules, because {fell_back}"
-        tried, first = prover.attempt(by_rules, default_kernels, tell, 0.8, why), default_kernels
-    if tried.why_not and prover.half:
-        found = "gave wrong answers" if tried.wrong else "cannot be verified"
-        why = f"fp16 {found} on {name} ({tried.why_not})"
-        return _compile(request, prepared, like, PrecisionChoice(half=False, why=why), stage.rest())
-    if tried.why_not:
-        raise prover.refusal(tried, first)
-    model = tried.proven(request.device)
+        result = source.prover.attempt(lowered, recipe.first(), stage.of("prove"), 0.4, *notes)
+    except NotBuilt as refused:
+        result = refused
+    return _Tried(recipe=recipe, source=source, lowered=lowered, result=result)
+
+
+def _lowered(request: CompileRequest, recipe: Recipe, source: _Source, stage: _Stages) -> LoweredModel:
+    """Lower a model with recorded schedules, else with those that need no trial, else by default rules."""
+    profile, refused = request.profile, recipe.refused
+    lower = partial(
+        lower_module,
+        source.imported.module,
+        profile,
+        stage.of("lower"),
+        names=source.imported.names,
+        processes=request.processes,
+    )
+    if recipe.rules:
+        return lower(first=recipe.first())
+    known = recorded(request.records, profile) if request.records else NOTHING
+    joining, picked = joins(profile, known.times), recipe.first()
+    import_for(profile.rules.family)
+
+    def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
+        return None if task in refused else known.schedules(task, func)
+
+    def first(
+        func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+    ) -> tuple[str, Lowered, list[str]]:
+        kernels = default_kernels if refused and task_key(func) in refused else picked
+        return kernels(func, name, target, profile)
+
+    def admit(program: Program) -> None:
+        if not refused:
+            _admit(request, source.prover, program)
+
+    lowered = lower(choose=choose, first=first, joins=joining, admit=admit)
+    notes = [
+        f"{one.name} keeps its default schedule, {profile.identity.name} does not build a better one: "
+        + refused[one.task]
+        for one in lowered.functions.values()
+        if one.task in refused
+    ]
+    return replace(lowered, notes=(*lowered.notes, *joining.notes(), *notes))
+
+
+def _without_refused(request: CompileRequest, tried: _Tried) -> Recipe | None:
+    """Return the recipe with default rules for what the driver does not build, else without it: a partition.
+
+    Of a product or convolution and what is fused with it, the latter is left out: the former, which takes the
+    time, may build alone. Raises ModelRefused where all of that is left out already.
+    """
+    recipe, lowered, name = tried.recipe, tried.lowered, request.profile.identity.name
+    if not isinstance(tried.result, NotBuilt):
+        return None
+    assert request.device is not None  # nothing is built without one
+    refused = {}
+    for one in lowered.functions.values():
+        if not recipe.refused or one.task in recipe.refused:
+            try:
+                programs.build(request.device, one.source, None)
+            except NotBuilt as error:
+                refused[one.task] = shown(error.complaint)
+    if not refused:
+        return None
+    if not (recipe.refused or recipe.rules):
+        return replace(recipe, why=f"{name} does not build all kernels", refused=refused)
+    nodes = tried.source.prepared.normalised.model.graph.node
+    products = {output for node in nodes if node.op_type in _PRODUCTS for output in node.output}
+    unbuilt = {}
+    for call in lowered.program.calls:
+        if isinstance(call, FunctionCall) and (one := lowered.functions[call.function]).task in refused:
+            why = f"{name} does not build its kernel {one.name} ({refused[one.task]})"
+            lesser = [value for value in call.operators if value not in products]
+            unbuilt.update({value: why for made in lesser or call.operators for value in made_from(made)})
+    if unbuilt.keys() <= recipe.unbuilt.keys():
+        raise _unbuildable(unbuilt or refused)
+    why = f"{name} does not build all kernels, with no schedule"
+    return Recipe(why=why, unbuilt={**recipe.unbuilt, **unbuilt})
+
+
+def _rules_for_all(request: CompileRequest, tried: _Tried) -> Recipe | None:
+    """Return the recipe with default rules alone, where better schedules give wrong answers."""
+    recipe, result = tried.recipe, tried.result
+    if isinstance(result, NotBuilt) or not result.wrong or recipe.rules:
+        return None
+    why = f"better schedules gave wrong answers on {request.profile.identity.name} ({result.wrong[0]})"
+    return Recipe(why=why, unbuilt=recipe.unbuilt, own=recipe.own, rules=True)
+
+
+def _own_types(request: CompileRequest, tried: _Tried) -> Recipe | None:
+    """Return the recipe in the model's own types, where fp16 gives wrong answers, or none to verify."""
+    result = tried.result
+    if isinstance(result, NotBuilt) or not tried.source.prover.half:
+        return None
+    found = "gave wrong answers" if result.wrong else "cannot be verified"
+    why = f"fp16 {found} on {request.profile.identity.name} ({result.why_not})"
+    return Recipe(why=why, unbuilt=tried.recipe.unbuilt, own=PrecisionChoice(half=False, why=why))
+
+
+# What follows an attempt that failed: the first of these that has a recipe.
+_REMEDIES = (_without_refused, _rules_for_all, _own_types)
+
+
+def _write(request: CompileRequest, source: _Source, tried: Attempt, stage: _Stages) -> CompiledModel:
+    """Write a verified model, and add its partitions compiled for sizes."""
+    model, cut, like = tried.proven(request.device), source.prepared.cut, source.like
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
-    sizes, left_out = sized.wanted(prepared.cut, request.sizes, like)
-    if prepared.cut is not None and (sizes or left_out):
-        slower_too = request.slower_too or sized.slower_too(like, request.profile)
-        each = list(_compiled_parts(request, prepared.cut, sizes, stage, slower_too=slower_too))
-        made = [one for one in each if isinstance(one, sized.CompiledPart)]
-        out = [one for one in each if isinstance(one, SizesLeftOut)]
-        model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
-        modelfile.write(request.output, model, tried.constants, more)
-    return CompileResult(model=model, fell_back=fell_back)
+    sizes, left_out = sized.wanted(cut, request.sizes, like)
+    if cut is None or not (sizes or left_out):
+        return model
+    slower_too, each = request.slower_too or sized.slower_too(like, request.profile), []
+    for n, observed in enumerate(sizes):
+        sizes_shown = ", ".join(map(str, observed.sizes))
+        stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
+        each.append(_compiled_part(request, cut, observed, slower_too=slower_too))
+    made = [one for one in each if isinstance(one, sized.CompiledPart)]
+    out = [one for one in each if isinstance(one, SizesLeftOut)]
+    model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
+    modelfile.write(request.output, model, tried.constants, more)
+    return model
 
 
 _MANY_LAUNCHES = 200  # of models that may be too many small kernels for a device
@@ -284,27 +401,17 @@ def _admit(request: CompileRequest, prover: Prover, program: Program) -> None:
         )
 
 
-def _compiled_parts(
-    request: CompileRequest, cut: Cut, sizes: Sequence[ObservedSizes], stage: _Stages, *, slower_too: bool
-) -> Iterator[sized.CompiledPart | SizesLeftOut]:
-    """Yield partitions compiled for sizes, and the sizes for which one is wrong, or slower."""
-    for n, observed in enumerate(sizes):
-        sizes_shown = ", ".join(map(str, observed.sizes))
-        stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
-        found = _compiled_part(request, cut, observed, slower_too=slower_too)
-        if isinstance(found, str):
-            yield SizesLeftOut(part=observed.part, sizes=observed.sizes, why=found)
-        else:
-            yield found
-
-
 def _compiled_part(
     request: CompileRequest, cut: Cut, observed: ObservedSizes, *, slower_too: bool
-) -> sized.CompiledPart | str:
+) -> sized.CompiledPart | SizesLeftOut:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
 
-    Returns a sentence that says why, where it cannot be compiled.
+    It is left out where it cannot be compiled, is wrong, or slower.
     """
+
+    def left_out(why: str) -> SizesLeftOut:
+        return SizesLeftOut(part=observed.part, sizes=observed.sizes, why=why)
+
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
         path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
         onnx.save(cut.parts[observed.part].model, path)
@@ -318,50 +425,60 @@ def _compiled_part(
             like=None,
             sizes=(),
         )
+        times, least = None, 0
         try:
             compile_file(own, lambda stage, done, text: None)
-            timed = None
             if request.device is not None:
                 timed = sized.in_turns(
                     request.output, observed.part, output, request.device, slower_too=slower_too
                 )
                 if timed.why_not:
-                    return timed.why_not
+                    return left_out(timed.why_not)
+                times, least = timed.times, timed.least
         except (ModelRefused, InvalidArgument, DeviceError) as refused:
-            return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[
-                :_TOLD
-            ]
-        return _read_part(output, observed, timed)
+            why = "; ".join((str(refused), *getattr(refused, "reasons", ())))
+            return left_out(f"it cannot be compiled: {why}"[:_TOLD])
+        with modelfile.read(output, verify=False) as file:
+            if file.model.split is not None:
+                return left_out("it cannot be compiled whole")
+            indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
+            constants = {i: np.array(file.constant(i)) for i in indices}
+            return sized.CompiledPart(
+                observed=observed, model=file.model, constants=constants, times=times, least=least
+            )
 
 
-def _read_part(
-    output: Path, observed: ObservedSizes, timed: sized.FormTiming | None
-) -> sized.CompiledPart | str:
-    with modelfile.read(output, verify=False) as file:
-        if file.model.split is not None:
-            return "it cannot be compiled whole"
-        indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
-        constants = {i: np.array(file.constant(i)) for i in indices}
-        return sized.CompiledPart(
-            observed=observed,
-            model=file.model,
-            constants=constants,
-            times=timed.times if timed is not None else None,
-            least=timed.least if timed is not None else 0,
-        )
+def _prepare(request: CompileRequest, stage: _Stages, unbuilt: Mapping[str, str]) -> Prepared:
+    stage("check", 0.0, f"read {request.filename}")
+    model = frontend.load(request.path)
+    stage("normalise", 0.0, "normalise the graph and fold constants")
+    return prepare(model, request.shapes, request.precision, request.profile, unbuilt)
 
 
-def _prover(
-    request: CompileRequest,
-    prepared: Prepared,
-    normalised: Normalised,
-    choice: PrecisionChoice | None,
-    like: CompiledModel | None,
-) -> Prover:
-    """Choose probes and evaluate the reference; raises ModelRefused where nothing can be verified by it.
+def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
+    stage("import", 0.0, "import into the compiler")
+    return frontend.import_named(normalised)
 
-    Inputs that the user gave are probes, also those that the model was compiled with before.
+
+def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
+    """Prepare a model, choose a precision and probes, and evaluate the reference.
+
+    Inputs that the user gave are probes, also those that the model was compiled with before. Raises
+    ModelRefused where nothing can be verified by the reference.
     """
+    prepared = _prepare(request, stage, recipe.unbuilt)
+    like, choice = compiled_before(request.like, prepared, request.precision), recipe.own
+    if request.precision == "auto" and choice is None:
+        stage("normalise", 0.5, "find out what can be computed in fp16")
+        choice = choose.decide(
+            prepared.given,
+            prepared.normalised,
+            request.profile,
+            calibration=request.calibration,
+            like=like,
+        )
+    normalised = prepared.normalised if choice is None else choose.applied(choice, prepared.normalised)
+    stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
     whole = bind_shapes(prepared.whole, shapes) if prepared.cut is not None else None
@@ -391,13 +508,18 @@ def _prover(
         expected=expected,
         bound=bound,
     )
-    return prover.with_quantised()
+    return _Source(
+        prepared=prepared,
+        like=like,
+        prover=prover.with_quantised(),
+        imported=_import(normalised, stage),
+    )
 
 
 def check_file(request: CompileRequest, report: Report) -> None:
     """Check for nearly all that a model is refused for, far faster than compiling; raise what that raises."""
     stage = _Stages(report)
-    _import(_prepare(request, stage).normalised, stage)
+    _import(_prepare(request, stage, {}).normalised, stage)
 
 
 def fit_file(request: CompileRequest) -> Fitted:
@@ -459,118 +581,3 @@ class _Stages:
         """Return stages that report another compilation as the rest of the proof."""
         tell = self.of("prove", 0.9, 0.1)
         return _Stages(lambda _stage, done, text: tell(done, text))
-
-
-def _prepare(
-    request: CompileRequest, stage: _Stages, unbuilt: Mapping[str, str] = MappingProxyType({})
-) -> Prepared:
-    stage("check", 0.0, f"read {request.filename}")
-    model = frontend.load(request.path)
-    stage("normalise", 0.0, "normalise the graph and fold constants")
-    return prepare(model, request.shapes, request.precision, request.profile, unbuilt)
-
-
-def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
-    stage("import", 0.0, "import into the compiler")
-    return frontend.import_named(normalised)
-
-
-def _lower(
-    given: ImportedModule,
-    request: CompileRequest,
-    stage: _Stages,
-    by_rules: Container[str] = (),
-    admit: Callable[[Program], None] = lambda _program: None,
-) -> LoweredModel:
-    """Lower a model with recorded schedules, else with those that need no trial; some tasks `by_rules`."""
-    profile, records = request.profile, request.records
-    known = recorded(records, profile) if records else NOTHING
-    joining, picked = joins(profile, known.times), partial(first_kernels, known={})
-    import_for(profile.rules.family)
-
-    def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
-        return None if task in by_rules else known.schedules(task, func)
-
-    def first(
-        func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
-    ) -> tuple[str, Lowered, list[str]]:
-        kernels = default_kernels if by_rules and task_key(func) in by_rules else picked
-        return kernels(func, name, target, profile)
-
-    lowered = lower_module(
-        given.module,
-        profile,
-        stage.of("lower"),
-        choose,
-        first,
-        given.names,
-        request.processes,
-        joining,
-        admit=admit,
-    )
-    return replace(lowered, notes=(*lowered.notes, *joining.notes()))
-
-
-def _rebuilt(
-    lowered: LoweredModel,
-    given: ImportedModule,
-    products: Container[str],
-    request: CompileRequest,
-    stage: _Stages,
-) -> tuple[LoweredModel, Mapping[str, str] | None]:
-    """Return the model with default rules for the functions that the driver does not build.
-
-    Also says, by the values that they make, why it builds some with those neither; None where it builds all
-    functions of the given model. Of a product or convolution and what is fused with it, the latter is named:
-    the former, which takes the time, may build alone.
-    """
-    device = request.device
-    assert device is not None  # nothing is built without one
-    refused = _not_built(lowered, {one.task for one in lowered.functions.values()}, device)
-    if not refused:
-        return lowered, None
-    plain = _lower(given, request, stage.rest(), refused)
-    left = _not_built(plain, refused, device)
-    name = device.profile.identity.name
-    notes = tuple(
-        f"{one.name} keeps its default schedule, {name} does not build a better one: {refused[one.task]}"
-        for one in plain.functions.values()
-        if one.task in refused and one.task not in left
-    )
-    unbuilt = {}
-    for call in plain.program.calls:
-        if isinstance(call, FunctionCall) and (one := plain.functions[call.function]).task in left:
-            why = f"{name} does not build its kernel {one.name} ({left[one.task]})"
-            lesser = [value for value in call.operators if value not in products]
-            unbuilt.update({value: why for made in lesser or call.operators for value in made_from(made)})
-    if left and not unbuilt:
-        raise _unbuildable(left)
-    return replace(plain, notes=(*plain.notes, *notes)), unbuilt
-
-
-def _not_built(lowered: LoweredModel, tasks: Container[str], device: Device) -> Mapping[str, str]:
-    """Return the driver's complaints about those of the tasks that it does not build."""
-    found = {}
-    for function in lowered.functions.values():
-        if function.task in tasks:
-            try:
-                programs.build(device, function.source, None)
-            except NotBuilt as refused:
-                found[function.task] = shown(refused.complaint)
-    return found
-
-
-def _by_rules(
-    lowered: LoweredModel, given: ImportedModule, request: CompileRequest, stage: _Stages
-) -> LoweredModel | None:
-    """Return the model lowered with default rules alone, or None where its kernels already are those."""
-    plain = lower_module(
-        given.module,
-        request.profile,
-        stage.of("prove", 0.5, 0.3),
-        first=default_kernels,
-        names=given.names,
-        processes=request.processes,
-    )
-    found, before = ({name: f.source for name, f in one.functions.items()} for one in (plain, lowered))
-    return None if found == before else plain

@@ -7,10 +7,11 @@ table or a default rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,7 +22,6 @@ from tvm.s_tir.schedule import Trace
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
-from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.tuner.lower.module import Choose
@@ -30,8 +30,7 @@ from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
 from honed.tuner.lower.workload import form_key, function_bytes, function_flops
 from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
-from honed.tuner.search.costmodel import Array, Prior, prior_of
-from honed.tuner.search.decisions import Drawn
+from honed.tuner.search.costmodel import Prior, prior_of
 from honed.tuner.search.draw import Draw, Drawing, Row, features_of
 from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
@@ -134,7 +133,9 @@ def first_kernels(
             return before[0], lower_function(scheduled, name, target, profile), passed_over
     elif form in known:
         return default_kernels(func, name, target, profile)
-    for origin, schedule in islice(_picked(func, target, profile), _TRIED):
+    one = _Function(func, target, profile)
+    sources = (schedules(one) for schedules, serves in _SOURCES if serves(one))
+    for origin, schedule in islice(chain.from_iterable(sources), _TRIED):
         try:
             lowered = lower_function(schedule.mod["main"], name, target, profile)
         except LoweringFailed as failed:
@@ -147,61 +148,95 @@ def first_kernels(
     return rule, lowered, [*passed_over, *more]
 
 
-def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> Iterator[tuple[str, Schedule]]:
-    """Yield the schedules to try before the rules, the best first, each with where it comes from."""
-    small, family = _small(func), profile.rules.family
-    several = small and _several(func, profile)  # of which rules make a kernel each
-    image = len(func.params[-1].shape) > _PRODUCT_AXES
-    prior = prior_of(family, profile.driver)
-    if small and not several and (prior is None or not image):
-        return
-    origin = str(Origin(ScheduleSource.TABLES, family))
-    if prior is None:
-        yield from ((origin, one) for one in _tabled(func, profile))
-        return
-    narrow = narrow_indices(func)
-    drawing = Drawing(narrow, profile, _SEED)
-    rows: Iterable[Row] = drawing.rows()
-    if not profile.family.processor:
-        rows = sorted(rows, key=lambda one: _rank(one.drawn, profile.driver))
-    yield from ((origin, one) for row in rows if (one := drawing.schedule_of(row)) is not None)
-    if small and not several:
-        return
-    packed = drawing.that_take(*_PACK)
-    drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
-    found = [(one.schedule, one.features) for one in drawn]
-    sketched = bool(packed) or point_space(narrow, profile)
-    ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
-    if ruled is not None:
-        with suppress(RuntimeError):  # TVM cannot lower it
-            found.append((ruled[1], features_of(ruled[1].mod["main"], profile)))
-    for one in _best_first(found, prior):
-        if ruled is not None and one is ruled[1]:
-            yield ruled[0], one
-            return
-        yield prior.name, one
+@dataclass(frozen=True)
+class _Function:
+    """A function to schedule, and what the sources of schedules ask of it, computed once."""
+
+    func: tirx.PrimFunc
+    target: Target
+    profile: DeviceProfile
+
+    @cached_property
+    def prior(self) -> Prior | None:
+        """What the family learned from records, if it has."""
+        return prior_of(self.profile.rules.family, self.profile.driver)
+
+    @cached_property
+    def drawing(self) -> Drawing:
+        """Draws and rows of tables."""
+        return Drawing(narrow_indices(self.func), self.profile, _SEED)
+
+    @cached_property
+    def worth_drawing(self) -> bool:
+        """Whether it takes longer than its launch, or rules make several kernels of it."""
+        small = function_flops(self.func) < _SMALL_FLOPS and function_bytes(self.func) < _SMALL_BYTES
+        return not small or _several(self.func, self.profile)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it has more axes than products have."""
+        return len(self.func.params[-1].shape) > _PRODUCT_AXES
 
 
-def _rank(row: Drawn, driver: DriverClass) -> tuple[float, ...]:
-    return held_clocks(row, driver), window_loads(row), packed_clocks(row, driver)
+_Schedules = Iterator[tuple[str, Schedule]]  # the best first, each with its origin
 
 
-def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[Schedule]:
-    """Return contractions with rows of the tables that give most of the device work, sums in slices first.
+def _of_rows(one: _Function) -> _Schedules:
+    """Yield the rows of tables, on GPUs those first that take the fewest clocks."""
+    driver = one.profile.driver
+    rows: Iterable[Row] = one.drawing.rows()
+
+    def clocks(row: Row) -> tuple[float, ...]:
+        return held_clocks(row.drawn, driver), window_loads(row.drawn), packed_clocks(row.drawn, driver)
+
+    if not one.profile.family.processor:
+        rows = sorted(rows, key=clocks)
+    for row in rows:
+        if (schedule := one.drawing.schedule_of(row)) is not None:
+            yield _tables(one), schedule
+
+
+def _tables(one: _Function) -> str:
+    return str(Origin(ScheduleSource.TABLES, one.profile.rules.family))
+
+
+def _of_tables(one: _Function) -> _Schedules:
+    """Yield contractions with rows of the tables that give most of the device work, sums in slices first.
 
     After them come those with most groups, but not for products of a vector, whose sums the rules share out.
     """
-    drawing = Drawing(narrow_indices(func), profile, _SEED)
+    func, drawing = one.func, one.drawing
     sliced = drawing.that_take(_SLICE)
     others = [sketch for sketch in range(drawing.sketches) if sketch not in sliced]
-    rows = [one for sketch in (*sliced, *others) for one in drawing.tabled(sketch)]
-    least = _FILLED * profile.limits.compute_units
+    rows = [row for sketch in (*sliced, *others) for row in drawing.tabled(sketch)]
+    least = _FILLED * one.profile.limits.compute_units
     vector = sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES
     if vector and attention_of(func) is None:
         shared = (shares_blocks, shares_row)
-        rows = [one for one in rows if any(f(one.drawn) for f in shared) or groups_of(one.drawn) >= least]
-    rows.sort(key=lambda one: max(0.0, least - groups_of(one.drawn)))
-    return (made for one in rows if (made := drawing.schedule_of(one)) is not None)
+        rows = [row for row in rows if any(f(row.drawn) for f in shared) or groups_of(row.drawn) >= least]
+    for row in sorted(rows, key=lambda row: max(0.0, least - groups_of(row.drawn))):
+        if (schedule := drawing.schedule_of(row)) is not None:
+            yield _tables(one), schedule
+
+
+def _of_prior(one: _Function) -> _Schedules:
+    """Yield draws, and the rule's schedule where the prior knows rules, the best by the prior first."""
+    drawing, prior = one.drawing, one.prior
+    assert prior is not None
+    packed = drawing.that_take(*_PACK)
+    drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(one.func))
+    found = [(each.schedule, each.features) for each in drawn]
+    sketched = bool(packed) or point_space(narrow_indices(one.func), one.profile)
+    ruled = by_rule(one.func, one.target, one.profile) if prior.knows_rules and not sketched else None
+    if ruled is not None:
+        with suppress(RuntimeError):  # TVM cannot lower it
+            found.append((ruled[1], features_of(ruled[1].mod["main"], one.profile)))
+    scores = prior.predict(np.array([features for _, features in found])) if found else np.zeros(0)
+    for n in np.argsort(-scores, kind="stable"):
+        if ruled is not None and found[n][0] is ruled[1]:
+            yield ruled
+            return
+        yield prior.name, found[n][0]
 
 
 def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:
@@ -226,13 +261,6 @@ def _scores(drawn: Sequence[Draw], prior: Prior) -> list[float]:
     return [float(score) for score in prior.predict(np.array([one.features for one in drawn]))]
 
 
-def _best_first(found: Sequence[tuple[Schedule, Array]], prior: Prior) -> list[Schedule]:
-    if not found:
-        return []
-    scores = prior.predict(np.array([features for _, features in found]))
-    return [found[n][0] for n in np.argsort(-scores, kind="stable")]
-
-
 def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     """Return whether work-items compute parts of a function one after another.
 
@@ -247,5 +275,9 @@ def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile).sketches.contractions
 
 
-def _small(func: tirx.PrimFunc) -> bool:
-    return function_flops(func) < _SMALL_FLOPS and function_bytes(func) < _SMALL_BYTES
+# Where schedules that need no trial come from, and for which functions, in order; rules come after them.
+_SOURCES: tuple[tuple[Callable[[_Function], _Schedules], Callable[[_Function], bool]], ...] = (
+    (_of_tables, lambda one: one.prior is None and one.worth_drawing),
+    (_of_rows, lambda one: one.prior is not None and (one.worth_drawing or one.is_image)),
+    (_of_prior, lambda one: one.prior is not None and one.worth_drawing),
+)

@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,50 +68,35 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
         }
         process = CpuParts(PartLimits(memory_mib=PROVING_MIB))
         with process.open(whole) as parts, Executor(file, device) as form:
-            both = _Both(
-                parts,
-                number,
-                split.parts[number],
-                form,
-                allowance(same_cores=device.profile.family.processor),
-            )
+            allowed = allowance(same_cores=device.profile.family.processor)
+            both = _Both(parts, number, split.parts[number], form, allowed)
             runs = both.compared(given)
             cpu, here = runs.times
             times = FormTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
             if not (runs.holds or slower_too):
-                return FormTiming(times, 0, _why_not(times))
+                why = (
+                    f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, "
+                    f"ONNX Runtime {times.cpu_us / 1e3:.3g} ms, measured in turns"
+                )
+                return FormTiming(times, 0, why)
             return FormTiming(times, both.least(given, slower_too=slower_too), "")
 
 
-def _why_not(times: FormTimes) -> str:
-    return (
-        f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, "
-        f"ONNX Runtime {times.cpu_us / 1e3:.3g} ms, measured in turns"
-    )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Both:
-    """A part in the CPU engine, and a form of it."""
+    """A part in the CPU engine, and a form of it, which has the same transfers, timed where the part runs."""
 
     parts: OpenParts
     number: int
     part: CpuPart
     form: Executor
     allowance: float
+    transfers: float = 0.0  # seconds
 
     def compared(self, given: Values, fewer: Values | None = None) -> Comparison:
         """Run the CPU engine, with `fewer` rows, and the form in turns."""
-        runs = Comparison(self.allowance)
-        while not runs.done:
-            seconds, handing_over = [0.0, 0.0], 0.0
-            for which in runs.order:
-                if which:
-                    seconds[1] = self._in_form(given)
-                else:
-                    seconds[0], handing_over = self._in_cpu(fewer or given)
-            runs.add(seconds[0], seconds[1] + handing_over)
-        return runs
+        by_cpu, by_form = partial(self._in_cpu, fewer or given), partial(self._in_form, given)
+        return Comparison(self.allowance).take_turns(by_cpu, by_form)
 
     def least(self, given: Values, *, slower_too: bool) -> int:
         """Return the fewest rows, of those tried, for which the CPU engine is not faster.
@@ -138,16 +124,17 @@ class _Both:
         return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
 
     def _in_form(self, given: Values) -> float:
-        """Return the seconds of a run of the form."""
+        """Return the seconds of a run of the form, with the transfers."""
         began = time.perf_counter_ns()
         self.form.run(given)
-        return (time.perf_counter_ns() - began) / 1e9
+        return (time.perf_counter_ns() - began) / 1e9 + self.transfers
 
-    def _in_cpu(self, given: Values) -> tuple[float, float]:
-        """Return the seconds of a run in the CPU engine, and of the transfers, which a form needs as well."""
+    def _in_cpu(self, given: Values) -> float:
+        """Return the seconds of a run in the CPU engine without the transfers."""
         began = time.perf_counter_ns()
         ran, _ = self.parts.run_chain([self.number], given, [tensor.name for tensor in self.part.outputs])
-        return ran.ns / 1e9, (time.perf_counter_ns() - began - ran.ns) / 1e9
+        self.transfers = (time.perf_counter_ns() - began - ran.ns) / 1e9
+        return ran.ns / 1e9
 
 
 Constants = Mapping[int, np.ndarray]

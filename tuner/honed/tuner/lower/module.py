@@ -55,6 +55,11 @@ class LoweredModel:
     functions: dict[str, Function]
     notes: tuple[str, ...]
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """The source of each function's kernels."""
+        return {name: function.source for name, function in self.functions.items()}
+
     def plan(self, profile: DeviceProfile, extra: Sequence[np.ndarray] = ()) -> Plan:
         """Lay it out for a device; `extra` arrays become the last constants."""
         room = profile.limits.max_alloc_bytes

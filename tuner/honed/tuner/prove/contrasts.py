@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 
-from honed.runtime.compiled.model import Precondition
-
-from . import graphs
-from .inputs import Range, generate, ranges
+from .inputs import Inputs
+from .ranges import Range
 
 _SMALL, _LARGE = 1e-3, 1e3  # times the ordinary magnitude; squares of the large fit float32 by far
 _FIRST = 1000  # the first generated set that is taken; those before are ordinary probes
@@ -51,25 +48,17 @@ _STYLES: tuple[tuple[Callable[[tuple[int, ...]], np.ndarray], tuple[float, float
 )
 
 
-def contrasting(
-    model: onnx.ModelProto,
-    seed: int = 0,
-    *,
-    whole: onnx.ModelProto | None = None,
-    preconditions: Sequence[Precondition] = (),
-) -> list[dict[str, np.ndarray]]:
-    """Return sets of inputs in the ranges of `inputs.generate`, each of another style; raise as that does.
+def contrasting(inputs: Inputs, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    """Return sets of inputs in their ranges, each of another style; raise as `Inputs.draw` does.
 
-    Inputs whose values belong together, such as distinct indices, are drawn as `generate` draws them.
+    Inputs whose values belong together, such as distinct indices, are as they are drawn.
     """
-    allowed, wanted = ranges(model, whole, preconditions), graphs.inputs(model)
-    drawn = generate(model, len(_STYLES), seed, whole=whole, preconditions=preconditions, first=_FIRST)
     return [
         {
-            value.name: _at_ends(given[value.name], allowed[value.name], style, _rng(seed, style, value.name))
-            for value in wanted
+            name: _at_ends(value, inputs.ranges[name], style, _rng(seed, style, name))
+            for name, value in drawn.items()
         }
-        for style, given in enumerate(drawn)
+        for style, drawn in enumerate(inputs.draw(len(_STYLES), seed, first=_FIRST))
     ]
 
 

@@ -18,8 +18,7 @@ from honed.runtime.execution.proof import Difference, aligned, compare
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import Reference, ReferenceFailure, at_level, evaluate
-from .graphs import info
-from .inputs import MOVING
+from .graphs import MOVING, Graph, info
 from .tolerance import compared, work
 
 # A function into [-1, 1] that an output comes from is a step, too: it hides what it is given where that is
@@ -95,8 +94,8 @@ def quantising(model: onnx.ModelProto) -> OpenedModel | None:
 
 def opened(model: onnx.ModelProto) -> OpenedModel | None:
     """Open a model with static shapes at its steps; None where it has none that can be opened."""
-    model = graphs.inlined(model)
-    known, varying, nodes = graphs.infer(model), graphs.varying(model), model.graph.node
+    graph = Graph(model)
+    model, known, varying, nodes = graph.model, graph.known, graph.varying, graph.model.graph.node
     ends = _ends(model)
     numbered = {
         i: node
@@ -122,7 +121,7 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
         quantising=frozenset(
             name for step in steps if step.op_type in _QUANTISING for name in step.output if name
         ),
-        quanta=_quanta(steps, graphs.constants(model)),
+        quanta=_quanta(steps, graph.constants),
         bounded=frozenset(end for step in steps if step.op_type in BOUNDED for end in ends[step.output[0]]),
         inside=frozenset(
             made[name] for step in steps if step.op_type in _ROUNDING_INSIDE for name in step.output if name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -18,7 +19,18 @@ from honed.onnxfile.contrib_schemas import with_stand_ins
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.dtypes import DTYPES
 
+# Operators whose result has the least and the greatest element of their first input, where that is constant.
+_SPREADING = {"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
 _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
+
+
+# Operators whose outputs hold values of these inputs, moved, cut or converted (None: of all inputs).
+MOVING: dict[str, tuple[int, ...] | None] = {
+    "Cast": (0,), "CastLike": (0,), "Concat": None, "DepthToSpace": (0,), "Dropout": (0,), "Expand": (0,),
+    "Flatten": (0,), "Gather": (0,), "Identity": (0,), "Pad": (0,), "Reshape": (0,), "Slice": (0,),
+    "SpaceToDepth": (0,), "Split": (0,), "Squeeze": (0,), "Tile": (0,), "Transpose": (0,), "Unsqueeze": (0,),
+    "Where": (1, 2),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,3 +342,65 @@ def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) ->
     copy.graph.node.extend(kept)
     copy.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in learnt.items())
     return copy
+
+
+class Graph:
+    """A model as it was given, without functions of its own, and what is computed of it, once."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = inlined(model)
+
+    @cached_property
+    def nodes(self) -> list[onnx.NodeProto]:
+        """Every node, as `nodes` yields them."""
+        return list(nodes(self.model.graph))
+
+    @cached_property
+    def constants(self) -> dict[str, np.ndarray]:
+        """The small constants of the main graph by name."""
+        return constants(self.model)
+
+    @cached_property
+    def known(self) -> dict[str, TypedValue]:
+        """The values of the main graph with an inferred static shape, by name; raises as `infer`."""
+        return infer(self.model)
+
+    @cached_property
+    def varying(self) -> set[str]:
+        """The values of the main graph that depend on inputs."""
+        return varying(self.model)
+
+    @cached_property
+    def consumers(self) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
+        """The nodes that read a value, subgraphs' too, each with the position of the value."""
+        found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in self.nodes:
+            for position, name in enumerate(node.input):
+                found.setdefault(name, []).append((node, position))
+        return found
+
+    @cached_property
+    def ends(self) -> dict[str, tuple[float, float]]:
+        """The least and the greatest element of each value that depends on no input, by name."""
+        found = {
+            name: (float(value.min()), float(value.max()))
+            for name, value in self.constants.items()
+            if value.size and value.dtype.kind in "iufb"
+        }
+        for node in self.nodes:
+            if node.op_type in _SPREADING and node.input[0] in found:
+                found[node.output[0]] = found[node.input[0]]
+            elif node.op_type == "Range" and (made := self.known.get(node.output[0])) and made.shape[0]:
+                first = found.get(node.input[0], (0.0, 0.0))[0]
+                found[node.output[0]] = (first, first + made.shape[0] - 1)
+        return found
+
+    @cached_property
+    def shares(self) -> set[str]:
+        """The values that a function into 0..1 made, moved or not."""
+        found: set[str] = set()
+        for node in self.nodes:
+            moved = node.op_type in MOVING and node.input[0] in found
+            if moved or node.op_type in ("Sigmoid", "Softmax", "HardSigmoid"):
+                found.update(node.output)
+        return found

@@ -21,12 +21,13 @@ from honed.runtime.compiled.model import Precondition, Selection
 from honed.runtime.execution import proof
 from honed.runtime.execution.executor import Executor
 
-from . import graphs, inputs
+from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .contrasts import contrasting
 from .discontinuities import HIDING, Opened, OpenedModel, exposing, opened_with
 from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
-from .inputs import MOVING, generate
+from .graphs import MOVING
+from .inputs import Inputs
 from .tolerance import HALF_MOST, compared, for_model
 
 Arrays = Mapping[str, np.ndarray]
@@ -167,16 +168,15 @@ def choose_special(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -
 
 def _mixed(model: onnx.ModelProto, ordinary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     """Return the inputs with NaN and both infinities in each that may hold them; None where none may."""
-    allowed, rng = inputs.of_inputs(model), np.random.default_rng(0)
-    given, holds = dict(ordinary), False
-    for value in graphs.inputs(model):
-        array, bounds = given[value.name], allowed[value.name]
+    rng, given, holds = np.random.default_rng(0), dict(ordinary), False
+    for name, bounds in Inputs(model).own.items():
+        array = given[name]
         unbounded = bounds.plain and math.isinf(bounds.low) and math.isinf(bounds.high)
         if array.dtype.kind != "f" or array.size < _LEAST or not unbounded:
             continue
         mixed = array.copy()
         mixed.reshape(-1)[rng.choice(array.size, 3, replace=False)] = [np.nan, np.inf, -np.inf]
-        given[value.name], holds = mixed, True
+        given[name], holds = mixed, True
     return given if holds else None
 
 
@@ -265,9 +265,10 @@ def choose(
     opened, where the values at its steps are wanted, if they can be had. Generated inputs keep to the
     compiled form's `preconditions`. Where too few inputs
     are well determined the best of the others are taken, and the tolerance of float outputs is widened to
-    eight times their noise, up to 5 %, which a note says. Raises as `inputs.generate` does.
+    eight times their noise, up to 5 %, which a note says. Raises as `Inputs` does.
     """
     allowed, names = for_model(model, precision), graphs.outputs(model)
+    fresh = Inputs(model, whole, preconditions)
     shows = exposing(model, apart) if apart is not None else model
     trials: list[_Trial] = []
     evaluator, note, shrink, rounds = "", None, 0, 0
@@ -275,10 +276,7 @@ def choose(
         rounds += 1
         drawn = [dict(each) for each in given[:count]] if rounds == 1 else []
         if len(drawn) < count:
-            more = generate(
-                model, rounds * count, seed, shrink=shrink, whole=whole, preconditions=preconditions
-            )
-            drawn += more[len(drawn) - count :]
+            drawn += fresh.draw(rounds * count, seed, shrink=shrink)[len(drawn) - count :]
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
         found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
@@ -313,11 +311,11 @@ def choose(
     fixed: dict[str, np.ndarray] = {}
     if lacking := _lacking(model, best):
         used = [name for name in EVALUATORS if name in evaluator]
-        trials += _contrasted(model, shows, whole, preconditions, seed, limits, used)
+        trials += _contrasted(model, shows, contrasting(fresh, seed), seed, limits, used)
         best = _best(model, trials, allowed, count)
         fixed = {name: _unchanged(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
-    if flat and best[0].varied >= ENOUGH and _has_lengths(model):
+    if flat and best[0].varied >= ENOUGH and any(each.ends or each.hides for each in fresh.own.values()):
         best.append(flat[0])  # nothing is there to attend to: equal to what it shall be, and no proof alone
     tolerance, widened = _widened(allowed, best, names)
     made = Expected(
@@ -331,11 +329,7 @@ def choose(
     return _covered(model, made, fixed, precision, limits)
 
 
-def _has_lengths(model: onnx.ModelProto) -> bool:
-    return any(each.ends or each.hides for each in inputs.of_inputs(model).values())
-
-
-_SMALLEST = 2  # of the ranges that inputs are drawn in, as `inputs.generate` has them
+_SMALLEST = 2  # of the ranges that inputs are drawn in, as `Inputs.draw` has them
 
 
 def _evaluated(
@@ -399,14 +393,12 @@ def _nans(value: np.ndarray) -> bool:
 def _contrasted(
     model: onnx.ModelProto,
     shows: onnx.ModelProto,
-    whole: onnx.ModelProto | None,
-    preconditions: Sequence[Precondition],
+    drawn: Sequence[dict[str, np.ndarray]],
     seed: int,
     limits: EvaluationLimits,
     evaluators: Sequence[str],
 ) -> list[_Trial]:
     """Return trials on inputs chosen to change what others do not, of those that the reference takes."""
-    drawn = contrasting(model, seed, whole=whole, preconditions=preconditions)
     first = len(graphs.outputs(model))
     found = _evaluated(shows, drawn, seed, limits, evaluators, first)
     if isinstance(found, Reference):

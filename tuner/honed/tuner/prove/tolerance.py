@@ -28,7 +28,7 @@ from honed.runtime.dtypes import dtype as carried_dtype
 from honed.runtime.execution.proof import Difference, compare
 
 from . import graphs
-from .inputs import MOVING
+from .graphs import MOVING
 
 SINGLE = 1e-3
 DOUBLE = 1e-6

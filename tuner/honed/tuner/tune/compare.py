@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,18 +71,16 @@ def main() -> int:
 
 
 def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | str]:
-    inputs, pair = _inputs(new), (old, new)
-    for executor in pair:
+    inputs = _inputs(new)
+
+    def run(executor: Executor) -> float:
+        began = time.perf_counter()
         executor.run(inputs)
-    runs = Comparison(1 / GAIN)
-    while not runs.done:
-        seconds, clocks = [0.0, 0.0], list[int | None]((None, None))
-        for which in runs.order:
-            began = time.perf_counter()
-            pair[which].run(inputs)
-            seconds[which] = time.perf_counter() - began
-            clocks[which] = new.device.clock_hz()
-        runs.add(seconds[0], seconds[1], (clocks[0], clocks[1]))
+        return time.perf_counter() - began
+
+    run(old)
+    run(new)
+    runs = Comparison(1 / GAIN).take_turns(partial(run, old), partial(run, new), clock=new.device.clock_hz)
     before, now = runs.times
     return {"old": before, "new": now, "faster": runs.holds, "runs": len(runs.pairs), "wrong": wrong}
 
