@@ -23,7 +23,7 @@ from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.processors import ThreadPlacement, first_placement, processors
 from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
-from honed.process.limits import thread_stacks
+from honed.process.limits import one_heap, thread_stacks
 from honed.protocol.errors import (
     InvalidArgument,
     MissingFiles,
@@ -46,16 +46,19 @@ _NARROW = frozenset(narrow.name for narrow in NARROW)
 _BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
 _ARENA_FROM = 512 << 20  # bytes that the process may have: less, and its models do without arenas
 _PLAIN_TRIES = 3  # runs that failed and are tried without optimisation; each loads the model once more
+_NO_MEMORY_SAID = ("bad_alloc", "Failed to allocate", "Cannot allocate memory", "pthread_create failed")
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
 def prepare(threads: int) -> ThreadPlacement:
     """Prepare this process for sessions, and return how many threads each has, `threads` if that is not 0.
 
-    Have many sessions fit in the process's memory: each has a thread for each core but one. And keep its
-    threads, which inherit that, on the processors that suit them.
+    Have many sessions fit in the process's memory: each has a thread for each core but one, and what one has
+    freed serves the next, whichever thread loads or runs it. And keep its threads, which inherit that, on the
+    processors that suit them.
     """
     thread_stacks(_STACK)
+    one_heap()
     placed = first_placement(processors(Path("/"), os.sched_getaffinity(0)), threads)
     if placed.processors:
         os.sched_setaffinity(0, placed.processors)
@@ -406,8 +409,9 @@ def _zeros(tensor: TensorSpec, asked: tuple[int, ...] | None = None) -> Array:
 
 
 def _out_of_memory(error: Exception) -> bool:
+    """Return whether there was no memory, or no thread, which takes a stack."""
     text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
+    return isinstance(error, MemoryError) or any(said in text for said in _NO_MEMORY_SAID)
 
 
 def _is_narrow(type_name: str) -> bool:

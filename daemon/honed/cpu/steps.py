@@ -5,8 +5,9 @@ Each sequence has values of its own, which ONNX Runtime grows.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ class HeldSequences:
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
+        self._changing = threading.Lock()
+
+    def unbind(self) -> None:
+        """Let go of the sessions that sequences ran in last; the next step of each binds anew."""
+        with self._changing:
+            self._held = {number: replace(held, bound=None) for number, held in self._held.items()}
 
     def step(self, session: Session, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
         """Run a step on the client's inputs; return the outputs wanted, rows and bytes of the state now.
@@ -98,7 +105,8 @@ class HeldSequences:
                 f"the sequence's state would have {nbytes} bytes, and its user may have "
                 f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
-        self._held[call.sequence] = _Held(rows, held.tensors, state, constants, bound, alike, nbytes)
+        with self._changing:
+            self._held[call.sequence] = _Held(rows, held.tensors, state, constants, bound, alike, nbytes)
         values = {name: taken_value(found[name]) for name in alike.wanted}
         values |= {tensor.output: _start(tensor, found[tensor.output], rows) for tensor in alike.cut}
         return values, rows, nbytes
@@ -114,12 +122,14 @@ class HeldSequences:
     def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
         """Take a sequence whose rows were computed elsewhere."""
         state = {name: given_value(np.array(value)) for name, value in values.items()}
-        self._held[call.sequence] = _Held(call.rows, call.tensors, state)
+        with self._changing:
+            self._held[call.sequence] = _Held(call.rows, call.tensors, state)
 
     def drop(self, sequences: Sequence[int]) -> None:
         """Let go of sequences, as far as they are here."""
-        for number in sequences:
-            self._held.pop(number, None)
+        with self._changing:
+            for number in sequences:
+                self._held.pop(number, None)
 
 
 def _prepared(

@@ -8,15 +8,16 @@ a device does. A file has one probe, a run on zeros, which shows whether it ends
 
 from __future__ import annotations
 
+import logging
 import platform
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnxruntime
 
@@ -36,13 +37,15 @@ from honed.daemon.worker.calls import (
     SetSequence,
     UnloadModel,
     WarmUp,
+    WorkerCall,
 )
 from honed.daemon.worker.host import Array, Host, Stepped, connect
 from honed.daemon.worker.turns import CallUnderWay
 from honed.machine.processors import ThreadPlacement
 from honed.machine.profile import DeviceIdentity
-from honed.process.rpc import by_name
-from honed.protocol.errors import NotFound
+from honed.process.limits import give_back_freed
+from honed.process.rpc import Method, by_name
+from honed.protocol.errors import NotFound, NotLoaded
 from honed.protocol.peer import RequestReceived
 from honed.protocol.results import Empty, ModelProfile, ObservedSizes, SessionAsked
 from honed.runtime.compiled import modelfile
@@ -52,6 +55,7 @@ from .session import Session, prepare, running_now
 from .steps import HeldSequences
 
 _DEVICE = "ONNX Runtime/CPU"
+_log = logging.getLogger(__name__)
 _TIMED = frozenset(each.method for each in (RunTurn, WarmUp, ProfileModel))
 
 
@@ -63,8 +67,36 @@ class _Loaded:
     asked: SessionAsked
 
 
+def _with_room(methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Return methods that try again, with room made, where memory runs out."""
+
+    def retried(handler: Callable[..., object]) -> Callable[..., object]:
+        def answer(engine: CpuEngine, call: WorkerCall[Any]) -> object:
+            try:
+                return handler(engine, call)
+            except MemoryError:
+                if not engine.make_room(_key_of(call)):
+                    raise
+            return handler(engine, call)
+
+        return answer
+
+    return {name: (kind, retried(handler)) for name, (kind, handler) in methods.items()}
+
+
+def _key_of(call: WorkerCall[Any]) -> str:
+    """Return the key of the model that a call runs; "" for one that loads: its session before goes, too."""
+    if isinstance(call, BuildModel):
+        return ""
+    return call.run.key if isinstance(call, RunStep) else getattr(call, "key", "")
+
+
 class CpuEngine(Host):
-    """The loaded models by key."""
+    """The loaded models by key.
+
+    Where memory runs out in a call, all other models make room and it is tried again; the service has them
+    loaded again when they are asked for.
+    """
 
     def __init__(self, connected: socket.socket, threads: ThreadPlacement, bound: str) -> None:
         super().__init__(connected, bound)
@@ -74,11 +106,26 @@ class CpuEngine(Host):
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
 
     def loaded(self, key: str) -> Session:
-        """Return a loaded model; raise NotFound where none has that key."""
+        """Return a loaded model; raise NotLoaded where none has that key."""
         held = self._models.get(key)
         if held is None:
-            raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
+            raise NotLoaded("the model is not loaded in the CPU engine")
         return held.session
+
+    def make_room(self, but: str) -> bool:
+        """Let go of all models but one, "" for none; return whether there were any.
+
+        One that runs goes when that has ended.
+        """
+        others = [key for key in list(self._models) if key != but]
+        for key in others:
+            self._models.pop(key, None)
+        self._sequences.unbind()
+        self._sets = "", []
+        give_back_freed()
+        if others:
+            _log.warning("memory is short: %d models make room", len(others))
+        return bool(others)
 
     def begin_call(self, call: CallUnderWay) -> None:
         """Have ONNX Runtime end what it runs for the call when nobody waits for that any more."""
@@ -95,8 +142,9 @@ class CpuEngine(Host):
 
     def lowered(self, key: str) -> str:
         """Return once what ONNX Runtime said to an optimised form that is not run any more, else ""."""
-        session = self._models[key].session
-        said, session.lowered = session.lowered, ""
+        if (held := self._models.get(key)) is None:  # it had to make room meanwhile
+            return ""
+        said, held.session.lowered = held.session.lowered, ""
         return said
 
     def _find(self, call: FindDevice) -> FoundDevice:
@@ -164,14 +212,17 @@ class CpuEngine(Host):
             kernel_driver="",
         )
 
-    LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
-    METHODS: ClassVar = Host.METHODS | by_name(
-        {
-            CheckProbe: _check,
-            RunTurn: _turn,
-            UnloadModel: _unload,
-            ProfileModel: _profile,
-        }
+    LOADING: ClassVar = _with_room(by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load}))
+    METHODS: ClassVar = _with_room(
+        Host.METHODS
+        | by_name(
+            {
+                CheckProbe: _check,
+                RunTurn: _turn,
+                UnloadModel: _unload,
+                ProfileModel: _profile,
+            }
+        )
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 MEMORY_PERCENT = 60  # of the memory, which honed may take at most; the rest is for apps
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 _ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
 
@@ -69,6 +69,20 @@ def keep_freed(nbytes: int) -> None:
     library = ctypes.CDLL(None)
     library.mallopt(_MMAP_THRESHOLD, nbytes)
     library.mallopt(_TRIM_THRESHOLD, 2 * nbytes)
+
+
+def one_heap() -> None:
+    """Have all threads that start from now on allocate from one heap.
+
+    By itself glibc gives each thread one, which no other can use, and which seldom shrinks: `limit_data`
+    counts what was freed there.
+    """
+    ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+
+
+def give_back_freed() -> None:
+    """Have malloc give the kernel what was freed."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def data_bytes() -> int:

@@ -139,6 +139,10 @@ class OutOfMemory(DeviceError):
     """A process may take no more memory: the model cannot be held, or run, beside what is there."""
 
 
+class NotLoaded(NotFound):
+    """A process does not hold the model that it is to run: the service has it loaded and runs it again."""
+
+
 def error_to_map(error: HonedError) -> Map:
     """Return the map by which an error travels, as the nearest type that every reader knows."""
     name = next((_TYPE_NAMES[kind] for kind in type(error).__mro__ if kind in _TYPE_NAMES), "HonedError")

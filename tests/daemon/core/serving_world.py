@@ -19,6 +19,7 @@ from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_variant, model_of
 from honed.daemon.store.store import EngineTimes, Manifest, begin, new_version, version_file
 from honed.daemon.store.versions import NO_HISTORY, go_back, settle, succeed
+from honed.protocol.errors import NotLoaded, OutOfMemory
 from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument, PreconditionBroken
 
@@ -449,9 +450,14 @@ class World:
                 self.tell(told.Served(engine, number, more=True))
             case "unfit":
                 self.tell(told.RequestRejected(engine, number, InvalidArgument("not finite")))
+            case "not loaded":  # it had to make room
+                self.loaded[engine].discard(run.model.key_on(engine))
+                self.tell(told.RequestRejected(engine, number, NotLoaded("it is not loaded")))
+            case "no memory" if is_cpu(engine):
+                self.tell(told.RequestRejected(engine, number, OutOfMemory("it may have 180 MiB")))
             case "values" if not is_cpu(engine):
                 self.tell(told.RequestRejected(engine, number, PreconditionBroken("it has other values")))
-            case "values":
+            case "values" | "no memory":
                 self.tell(told.Served(engine, number))
             case "broken":
                 self.break_worker(engine)
@@ -469,10 +475,11 @@ class World:
                 assert proof is not None
                 proof = dataclasses.replace(proof, left=(1, 2) if how == "left" else ())
                 self.tell(told.Loaded(load.deployment, load.model.key, proof))
-            case "refused":
+            case "refused" | "short":
                 key = load.model.key_on(load.engine)
                 self.loaded[load.engine].add(key)  # to be checked
-                self.tell(told.LoadRefused(load.deployment, load.engine, key, "wrong answers"))
+                why, short = "wrong answers", how == "short"
+                self.tell(told.LoadRefused(load.deployment, load.engine, key, why, short))
             case "apart":
                 self.tell(told.LoadBroken(load.deployment, "the builder crashed", apart=True))
 

@@ -195,7 +195,12 @@ class Serving(RuleBasedStateMachine):
     @precondition(lambda self: self.world.runs)
     @rule(
         pick=PICKS,
-        how=st.sampled_from(["well", "more", "unfit", "values", "broken", "device", "not run", "lasts"]),
+        how=st.sampled_from(
+            [
+                *("well", "more", "unfit", "values", "broken", "device", "not run", "lasts"),
+                *("not loaded", "no memory"),
+            ]
+        ),
     )
     def end_run(self, pick: int, how: str) -> None:
         self.world.end_run(chosen(sorted(self.world.runs), pick), how)
@@ -237,7 +242,7 @@ class Serving(RuleBasedStateMachine):
         self.world.lose("gpu", failed=True)
 
     @precondition(lambda self: self.world.loads)
-    @rule(pick=PICKS, how=st.sampled_from(["well", "left", "refused", "apart"]))
+    @rule(pick=PICKS, how=st.sampled_from(["well", "left", "refused", "apart", "short"]))
     def end_load(self, pick: int, how: str) -> None:
         load = chosen(self.world.loads, pick)
         if load.engine in self.world.workers:

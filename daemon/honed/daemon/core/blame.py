@@ -131,7 +131,7 @@ def load(core: Core, model: ServedModel, deployment: Deployment, reason: str) ->
     if model.blame.load_crashes > 1:
         count = model.blame.load_crashes
         sentence = f"it ended the process of {engine.shown} {count} times while it was loaded; last: {reason}"
-        versions.give_up_on(core, model, engine, sentence, crashed=True)
+        versions.give_up_on(core, model, engine, sentence, for_now=True)
 
 
 def try_again(core: Core) -> None:
@@ -165,26 +165,28 @@ def _charge(core: Core, engine: Engine, model: ServedModel, reason: str) -> None
         if crashes < MAX_CRASHES:
             sentence = f"{within_an_hour} workers ended running it within an hour; last: {reason}"
         if crashes >= MAX_CRASHES or often:
-            versions.give_up_on(core, model, engine, sentence, crashed=True)
+            versions.give_up_on(core, model, engine, sentence, for_now=True)
     elif not model.isolated:
         if engine.isolating or crashes >= MAX_SHARED_CRASHES or often:
-            _isolate(core, model, engine, reason)
+            shared = core.cpu_of(model.manifest.owner)
+            assert shared is not None
+            _isolate(core, model, shared, f"a request to it ended the process of {shared.shown} ({reason})")
     elif crashes >= MAX_ISOLATED_CRASHES:
         sentence = (
             f"its requests ended the process of {engine.shown} {crashes} times in a row; last: {reason}"
         )
-        versions.give_up_on(core, model, engine, sentence, crashed=True)
+        versions.give_up_on(core, model, engine, sentence, for_now=True)
 
 
-def _isolate(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
+def part(core: Core, model: ServedModel, shared: Engine, reason: str) -> None:
+    """Have ONNX Runtime run a model apart from others, beside which a CPU engine has no memory for it."""
+    _isolate(core, model, shared, f"{shared.shown} has no memory for it beside other models ({reason})")
+
+
+def _isolate(core: Core, model: ServedModel, shared: Engine, why: str) -> None:
     """Have ONNX Runtime run a model apart from the others for a while."""
-    shared = core.cpu_of(model.manifest.owner)
-    assert shared is not None
     seconds = model.blame.isolated()
-    model.isolated = (
-        f"a request to it ended the process of {shared.shown} ({reason}); it runs in a process apart from "
-        f"the other models for {seconds:g} s"
-    )
+    model.isolated = f"{why}; it runs in a process apart from the other models for {seconds:g} s"
     model.isolated_until = core.now + seconds
     core.act(Isolated(model.name, model.isolated))
     _change_process(core, model, shared)

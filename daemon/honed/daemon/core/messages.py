@@ -151,12 +151,13 @@ class Loaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoadRefused(Event):
-    """The engine cannot run the model, whose file it may have loaded."""
+    """The engine cannot run the model, whose file it may have loaded; it may be `short` of memory."""
 
     deployment: int
     engine: str
     key: str
     reason: str
+    short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

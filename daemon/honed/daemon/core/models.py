@@ -23,7 +23,7 @@ from .messages import (
     Rested,
     SettingsChanged,
 )
-from .model import Deployment, Phase, ServedModel, State
+from .model import Deployment, Phase, ServedModel, State, is_cpu
 from .scheduling import admit, dismiss, is_here, load_next, run_next, wake
 from .state import Core, removed
 
@@ -182,10 +182,13 @@ def refused(core: Core, event: LoadRefused) -> None:
     model, deployment = found
     engine = core.engines[event.engine]
     deployment.loading = False
-    if core.comes_home(model, engine):
+    short = event.short and is_cpu(engine.name)  # which is not the model's doing
+    if short and not engine.isolating:
+        blame.part(core, model, engine, event.reason)
+    elif core.comes_home(model, engine):
         engines.stay_away(core, model, engine, event.reason)
     else:
-        versions.give_up_on(core, model, engine, event.reason)
+        versions.give_up_on(core, model, engine, event.reason, for_now=short)
     core.unload_unused(event.engine, event.key)
     load_next(core, engine)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from honed.daemon.core.queue import Ticket, full, service_stops
-from honed.protocol.errors import PreconditionBroken, Unavailable
+from honed.protocol.errors import NotLoaded, OutOfMemory, PreconditionBroken, Unavailable
 
 from . import blame, engines, versions
 from .messages import (
@@ -123,15 +123,27 @@ def broken(core: Core, event: WorkerFailed) -> None:
 
 
 def unfit(core: Core, event: RequestRejected) -> None:
-    """Tell the client what the worker says; values that a compiled form does not serve ONNX Runtime may."""
+    """Tell the client what the worker says.
+
+    ONNX Runtime may serve values that a compiled form does not, and a process apart what has no memory beside
+    other models. What made room for others is loaded again.
+    """
     engine = core.engines[event.engine]
     running = _ended(core, engine, event.request)
     ticket = running.ticket
+    if isinstance(event.error, NotLoaded):
+        core.unloaded(engine, running.model.key_on(engine.name))
+        if not is_cpu(engine.name):  # which alone has models make room
+            core.act(Failed(running.model.name, ticket.attempts, str(event.error)))
     alone = ticket.empty is not None  # what runs several requests, or has state there, asks again itself
     if isinstance(event.error, PreconditionBroken) and not ticket.open:
         running.model.statistics.broke_precondition()
         ticket.open = alone and _takes_open(core, ticket)
-    if ticket.open and not is_cpu(engine.name) and not running.left:
+    again = isinstance(event.error, NotLoaded) or (ticket.open and not is_cpu(engine.name))
+    if isinstance(event.error, OutOfMemory) and is_cpu(engine.name):
+        # State that a request needs is in the process of its engine, if anywhere.
+        again = ticket.isolated = not (engine.isolating or ticket.held)
+    if again and not running.left:
         ticket.attempts = 0
         blame.wait_again(core, ticket)
     elif not running.left:

@@ -262,6 +262,13 @@ class Core:
         del place.kept[key]
         self.act(Unload(engine, key))
 
+    def unloaded(self, engine: Engine, key: str) -> None:
+        """Note that an engine does not hold a file any more: it is loaded again when it is asked for."""
+        for model, deployment in self.on(engine):
+            if model.key_on(engine.name) == key and deployment.state is State.READY:
+                deployment.lost()
+                deployment.resting = model.name not in engine.queue.models()
+
 
 def replaced_error(name: str) -> Replaced:
     """Return the error for a request in other shapes whose model was replaced meanwhile."""

@@ -130,11 +130,11 @@ def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
         _fall_back(core, model, model.trial.before, f"the worker ended while it ran: {reason}")
 
 
-def give_up(core: Core, model: ServedModel, reason: str, *, crashed: bool = False) -> None:
+def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = False) -> None:
     """Give up on a version that cannot be served.
 
     An earlier version may be served in its place, or another engine may serve the model; else nothing does,
-    for a while where it `crashed`.
+    or, where that is `for_now`, nothing does for a while.
     """
     if model.on_device and model.manifest.compiled is not None:
         if model.trial is not None:
@@ -149,23 +149,23 @@ def give_up(core: Core, model: ServedModel, reason: str, *, crashed: bool = Fals
     if _switched(core, model, reason):
         return
     reason = f"{model.away}, and there {reason}" if model.away else reason
-    if crashed:
+    if for_now:
         reason = _refused_for_a_while(core, model, model.deployment, reason)
     core.act(GiveUp(model.name, reason))
     fail(core, model, reason)
 
 
-def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, crashed: bool = False) -> None:
-    """Give up on a model on an engine that cannot serve it, for a while where it `crashed`.
+def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, for_now: bool = False) -> None:
+    """Give up on a model on an engine that cannot serve it, or cannot `for_now`, which is for a while.
 
     If another engine serves the model, only requests that need this engine are refused.
     """
     if core.served_by(model, engine):
-        give_up(core, model, reason, crashed=crashed)
+        give_up(core, model, reason, for_now=for_now)
         return
     deployment = model.deployments.get(engine.name)
     if deployment is not None:
-        if crashed:
+        if for_now:
             reason = _refused_for_a_while(core, model, deployment, reason)
         deployment.state, deployment.reason = State.UNAVAILABLE, reason
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))

@@ -28,7 +28,7 @@ from honed.daemon.worker.supervisor import NoWorker, WorkerDied
 from honed.process.aio import taken
 from honed.process.rpc import R
 from honed.protocol import strict
-from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError
+from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError, OutOfMemory
 from honed.protocol.peer import ResponseReceived
 from honed.protocol.results import Inferred, ModelProfile, ProfiledRow
 from honed.runtime.engines import LOWEST
@@ -386,7 +386,8 @@ def _cancelled(action: Run) -> messages.Event:
 
 
 def _failed(engine: str, request: int, error: HonedError) -> messages.Event:
-    if isinstance(error, WorkerDied | DeviceError):
+    short = isinstance(error, OutOfMemory) and is_cpu(engine)  # which leaves its process as it was
+    if isinstance(error, WorkerDied | DeviceError) and not short:
         return messages.WorkerFailed(engine, request, str(error), device=isinstance(error, DeviceError))
     # Its traceback would keep the frame it was caught in, with the data.
     return messages.RequestRejected(engine, request, error.with_traceback(None))

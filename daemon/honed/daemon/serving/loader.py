@@ -15,7 +15,7 @@ from typing import TypeVar
 from honed.daemon.aio import in_thread
 from honed.daemon.core import messages
 from honed.daemon.core.messages import LoadedProof
-from honed.daemon.core.model import Engine
+from honed.daemon.core.model import Engine, is_cpu
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -39,7 +39,7 @@ from honed.daemon.worker.supervisor import NoWorker, Supervisor, WorkerDied
 from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import R
 from honed.protocol import strict
-from honed.protocol.errors import DeviceError, HonedError, ModelRefused
+from honed.protocol.errors import DeviceError, HonedError, ModelRefused, OutOfMemory
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked, SessionAsked
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST
@@ -160,7 +160,8 @@ class Loader:
                 )  # this may have been its doing: it is proven apart before it is loaded again
             return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
-            return messages.LoadRefused(action.deployment, self.engine.name, key, str(error))
+            short = isinstance(error, OutOfMemory)
+            return messages.LoadRefused(action.deployment, self.engine.name, key, str(error), short)
         if proven_now or not action.awaited:
             proof = dataclasses.replace(proof, left=())
         return messages.Loaded(action.deployment, key, proof)
@@ -355,6 +356,8 @@ class Loader:
         try:
             answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
         except DeviceError as error:
+            if isinstance(error, OutOfMemory) and is_cpu(self.engine.name):
+                raise
             self._supervisor.kill(f"the device failed: {error}")
             raise WorkerDied(str(error)) from error
         await self._give_way(time.monotonic() - begun)

@@ -183,7 +183,7 @@ class Host(Server, ABC):
 
     @abstractmethod
     def loaded(self, key: str) -> Runs:
-        """Return a loaded model; raise NotFound if it is not loaded."""
+        """Return a loaded model; raise NotLoaded if it is not."""
 
     @abstractmethod
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:

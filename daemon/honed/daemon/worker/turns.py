@@ -17,6 +17,7 @@ from collections.abc import Callable
 from honed.protocol.peer import RequestReceived
 
 _LONG_SECONDS = 0.1  # of a call, after which another thread reads, twice as much at most
+_STACK = 2 << 20  # bytes of a thread that reads, of all of which a process's limit of memory counts
 _log = logging.getLogger(__name__)
 
 
@@ -149,7 +150,11 @@ class Turns:
         return call
 
     def _start_relief(self) -> None:
-        threading.Thread(target=self._relieve, name="relief", daemon=True).start()
+        before = threading.stack_size(_STACK)
+        try:
+            threading.Thread(target=self._relieve, name="relief", daemon=True).start()
+        finally:
+            threading.stack_size(before)
 
     def _relieve(self) -> None:
         """Read in the place of a thread whose call takes long."""

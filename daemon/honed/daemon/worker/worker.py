@@ -178,17 +178,17 @@ class Worker(Host):
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
 
     def loaded(self, key: str) -> Executor:
-        """Return a loaded model, to be run on inputs of any kind; raise NotFound if it is not loaded."""
+        """Return a loaded model, to be run on inputs of any kind; raise NotLoaded if it is not."""
         executor = self._form(key)
         if executor in self._sequences.inside:
             self._sequences.leave(executor)
         return executor
 
     def _form(self, key: str) -> Executor:
-        """Return a loaded model that may have a sequence in its inputs; raise NotFound as `loaded`."""
+        """Return a loaded model that may have a sequence in its inputs; raise as `loaded`."""
         executor = self._models.get(key)
         if executor is None:
-            raise NotFound("the model is not loaded in the worker; this is a fault of the service")
+            raise NotLoaded("the model is not loaded in the worker")
         return executor
 
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
