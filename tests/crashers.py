@@ -28,6 +28,14 @@ def adding(number: float) -> bytes:
     return _packed([helper.make_node("Add", ["x", "number"], ["y"])], ends[:1], ends[1:], known)
 
 
+def filling(number: float, mib: int) -> bytes:
+    """y = w[i], of a table of so many MiB that is full of the number."""
+    table = numpy_helper.from_array(np.full(mib << 18, number, np.float32), "w")
+    i = helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    return _packed([helper.make_node("Gather", ["w", "i"], ["y"])], [i], [y], [table])
+
+
 def dividing(kind: Integers, op: str = "Div") -> bytes:
     """y = x / d of integers, or the rest: the processor raises a signal for the smallest integer by -1."""
     ends = [helper.make_tensor_value_info(name, _KINDS[kind], ["n"]) for name in ("x", "d", "y")]

@@ -444,21 +444,10 @@ class World:
         self.running.remove(run)
         number = run.ticket.number
         match how:
-            case "well":
-                self.tell(told.Served(engine, number))
-            case "more":
-                self.tell(told.Served(engine, number, more=True))
-            case "unfit":
-                self.tell(told.RequestRejected(engine, number, InvalidArgument("not finite")))
-            case "not loaded":  # it had to make room
-                self.loaded[engine].discard(run.model.key_on(engine))
-                self.tell(told.RequestRejected(engine, number, NotLoaded("it is not loaded")))
-            case "no memory" if is_cpu(engine):
-                self.tell(told.RequestRejected(engine, number, OutOfMemory("it may have 180 MiB")))
-            case "values" if not is_cpu(engine):
-                self.tell(told.RequestRejected(engine, number, PreconditionBroken("it has other values")))
-            case "values" | "no memory":
-                self.tell(told.Served(engine, number))
+            case "well" | "more":
+                self.tell(told.Served(engine, number, more=how == "more"))
+            case "unfit" | "values" | "not loaded" | "no memory":
+                self.reject(run, how)
             case "broken":
                 self.break_worker(engine)
                 self.tell(told.WorkerFailed(engine, number, "it crashed", device=False))
@@ -466,6 +455,22 @@ class World:
                 self.tell(told.WorkerFailed(engine, number, "out of memory", device=True))
             case "not run":  # nothing is told until the end of the worker is
                 self.break_worker(engine)
+
+    def reject(self, run: do.Run, how: str) -> None:
+        """A run ends without an answer, in a worker that goes on."""
+        engine, number = run.engine, run.ticket.number
+        errors: dict[str, HonedError] = {"unfit": InvalidArgument("not finite")}
+        if is_cpu(engine):
+            errors["no memory"] = OutOfMemory("it may have 180 MiB")
+        else:
+            errors["values"] = PreconditionBroken("it has other values")
+        if how == "not loaded":  # it had to make room
+            self.loaded[engine].discard(run.model.key_on(engine))
+            errors[how] = NotLoaded("it is not loaded")
+        if (error := errors.get(how)) is None:
+            self.tell(told.Served(engine, number))
+        else:
+            self.tell(told.RequestRejected(engine, number, error))
 
     def end_load(self, load: do.Load, how: str) -> None:
         self.loads.remove(load)

@@ -25,6 +25,7 @@ from honed.daemon.core.model import (
 )
 from honed.daemon.core.queue import Empty, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
+from honed.protocol.errors import OutOfMemory
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PreconditionBroken, Unavailable
 
 from .serving_world import CHECKED, CLIENT, COMPILED, ISOLATING, USERS_ENGINE, World, manifest, successor
@@ -489,6 +490,59 @@ def test_what_was_refused_is_unloaded_once_no_run_needs_it() -> None:
     world.end_run("gpu", "well")
     assert key not in world.loaded["gpu"]
     assert world.models.get("a").key in world.loaded["gpu"]
+
+
+def test_what_is_not_loaded_is_loaded_and_its_request_runs_again() -> None:
+    world, _ = both_engines()
+    asked, other = world.ask("a"), world.ask("a")
+    world.end_run(CPU_ENGINE, "not loaded")
+    world.end_load(world.loads[0], "well")
+    for number in (asked, other):
+        assert world.runs[CPU_ENGINE].ticket.number == number
+        world.end_run(CPU_ENGINE, "well")
+        assert number is not None
+        assert world.answers[number] is None
+
+
+def test_a_run_without_memory_goes_to_the_process_apart_and_is_nobodys_fault() -> None:
+    world, model = both_engines()
+    asked = world.ask("a")
+    for _ in range(MAX_ISOLATED_CRASHES):
+        world.end_run(CPU_ENGINE, "no memory")
+        world.ready(ISOLATING)
+        while world.loads:
+            world.end_load(world.loads[0], "well")
+        world.end_run(ISOLATING, "no memory")
+        assert asked is not None
+        assert isinstance(world.answers[asked], OutOfMemory)
+        assert (model.state, model.isolated, model.blame.crashes) == (State.READY, "", 0)
+        asked = world.ask("a")
+    world.end_run(CPU_ENGINE, "no memory")
+    world.end_run(ISOLATING, "well")
+    assert asked is not None
+    assert world.answers[asked] is None
+
+
+def test_a_model_for_which_a_cpu_engine_has_no_memory_runs_apart_for_a_while() -> None:
+    world = World("", cpu=True)
+    world.ready("gpu")
+    world.add_given("a")
+    world.ready(CPU_ENGINE)
+    asked = world.ask("a")
+    world.end_load(world.loads[0], "short")
+    model = world.models.get("a")
+    assert "has no memory for it beside other models" in model.isolated
+    assert not world.loaded[CPU_ENGINE]
+    world.ready(ISOLATING)
+    world.end_load(world.loads[0], "short")
+    assert "tried again after" in model.reason
+    world.now += LINGERING_SECONDS
+    asked = world.ask("a")
+    world.ready(ISOLATING)
+    world.end_load(world.loads[0], "well")
+    world.end_run(ISOLATING, "well")
+    assert asked is not None
+    assert world.answers[asked] is None
 
 
 def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_that() -> None:

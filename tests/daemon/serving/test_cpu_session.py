@@ -170,6 +170,26 @@ def test_a_process_of_little_memory_has_no_arenas(mib: int, arena: bytes) -> Non
     assert said.strip() == arena
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "pthread_create failed, error code: 12 error message: Cannot allocate memory",
+        "pthread_create failed, error code: 11 error message: Resource temporarily unavailable",
+        "std::bad_alloc",
+    ],
+)
+def test_memory_and_threads_that_run_out_are_no_fault_of_the_model(
+    tmp_path: Path, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **settings: Any) -> None:
+        raise RuntimeError(said)
+
+    model = two_rows(tmp_path / "m.onnx", "n", "m")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(MemoryError, match=said):
+        Session(model, 2)
+
+
 SCALE = (0.5, -2.0)
 RUNS, FAILS = np.array([[1, 3]], np.float32), np.array([[3]], np.float32)  # as one that is optimised
 

@@ -23,7 +23,7 @@ from benchmarks import stress
 from honed.daemon.observe import faults
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import DeadlineExceeded, HonedError, InvalidArgument
-from tests.crashers import Integers, adding, dividend, dividing, looped, looping, rounds
+from tests.crashers import Integers, adding, dividend, dividing, filling, looped, looping, rounds
 from tests.daemon.raw import Raw, packed
 from tests.daemon.running import DEADLINE, NO_TUNER, Service, descriptors, memory, serving, wait_for
 
@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.service]
 CPU = '[serve]\nengine = "cpu"\n' + NO_TUNER
 INNOCENT = ("one", "two", "three")
 GOOD, DEADLY = dividend(np.int64), dividend(np.int64, deadly=True)
+ROOM_MIB, TABLE_MIB, TABLES = 300, 24, 9  # more than fit in a process, which takes 120 MiB without a model
 LONG = 1_000_000  # rounds, most of a minute; 20,000 are a second
 
 
@@ -284,6 +285,27 @@ def alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+# ---- Memory that runs out ----
+
+
+def test_models_that_do_not_fit_together_are_all_served(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    """Some make room for others in a process that goes on, and blame nobody."""
+    service = start_service(config=f"{CPU}[cpu]\nmemory_mib = {ROOM_MIB}\n")
+    with service.client() as client:
+        for number in range(TABLES):
+            path = tmp_path / f"m{number}.onnx"
+            path.write_bytes(filling(number, TABLE_MIB))
+            client.add(path)
+        for number in [*range(TABLES), *reversed(range(TABLES))]:
+            found = client.infer(f"m{number}", {"i": np.array([0, 5])}, timeout=DEADLINE)["y"]
+            np.testing.assert_array_equal(found, np.full(2, number, np.float32))
+        assert restarts(client) == 0
+        assert not any(model["reason"] for model in client.models())
+    assert "memory is short" in service.log
 
 
 @pytest.mark.slow

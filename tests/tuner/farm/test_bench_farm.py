@@ -13,7 +13,7 @@ import pytest
 from honed.farm.boards import FarmChoice, join
 from honed.protocol.errors import DeviceError
 from honed.valhall.compiler import ROOT
-from tests.tuner.running import write_model
+from tests.tuner.running import write_convolution
 
 from .running import RunningFarm
 
@@ -31,7 +31,7 @@ def test_the_cores_of_two_machines_predict(farm: RunningFarm, tmp_path: Path) ->
         worker.hear_until("in the farm at")
     with pytest.raises(DeviceError, match="there is the bench of mali-g610 on "):
         join(FarmChoice(url=farm.url, certificates=farm.certificates / "pc"))
-    model, output = write_model(tmp_path / "m.onnx", rows=12), tmp_path / "m.honed"
+    model, output = write_convolution(tmp_path / "m.onnx"), tmp_path / "m.honed"
     command = [sys.executable, "-m", "honed.tool.main", "tune", str(model), "--bench", "mali-g610"]
     command += ["--farm", farm.url, "--certificates", str(farm.certificates / "pc")]
     done = subprocess.run(

@@ -16,7 +16,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Origin, ScheduleSource
 from honed.valhall.bench import DRIVER
 from honed.valhall.compiler import ROOT, OfflineCompiler
-from tests.tuner.running import write_model
+from tests.tuner.running import write_convolution
 
 pytestmark = [
     pytest.mark.tvm,
@@ -38,8 +38,8 @@ def test_logarithms_are_built_though_tables_are_not() -> None:
 
 def test_a_file_is_tuned_for_a_device_that_is_not_here(tmp_path: Path) -> None:
     """Its records are those of predictions, and the file is compiled with the best of them, unproven."""
-    # Few rows: what is first served of a larger product leaves nothing to find.
-    model, output = write_model(tmp_path / "m.onnx", rows=12), tmp_path / "m.honed"
+    # What is first served of a product leaves nothing to find.
+    model, output = write_convolution(tmp_path / "m.onnx"), tmp_path / "m.honed"
     command = [sys.executable, "-m", "honed.tool.main", "tune", str(model), "--bench", "mali-g610"]
     done = subprocess.run(
         [*command, "--trials", "32", "--json", "-o", str(output)],
