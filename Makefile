@@ -1,4 +1,4 @@
-.PHONY: help run test test-slow test-all explore attack lint setup nodetests deb deb-check repo clean
+.PHONY: help run test test-slow test-all explore attack lint docs setup nodetests deb deb-check repo clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,11 @@ lint: setup ## check style and types
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy daemon extensions runtime tuner benchmarks
+
+SITE ?= dist/site
+docs: setup ## build all pages and the API reference into dist/site, for a browser; broken links are errors
+	@sphinx-build -q -W --keep-going -b html -c docs -d $(SITE)/.doctrees . $(SITE)
+	@echo "$(SITE)/docs/README.html"
 
 setup: ## make .venv (installs missing Debian packages)
 	@packaging/dev/setup

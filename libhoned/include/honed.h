@@ -67,7 +67,7 @@ typedef enum honed_code {
     HONED_FAILED_PRECONDITION = 2, /* the model cannot do this */
     HONED_NOT_FOUND = 3,           /* there is no such model */
     HONED_ALREADY_EXISTS = 4,
-    HONED_PERMISSION_DENIED = 5,   /* this user is not in group honed_service */
+    HONED_PERMISSION_DENIED = 5,   /* this user is not in group honed */
     HONED_DEADLINE_EXCEEDED = 6,   /* it was not answered in time: drop this frame, or allow more */
     HONED_CANCELLED = 7,           /* honed_request_cancel, or honed_service_free while it ran */
     HONED_RESOURCE_EXHAUSTED = 8,  /* the queue, or memory of the service, is full: slow down, then try again */
@@ -101,7 +101,7 @@ enum { HONED_SEQUENCE_START = 1, HONED_SEQUENCE_END = 2, HONED_SEQUENCE_LAST_TOK
 
 /* ---- Names ---- */
 
-/* The version of the library, as "0.1.0". */
+/* The version of the library, as "0.2.0". */
 HONED_API const char *honed_version(void);
 /* A code as the protocol writes it, as "NOT_FOUND". */
 HONED_API const char *honed_code_name(honed_code code);

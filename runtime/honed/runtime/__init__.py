@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "Client", "load"]
 # Read here by pyproject.toml and libhoned/Makefile, too: metadata of packages takes 20 ms to look up.
-HONED_VERSION: Final = "0.1.0"
+HONED_VERSION: Final = "0.2.0"
 
 _HOMES = {"AsyncClient": ".aio", "Client": ".client", "load": ".execution.executor"}
 
