@@ -25,8 +25,9 @@ from honed.machine.opencl import LOADER
 from honed.runtime import load
 from honed.runtime.compiled.model import Copy, HostCall
 from honed.runtime.dtypes import dtype
+from honed.runtime.execution.calls import handle
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.segments import CHUNK, LaunchBatch, empty, handle
+from honed.runtime.execution.segments import CHUNK, LaunchBatch, empty
 
 _LOOP = """\
 #include <stddef.h>

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,11 @@ from honed.runtime.compiled.model import (
 from honed.runtime.compiled.modelfile import ModelFile, read
 
 from . import memory, programs, segments
+from .calls import Calls, handle
 from .cpuparts import CpuParts, PartsBehind
 from .growth import Growth
 from .memory import DeviceMemory, Port
-from .segments import Calls, Command, RowCopy, handle
+from .segments import Command, RowCopy
 from .timing import Called, InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
@@ -352,7 +353,7 @@ class Executor:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
             command = segments.command(self.model, built, self._memory, step)
-            event = command.enqueue(segments.handle(self._queue))
+            event = command.enqueue(handle(self._queue))
             self._queue.finish()
             _check_complete([event])
 
@@ -478,11 +479,13 @@ class ConvertedPorts:
 
     ports: tuple[Port, ...]
     launches: tuple[Command, ...] = ()
+    _calls: dict[int, Calls] = field(default_factory=dict)  # by queue
 
     def enqueue(self, queue: Any) -> None:
         """Convert the values of all ports, in order with what `queue` has; raise DeviceError."""
-        for launch in self.launches:
-            launch.enqueue(handle(queue))
+        if queue.int_ptr not in self._calls:
+            self._calls[queue.int_ptr] = Calls(launch.call(handle(queue)) for launch in self.launches)
+        self._calls[queue.int_ptr].make()
 
 
 def converted(

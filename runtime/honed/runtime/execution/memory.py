@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.devices import Device
-from honed.machine.opencl import cl, context, driver_call
+from honed.machine.opencl import LOADER, cl, context, driver_call
 from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Precondition, Preparation
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.plan import allocations, constants_of
 from honed.runtime.compiled.within import bytes_of, family_of
 from honed.runtime.dtypes import dtype
+
+from .calls import Calls, handle, size
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
@@ -60,7 +62,7 @@ class DeviceMemory:
         self._described = list(model.buffers)
         self._shared = device.profile.limits.host_unified
         self._staging: dict[int, Array] = {}
-        self._pending: list[Any] = []  # events of copies; pyopencl waits for one that is let go early
+        self._copies: dict[tuple[int, int, bool], Calls] = {}  # by queue, buffer and way
         self._context = context(device.cl)
         self._file = file
         self._resident = constants_of(model, model.steps)
@@ -73,7 +75,7 @@ class DeviceMemory:
     def close(self) -> None:
         """Let go of all device memory."""
         self.buffers = []
-        self._pending = []
+        self._copies = {}
         self._staging = {}
 
     def added(self, described: Buffer) -> int:
@@ -110,10 +112,8 @@ class DeviceMemory:
         """
         described = self._described[index]
         if not self._is_mapped(described):
-            array = self._staged(queue, index)
-            yield array
-            if described.nbytes:
-                self._pending.append(cl.enqueue_copy(queue, self.buffers[index], array, is_blocking=False))
+            yield self._staged(queue, index)
+            self._copy(queue, index, inwards=True)
             return
         array = self._map(queue, index, cl.map_flags.WRITE_INVALIDATE_REGION, blocking=True)
         try:
@@ -133,11 +133,8 @@ class DeviceMemory:
                     arrays.append(mapped[-1])
                     continue
                 arrays.append(self._staged(queue, index))
-                if arrays[-1].size:
-                    copied = cl.enqueue_copy(queue, arrays[-1], self.buffers[index], is_blocking=False)
-                    self._pending.append(copied)
+                self._copy(queue, index, inwards=False)
             queue.finish()
-            self._pending.clear()
             yield arrays
         finally:
             for array in mapped:
@@ -160,6 +157,18 @@ class DeviceMemory:
             is_blocking=blocking,
         )
         return array
+
+    def _copy(self, queue: Any, index: int, *, inwards: bool) -> None:
+        """Enqueue a copy of a buffer's staging array to it, or (not `inwards`) back; raise DeviceError."""
+        if not (nbytes := self._described[index].nbytes):
+            return
+        key = queue.int_ptr, index, inwards
+        if key not in self._copies:
+            host = size(self._staging[index].ctypes.data)
+            args = handle(queue), handle(self.buffers[index]), 0, size(0), size(nbytes), host, 0, None, None
+            function = LOADER.clEnqueueWriteBuffer if inwards else LOADER.clEnqueueReadBuffer
+            self._copies[key] = Calls([(function, args, "copy a tensor")])
+        self._copies[key].make()
 
     def _staged(self, queue: Any, index: int) -> Array:
         array = self._staging.get(index)

@@ -11,25 +11,22 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby, starmap
-from operator import itemgetter, length_hint
 from typing import Any
 
 from numpy.typing import NDArray
 
-from honed.machine.opencl import LOADER, cl, driver_call, refused
+from honed.machine.opencl import LOADER, cl, driver_call
 from honed.protocol.errors import Cancelled
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
+from .calls import Call, Calls, ReusedEvent, handle, owned, size, sizes
 from .cpuparts import OpenParts
 from .memory import DeviceMemory
 from .timing import Called, Enqueued, Timeline
 
 Array = NDArray[Any]
-Call = tuple[Any, tuple[Any, ...], str]  # a function of the driver, all its arguments, and what for
 CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
 _SHORT_QUEUE = 2  # chunks in flight of a run that takes long, so that it can be ended
 _launch = LOADER.clEnqueueNDRangeKernel
@@ -57,27 +54,26 @@ class Command:
     ) -> Command:
         """Launch the kernel `name`: a pyopencl Kernel that has its arguments."""
         items = tuple(groups * size for groups, size in zip(grid, block, strict=True))
-        args = (handle(bound), 3, None, _three(*items), _three(*block))
+        args = (handle(bound), 3, None, sizes(*items), sizes(*block))
         return Command(_launch, args, kernel, f"launch kernel {name!r}", (bound,))
 
     @staticmethod
     def copy(source: Any, target: Any, nbytes: int) -> Command:
         """Copy the first `nbytes` of one pyopencl buffer to another."""
-        args = (handle(source), handle(target), _size(0), _size(0), _size(nbytes))
+        args = (handle(source), handle(target), size(0), size(0), size(nbytes))
         return Command(_copy, args, None, "copy a tensor", (source, target))
 
-    def call(self, queue: Any, event: ctypes.c_void_p | None = None) -> Call:
+    def call(self, queue: Any, event: Any = None) -> Call:
         """Return the call that enqueues the command into a queue, given by its handle.
 
-        The call writes the handle of the command's event to `event`.
+        `event` is the argument for where the call writes the command's event.
         """
-        at = None if event is None else ctypes.byref(event)
-        return self.function, (queue, *self.args, 0, None, at), self.doing
+        return self.function, (queue, *self.args, 0, None, event), self.doing
 
     def enqueue(self, queue: Any) -> Any:
         """Put it into a queue, given by its handle; its pyopencl Event. Raises DeviceError."""
         event = ctypes.c_void_p()
-        Calls([self.call(queue, event)]).make()
+        Calls([self.call(queue, ctypes.byref(event))]).make()
         return owned(event)
 
 
@@ -91,12 +87,12 @@ class RowCopy:
     def __init__(
         self, queue: Any, source: Any, target: Any, *, outer: int, row: int, made: int, capacity: int
     ) -> None:
-        sizes = ctypes.c_size_t * 3
+        three = ctypes.c_size_t * 3
         self._owners = (queue, source, target)
         self._row, self._first = row, None if made == capacity else capacity
-        self._from, self._to, self._region = sizes(), sizes(), sizes(0, outer, 1)
+        self._from, self._to, self._region = three(), three(), three(0, outer, 1)
         moved = map(ctypes.byref, (self._from, self._to, self._region))
-        pitches = map(_size, (made * row, 0, capacity * row, 0))
+        pitches = map(size, (made * row, 0, capacity * row, 0))
         args = (*map(handle, self._owners), *moved, *pitches, 0, None, None)
         self.call: Call = (_copy_rows, args, "append new rows")
 
@@ -106,60 +102,22 @@ class RowCopy:
         self._to[0], self._region[0] = self._row * rows, self._row * count
 
 
-class Calls:
-    """Calls of the driver in order, prepared to be made again and again."""
-
-    def __init__(self, calls: Iterable[Call]) -> None:
-        self._runs = [
-            (function, [args for _, args, _ in run], [doing for *_, doing in run])
-            for function, run in ((key, list(found)) for key, found in groupby(calls, itemgetter(0)))
-        ]
-
-    def make(self) -> None:
-        """Make them, without bytecode between two of one function; raise DeviceError at the first refused."""
-        for function, arguments, doing in self._runs:
-            left = iter(arguments)
-            code = next(filter(None, starmap(function, left)), 0)
-            if code:
-                raise refused(doing[-1 - length_hint(left)], function.__name__, code)
-
-
 class Chunk:
     """Commands that are enqueued and flushed together, in one queue; only the last has an event."""
 
     def __init__(self, commands: Sequence[Command], queue: Any) -> None:
         self._owners = (queue, commands)
-        self._event = ctypes.c_void_p()
+        self._event = ReusedEvent()
         into = handle(queue)
         *others, last = commands
-        calls = [*(command.call(into) for command in others), last.call(into, self._event)]
+        calls = [*(command.call(into) for command in others), last.call(into, self._event.at)]
         self._calls = Calls([*calls, (LOADER.clFlush, (into,), "start what is enqueued")])
 
-    def enqueue(self) -> Any:
-        """Enqueue all; the pyopencl Event of the last. Raises DeviceError."""
+    def enqueue(self) -> ReusedEvent:
+        """Enqueue all, after the last time has ended; the event of the last. Raises DeviceError."""
+        self._event.release()
         self._calls.make()
-        return owned(self._event)
-
-
-def owned(event: ctypes.c_void_p) -> Any:
-    """Return a pyopencl Event that owns a driver's event and releases it."""
-    return cl.Event.from_int_ptr(event.value, retain=False)
-
-
-def handle(owner: Any) -> Any:
-    """Return the argument for the driver's object behind one of pyopencl, which must outlive it."""
-    return ctypes.c_void_p.from_param(owner.int_ptr)
-
-
-@lru_cache(1024)  # many launches have the same, which then stay in the processor's caches
-def _three(x: int, y: int, z: int) -> Any:
-    """Return the argument for an array of three sizes."""
-    return ctypes.byref((ctypes.c_size_t * 3)(x, y, z))
-
-
-def _size(value: int) -> Any:
-    """Return the argument for a size."""
-    return ctypes.c_void_p.from_param(value)  # of a pointer's width, like every size_t
+        return self._event
 
 
 class RunningNow(threading.local):
