@@ -25,10 +25,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
-from honed.daemon.changes.publish import EngineRechoice
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import DRIFT_RUNS, Drift
 from honed.daemon.core.state import Registry
+from honed.daemon.features.reselection import EngineReselection
 from honed.daemon.serving.selection import choose, compare, unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
@@ -752,7 +752,7 @@ class _Rechoosing:
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
         self.entry = SimpleNamespace(name="m", manifest=SimpleNamespace(times=times))
         self.pool = SimpleNamespace(comparable=lambda _: True, compared=self._compared, handle=lambda _: None)
-        self.rechoice = EngineRechoice(
+        self.rechoice = EngineReselection(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
             registry=cast(Any, SimpleNamespace(models=lambda: [self.entry], variants=lambda: [])),
             leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),

@@ -6,13 +6,12 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
-from honed.daemon.background import Pauses
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,
@@ -24,8 +23,6 @@ from honed.daemon.core.messages import (
 )
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Work
-from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
@@ -340,40 +337,6 @@ class Publisher:
         if engine == "gpu" and entry.compiled is None:
             engine, why = "cpu", manifest.why
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class EngineRechoice(Feature):
-    """Compares the engines of models again, in idle time, where other programs were busy before."""
-
-    changes: Changes
-    registry: Registry
-    leasing: Leasing
-    _pauses: Pauses = field(init=False, default_factory=Pauses)
-
-    def forget(self, model: str) -> None:
-        """Forget a model that was removed."""
-        self._pauses.forget(model)
-
-    def background(self, *, idle: bool) -> Work | None:
-        """Compare the engines of one model again."""
-        for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
-            if self._due(entry):
-                return Work(f"comparing the engines of {entry.name}", partial(self._compare, entry))
-        return None
-
-    def _due(self, entry: ServedModel) -> bool:
-        times = entry.manifest.times
-        if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
-            return False
-        return self._pauses.over(entry.name)
-
-    async def _compare(self, entry: ServedModel) -> None:
-        """Compare the engines of a model; while other programs stay busy, ever more seldom."""
-        self._pauses.begin(entry.name)
-        with self.leasing.adding(0, "the engines of a model are being compared"):
-            async with self.changes.begin(entry.name):
-                self.changes.pool.handle(await self.changes.pool.compared(entry))
 
 
 async def _turned_away(

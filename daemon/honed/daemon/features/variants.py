@@ -160,6 +160,8 @@ class VariantCompiler:
         ModelRefused where it cannot be compiled so or is not right, NotFound where the model was removed or
         replaced meanwhile, and what else compiling raises.
         """
+        from honed.daemon.changes.building import build
+
         name = variant_name(model.name, shapes, model.manifest.interface)
         async with self.changes.begin(name, notify, owner=model.manifest.owner) as change:
             home = model.manifest.compiled
@@ -169,7 +171,7 @@ class VariantCompiler:
                 like=self.changes.store.object(home) if home is not None else None,
                 foreground=by_hand,
             )
-            made = await change.build(staged, [self.pool.device_of(model)])
+            made = await build(change, staged, [self.pool.device_of(model)])
             for_app = model.manifest.for_app
             us = await made.server.loader.own_us(made.file.sha256) if for_app else None
             whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)
