@@ -1,6 +1,6 @@
 """Dense products on an NVIDIA GPU: default schedule, tuned, and cuBLAS without TF32, side by side.
 
-    python -m tests.tuner.bench_nvidia [--seconds 100] [--device SPEC] [--output FILE.json] [--faults]
+    python -m benchmarks.nvidia [--seconds 100] [--device SPEC] [--output FILE.json] [--faults]
 
 Needs PyTorch with CUDA (for cuBLAS) and NVIDIA's OpenCL driver. With --faults one of our kernels is made to
 write out of bounds afterwards, near and far, and the session's story is printed; the far write is a real
@@ -18,6 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.tuner.nvidia import faults, prebuild, tuning
+from tests.tuner.nvidia.sidebyside import compare
+
 from honed.machine import devices, peaks
 from honed.machine.kernellog import Reader, open_reader
 from honed.runtime.errors import HonedError
@@ -25,14 +28,12 @@ from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import WIDTH, CostModel
 
-from .nvidia import faults, prebuild, tuning
-from .nvidia.sidebyside import compare
-
 SHAPES = ((192, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096))  # m, n, k
 KIN = 24  # of the best traces at 1024, to begin with at 4096
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
 """A dense layer, tuned by us and by tinygrad's BEAM=2, side by side on one OpenCL device.
 
-`python -m tests.tuner.bench_dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
+`python -m benchmarks.dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
 tinygrad (`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x
 [512,512] in fp32 for at least so long: tinygrad's beam ends earlier, so it is run again and again with the
 cache off, and the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked
@@ -159,10 +159,11 @@ class Bench:
         for _ in range(runs):
             for function, taken in zip(functions, times, strict=True):
                 taken.append(function())
-        return [tuple(statistics.median(each) for each in zip(*taken, strict=True)) for taken in times]  # type: ignore[misc]
+        return [tuple(statistics.median(each) for each in zip(*taken, strict=True)) for taken in times]
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tinygrad", required=True, help="a Python interpreter with tinygrad")
     parser.add_argument("--minutes", type=float, default=5.0)

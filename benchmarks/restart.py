@@ -1,4 +1,4 @@
-"""Restart of the whole service: `python -m tests.daemon.bench_restart [--minutes 1] [--times 3]`.
+"""Restart of the whole service: `python -m benchmarks.restart [--minutes 1] [--times 3]`.
 
 Real models are added; two are tuned and published, and a wrong successor is offered so that one version is
 in quarantine. The service is then stopped by SIGTERM and by kill -9 and started again, while an app for each
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests import models as trained
+from tests.daemon.running import Service, start, wait_for
 
 from honed.runtime import Client
 from honed.runtime.calling.leaseclient import LeaseHolder
@@ -30,10 +32,8 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Origin
 from honed.runtime.errors import HonedError
 from honed.tuner.demo import lightglue
-from tests import models as trained
 
-from .bench_lease import CONFIG
-from .running import Service, start, wait_for
+from .lease import CONFIG
 
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")
@@ -71,6 +71,7 @@ class App:
 
 
 def close(expected: np.ndarray, found: np.ndarray) -> bool:
+    """Return whether an answer is right."""
     scale = float(np.max(np.abs(expected), initial=0.0)) or 1.0
     return float(np.max(np.abs(found - expected), initial=0.0)) <= TOLERANCE * scale
 
@@ -179,6 +180,7 @@ def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Restart the service under load, and return what clients met."""
     cache = folder / "cache"
     service = start(folder / "state", cache, config=CONFIG)
     try:
@@ -225,6 +227,7 @@ def offer_again(service: Service, folder: Path) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
+    """Print a result."""
     rounds, models = result["rounds"], [name for name in result["kept"] if name != "programs"]
     heads = ("SIGTERM", "kill -9", "any answer")
     print(f"{'seconds from the start, median (most)':40s} {heads[0]:>16s} {heads[1]:>16s} {heads[2]:>12s}")
@@ -250,6 +253,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--minutes", type=float, default=1.0, help="to tune each of two models, 0 for not at all"
