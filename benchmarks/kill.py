@@ -124,7 +124,7 @@ def _killed_once(
     """One run in which `victim` is killed after `moment` seconds; gives the candidates afterwards."""
     seed = story.victims.total() + story.missed
     with Tuning(model, records, cache, f"--trials={_TRIALS}", f"--seed={seed}") as run:
-        reader = threading.Thread(target=lambda: list(run.told()))
+        reader = threading.Thread(target=lambda: list(run.reported()))
         reader.start()
         reader.join(moment)
         hit = _kill(run, victim)

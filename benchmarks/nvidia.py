@@ -46,24 +46,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         profile = peaks.measured(device, place)
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "device": vars_of(profile.identity),
             "peaks": vars_of(profile.peaks),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "products": [],
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(reported), flush=True)
         with prebuild.pool(device.spec) as workers:
             tuned = _tune_all(device.spec, profile, place, workers, options.seconds)
         for found in tuned:
-            told["products"].append(_row(device.spec, found))
-            _save(told, options.output)
+            reported["products"].append(_row(device.spec, found))
+            _save(reported, options.output)
         if options.faults:
-            reader, told["kernel_log"] = _kernel_log()
-            told["faults"] = faults.run(device.spec, profile, place, reader)
-            print(told["kernel_log"], json.dumps(told["faults"], indent=1), sep="\n")
-        _save(told, options.output)
-    for row in told["products"]:
+            reader, reported["kernel_log"] = _kernel_log()
+            reported["faults"] = faults.run(device.spec, profile, place, reader)
+            print(reported["kernel_log"], json.dumps(reported["faults"], indent=1), sep="\n")
+        _save(reported, options.output)
+    for row in reported["products"]:
         print(
             f"{row['product']:>16}  default {row['default_gflops']:8.0f}  tuned {row['tuned_gflops']:8.0f}  "
             f"cuBLAS {row['cublas_gflops']:8.0f} GFLOP/s  default/cuBLAS {row['default_of_cublas']:.2f}  "
@@ -78,8 +78,8 @@ def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float
     with Measurer(spec, profile, limits, command=tuning.CACHED) as measurer:
         bench = tuning.Bench(profile, measurer, workers, CostModel(WIDTH, threads), place, threads)
         for shape in SHAPES:
-            kin = _kin(tuned[-1], shape) if tuned else []
-            tuned.append(tuning.tune(bench, shape, seconds, kin))
+            related = _related(tuned[-1], shape) if tuned else []
+            tuned.append(tuning.tune(bench, shape, seconds, related))
     return tuned
 
 
@@ -92,7 +92,7 @@ def _kernel_log() -> tuple[Reader | None, str]:
     return reader, type(reader).__name__
 
 
-def _kin(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
+def _related(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
     """The best traces of a cube, to begin another with: TVM fits their outermost tiles to its extents."""
     if len({*before.shape}) > 1 or len({*shape}) > 1:
         return []
@@ -130,9 +130,9 @@ def vars_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def _save(told: dict[str, Any], output: Path | None) -> None:
+def _save(reported: dict[str, Any], output: Path | None) -> None:
     if output is not None:
-        output.write_text(json.dumps(told, indent=1))
+        output.write_text(json.dumps(reported, indent=1))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def inputs_of(client: Client, name: str) -> Arrays:
     }
 
 
-def met(client: Client, socket: Path, name: str) -> App:
+def known_to(client: Client, socket: Path, name: str) -> App:
     """An app that was served before."""
     given = inputs_of(client, name)
     expected, taken = client.infer(name, given), []
@@ -132,8 +132,8 @@ def offer_wrong(service: Service, name: str, folder: Path) -> None:
                 *file.model.sources[1:],
             )  # other kernels than those served
             modelfile.write(path, dataclasses.replace(file.model, sources=sources), values)
-        told = client.publish(name, path, expected=expected, why="made wrong on purpose")
-        assert not told["published"], told
+        published = client.publish(name, path, expected=expected, why="made wrong on purpose")
+        assert not published["published"], published
 
 
 def kept(service: Service, cache: Path) -> dict[str, Any]:
@@ -169,14 +169,14 @@ def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float
             thread.start()
         while not service.answers():
             time.sleep(PAUSE_SECONDS)
-        told = {"listens": time.monotonic() - begun}
+        times = {"listens": time.monotonic() - begun}
         for app, thread in zip(apps, asking, strict=True):
             thread.join()
-            told[app.model] = app.answered - begun
-        told["last answer"] = max(told.values())
+            times[app.model] = app.answered - begun
+        times["last answer"] = max(times.values())
         assert lease.wait_until_granted(60), lease.why
-        told["lease granted again"] = time.monotonic() - begun
-    return told
+        times["lease granted again"] = time.monotonic() - begun
+    return times
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             tune(service, name, options.minutes)
         offer_wrong(service, TUNED[1], folder)
         with service.client() as client:
-            apps = [met(client, service.socket, name) for name in files]
+            apps = [known_to(client, service.socket, name) for name in files]
         before = kept(service, cache)
         rounds = []
         for hard in (False, True) * options.times:
@@ -222,8 +222,8 @@ def offer_again(service: Service, folder: Path) -> None:
     with service.client() as client:
         name = TUNED[1]
         expected = client.show(name)["sha256"]
-        told = client.publish(name, folder / "wrong.honed", expected=expected, why="once more")
-        assert "quarantine" in told["sentence"], told
+        published = client.publish(name, folder / "wrong.honed", expected=expected, why="once more")
+        assert "quarantine" in published["sentence"], published
 
 
 def show(result: dict[str, Any]) -> None:

@@ -104,13 +104,13 @@ def main() -> None:
                 clients, go, out = load(service.socket, options.requests)
                 go.set()
                 swaps: list[tuple[float, float, dict[str, Any]]] = []
-                while sum(told["published"] for _, _, told in swaps) < SWAPS:
+                while sum(reported["published"] for _, _, reported in swaps) < SWAPS:
                     number = len(swaps) + 1  # one that was not faster just then is followed by a faster one
                     wait_for(lambda: not client.history("m")["on_trial"], "the trial to end", service)
                     begun = time.monotonic()
                     expected = client.show("m")["sha256"]
-                    told = client.publish("m", model(folder, number), expected=expected, why="bench")
-                    swaps.append((begun, time.monotonic(), told))
+                    reported = client.publish("m", model(folder, number), expected=expected, why="bench")
+                    swaps.append((begun, time.monotonic(), reported))
                 rows = collected(clients, out)
                 after = control(service.socket, options.requests // 4)
         finally:
@@ -127,15 +127,15 @@ def report(
 ) -> None:
     """Print what clients met."""
     each = []
-    for begun, ended, told in swaps:
+    for begun, ended, reported in swaps:
         around = [r for r in rows if begun - NEAR_SECONDS < r[0] < ended + NEAR_SECONDS]
         # The longer of the medians before and after: the swap makes the later ones shorter.
         earlier = [r for r in around if r[0] < begun] or around
         close = [r for r in rows if begun - 0.5 < r[1] and r[0] < ended + NEAR_SECONDS]
         each.append(
             {
-                "published": told["published"],
-                "sentence": told["sentence"],
+                "published": reported["published"],
+                "sentence": reported["sentence"],
                 "seconds": ended - begun,
                 "worst": slow(earlier, close)[1],
             }
@@ -145,7 +145,7 @@ def report(
         "requests": len(rows),
         "lost": sum(said.startswith("lost") for _, _, said in rows),
         "wrong": sum(said == "wrong" for _, _, said in rows),
-        "published": sum(told["published"] for _, _, told in swaps),
+        "published": sum(reported["published"] for _, _, reported in swaps),
         "requests_while_publishing": len(during),
         "worst_ratio_near_a_swap": max(e["worst"] for e in each),
         "swaps": each,

@@ -28,7 +28,7 @@ CONFIG = '\n[serve]\nengine = "cpu"\n\n[cpu]\nthreads = 1\n'
 
 @dataclass
 class Tally:
-    """What came of the pictures."""
+    """The results of the pictures."""
 
     right: int = 0
     wrong: int = 0
