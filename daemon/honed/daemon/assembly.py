@@ -92,18 +92,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
     ledger = await in_thread(
         UsageLog, places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
     )
-    pool = Pool(
-        limits,
-        places,
-        registry,
-        store,
-        commits,
-        inspector,
-        curves.latencies,
-        config.cpu,
-        policy,
-        config.apps.memory_mib,
-    )
+    pool = Pool(config, registry, store, commits, inspector, curves.latencies)
     changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
     return Base(
         config=config,
@@ -149,7 +138,20 @@ class ServiceParts:
 
 async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """Build the parts of the service that depend on `base`."""
-    publisher, pipeline = _publisher(base), _pipeline(base)
+    publisher = Publisher(
+        changes=base.changes,
+        registry=base.registry,
+        pool=base.pool,
+        latencies=base.curves.latencies,
+        policy=base.config.serve.engine,
+    )
+    pipeline = InferencePipeline(
+        limits=base.config.limits,
+        registry=base.registry,
+        pool=base.pool,
+        leasing=base.leasing,
+        ledger=base.ledger,
+    )
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     base.pool.version_comparer = partial(_version_comparer, features)
@@ -275,26 +277,6 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
         features=parts.features,
         connections=lambda: base.clients.connections,
         damaged=list(damaged),
-    )
-
-
-def _publisher(base: Base) -> Publisher:
-    return Publisher(
-        changes=base.changes,
-        registry=base.registry,
-        pool=base.pool,
-        latencies=base.curves.latencies,
-        policy=base.config.serve.engine,
-    )
-
-
-def _pipeline(base: Base) -> InferencePipeline:
-    return InferencePipeline(
-        limits=base.config.limits,
-        registry=base.registry,
-        pool=base.pool,
-        leasing=base.leasing,
-        ledger=base.ledger,
     )
 
 

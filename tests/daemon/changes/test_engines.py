@@ -25,6 +25,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
+from honed.daemon.core.engines import comparable
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import DRIFT_RUNS, Drift
 from honed.daemon.core.state import Registry
@@ -785,7 +786,7 @@ def test_without_the_cpu_engine_there_is_nothing_to_compare() -> None:
     model = cast(
         Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, trial=None, isolated="")
     )
-    assert not Machine(Registry(), ("",), "", 8).comparable(model)
+    assert not comparable(Machine(Registry(), ("",), "", 8), model)
 
 
 def test_earlier_versions_can_read_the_times_of_a_quiet_machine() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -238,7 +238,10 @@ class Publisher:
                 story = f"version {target.number} was pinned"
                 await self._serve_again(entry, target, story, quarantine="", pinned=True)
             else:
-                await self._pin_present(entry, params.version != 0)
+                if params.version != 0 and not history.number:
+                    raise NotFound(f"{entry.name} has no compiled version that could be pinned")
+                async with self.changes.begin(entry.name) as change:
+                    await change.alter(entry, Pinned(entry.number, params.version != 0))
         entry = self.registry.get(params.name)
         history = entry.manifest.history
         engine = entry.manifest.pinned_engine
@@ -247,12 +250,6 @@ class Publisher:
             pinned=history.pinned,
             engine=engine,
         )
-
-    async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
-        if pinned and not entry.manifest.history.number:
-            raise NotFound(f"{entry.name} has no compiled version that could be pinned")
-        async with self.changes.begin(entry.name) as change:
-            await change.alter(entry, Pinned(entry.number, pinned))
 
     def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
         self.pool.check_at_home(entry)
@@ -389,12 +386,12 @@ def _kept(
 
 def _new_schedules(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
     """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
-    known = set(_measured(before)) if before is not None else set()
-    return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
-
-
-def _measured(model: Compiled) -> Iterator[str]:
-    for kernel in model.kernels:
-        origin = Origin.parse(kernel.schedule)
-        if origin.tried:
-            yield f"{kernel.task} {origin.name}"
+    measured, known = (
+        {
+            f"{kernel.task} {origin.name}": None
+            for kernel in (version.kernels if version is not None else ())
+            if (origin := Origin.parse(kernel.schedule)).tried
+        }
+        for version in (model, before)
+    )
+    return tuple(each for each in measured if each not in known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,18 +69,23 @@ def next_wish(
     `nbytes` is the size of a variant's file in bytes, by model.
     """
     wishes = list(wishes)
-    there = {each.name for each in kept}
-    hopeless = _hopeless(wishes, {each.model for each in kept})
-    often = [
-        wish
-        for wish in wishes
-        if wish.requests >= settings.requests
-        and not wish.failed
-        and wish.name not in there
-        and wish.model not in hopeless
-    ]
-    often.sort(key=lambda wish: (-wish.requests, wish.name))
-    return next((wish for wish in often if _has_room(wish, kept, settings, nbytes[wish.model])), None)
+    there, with_variants = {each.name for each in kept}, {each.model for each in kept}
+    failures = Counter(wish.model for wish in wishes if wish.failed)
+
+    def is_due(wish: Wish) -> bool:
+        hopeless = failures[wish.model] >= _HOPELESS and wish.model not in with_variants
+        often = wish.requests >= settings.requests and not wish.failed
+        return often and wish.name not in there and not hopeless
+
+    for wish in sorted(filter(is_due, wishes), key=lambda wish: (-wish.requests, wish.name)):
+        new = strict.copy_fields(
+            KeptVariant, wish, by_hand=False, nbytes=nbytes[wish.model], loaded=0, used=0.0
+        )
+        going = set(surplus((*kept, new), settings))
+        asked_less = all(each.requests * _BETTER < wish.requests for each in kept if each.name in going)
+        if wish.name not in going and asked_less:
+            return wish
+    return None
 
 
 def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]:
@@ -117,21 +123,6 @@ def room_for(
         resting.append(one.name)
         free += one.loaded
     return resting if free >= 0 else None
-
-
-def _hopeless(wishes: Sequence[Wish], with_variants: set[str]) -> set[str]:
-    failures: dict[str, int] = {}
-    for wish in wishes:
-        failures[wish.model] = failures.get(wish.model, 0) + bool(wish.failed)
-    return {model for model, count in failures.items() if count >= _HOPELESS} - with_variants
-
-
-def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: int) -> bool:
-    new = strict.copy_fields(KeptVariant, wish, by_hand=False, nbytes=nbytes, loaded=0, used=0.0)
-    going = set(surplus((*kept, new), settings))
-    return wish.name not in going and all(
-        each.requests * _BETTER < wish.requests for each in kept if each.name in going
-    )
 
 
 # Compares what a device has loaded under a key with a model's file in the CPU engine, in the runs that it

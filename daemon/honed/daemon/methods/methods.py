@@ -306,7 +306,7 @@ class Api:
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
     async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
         for region in call.connection.regions.remove(params.name):
-            self.engines.release(region)
+            self.engines.asking.release(region)
         return Empty()
 
     @_answers(methods.TUNER_RUN)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from honed.daemon.config import Config
 from honed.daemon.core import messages
+from honed.daemon.core.engines import comparable
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import CPU_ENGINE, Engine, Phase, ServedModel, is_cpu
 from honed.daemon.core.queue import ClientId
@@ -20,10 +22,8 @@ from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings import places
 from honed.daemon.settings.placement import Placement
 from honed.daemon.settings.places import users_cache
-from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
-from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
@@ -47,22 +47,17 @@ class Pool:
 
     def __init__(
         self,
-        limits: Limits,
-        service: Service,
+        config: Config,
         models: Registry,
         store: Store,
         commits: Commits,
         inspector: Inspector,
         latencies: Latencies,
-        cpu: CpuSettings,
-        policy: str,
-        user_mib: int = 0,
     ) -> None:
-        """Initialise; `policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
+        """Initialise; nothing runs yet."""
+        service, limits = config.service, config.limits
+        self._config = config
         self._limits = limits
-        self._cpu = cpu
-        self._user_mib = user_mib
-        self._cache_dir = service.cache_dir
         self._models = models
         self._store = store
         self._commits = commits
@@ -74,7 +69,7 @@ class Pool:
             service.fallback,
             limits.max_queue,
             cpu=places.cpu_engine(),
-            policy=policy,
+            policy=config.serve.engine,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self.asking = InFlightRequests(
@@ -89,13 +84,13 @@ class Pool:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> DeviceServer:
-        cache_dir = self._cache_dir
+        cache_dir, cpu = self._config.service.cache_dir, self._config.cpu
         if is_cpu(engine.name):
             users = engine.owner is not None
-            memory_mib = self._user_mib if users else self._cpu.memory_mib
+            memory_mib = self._config.apps.memory_mib if users else cpu.memory_mib
             program = WorkerProgram(
                 module="honed.cpu.worker",
-                argument=str(self._cpu.threads),
+                argument=str(cpu.threads),
                 memory_mib=memory_mib,
                 setting="apps.memory_mib" if users else "cpu.memory_mib",
                 niceness=USERS_NICENESS if users else 0,
@@ -104,7 +99,7 @@ class Pool:
                 # What others' files were proven to do is not known here: that would tell of them.
                 cache_dir = users_cache(cache_dir, engine.owner)
         else:
-            parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
+            parts = PartLimits(threads=cpu.threads, memory_mib=cpu.memory_mib)
             program = device_program(
                 engine.name, self._limits.worker_memory_mib, parts, self._limits.compile_memory_mib
             )
@@ -244,7 +239,7 @@ class Pool:
 
     def comparable(self, model: ServedModel) -> bool:
         """Return whether `compared` may be called for a model now."""
-        return self.version_comparer(model) is None and self._machine.comparable(model)
+        return self.version_comparer(model) is None and comparable(self._machine, model)
 
     async def compared(self, model: ServedModel) -> messages.Event:
         """Compare both engines once more; return the event that reports the result."""
@@ -271,7 +266,12 @@ class Pool:
                 # One after the other: where peaks are measured, they are not measured side by side.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.servers[name].settled(), _SETTLING_SECONDS)
-                self._warn_of_twins(self.servers[name])
+                server = self.servers[name]
+                spec = server.engine.spec
+                for other in self.servers.values():
+                    if other is not server and spec and other.engine.spec == spec:
+                        message = "%r and %r are one device, %s; name it once in the configuration"
+                        _log.warning(message, other.name, server.name, server.shown)
             self._begin(self._tell_time())
             await self._failure
         finally:
@@ -297,13 +297,6 @@ class Pool:
             await asyncio.wait([server.running])
         return messages.ServerStopped(server.name)
 
-    def _warn_of_twins(self, server: DeviceServer) -> None:
-        spec = server.engine.spec
-        for other in self.servers.values():
-            if other is not server and spec and other.engine.spec == spec:
-                message = "%r and %r are one device, %s; name it once in the configuration"
-                _log.warning(message, other.name, server.name, server.shown)
-
     # Requests
 
     def wake(self, name: str) -> None:
@@ -317,10 +310,6 @@ class Pool:
                 manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
             )
         )
-
-    def release(self, region: HeldRegion) -> None:
-        """Let go of a region; with its last holder gone the workers unmap it."""
-        self.asking.release(region)
 
     def forget_client(self, client: ClientId) -> None:
         """Cancel the requests of a connection that is gone."""
