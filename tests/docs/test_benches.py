@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 BENCHES = sorted(
     path
     for path in (*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py"))
-    if path.name.startswith("bench_") or path.parent.name == "nvidia" or ROOT / "benchmarks" in path.parents
+    if path.parent.name == "nvidia" or ROOT / "benchmarks" in path.parents
 )
 
 _WITH_PYTORCH = ("sidebyside", "cudagraph", "nvidia.generating")  # which is only where the GPU is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 from matplotlib import cbook
@@ -16,7 +16,7 @@ THRESHOLD = 0.4
 
 def photograph(width: int, height: int) -> NDArray[np.float32]:
     """A picture with a person, that comes with Matplotlib: [1, 3, height, width], 0 to 255."""
-    with cbook.get_sample_data("grace_hopper.jpg") as file, Image.open(file) as image:
+    with cast("IO[bytes]", cbook.get_sample_data("grace_hopper.jpg")) as file, Image.open(file) as image:
         pixels = np.asarray(image.convert("RGB").resize((width, height)), np.float32)
     return np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1)[None])  # blue first
 
@@ -37,7 +37,7 @@ def yolox(output: NDArray[Any], width: int, height: int) -> NDArray[np.float32]:
                 if score > THRESHOLD:
                     boxes.append((score, -kind, [*low, *high]))
     assert row == output.shape[1]
-    made, kept = np.zeros((20, 6), np.float32), []
+    made, kept = np.zeros((20, 6), np.float32), list[list[float]]()
     for score, kind, box in sorted(boxes, key=lambda each: -each[0]):
         if len(kept) < 20 and all(shared(box, other) <= THRESHOLD for other in kept):
             made[len(kept)] = kind, score, box[1] / height, box[0] / width, box[3] / height, box[2] / width

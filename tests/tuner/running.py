@@ -105,7 +105,7 @@ class Tuning:
         self.process.communicate()
         self._log.close()
 
-    def told(self) -> Iterator[dict[str, Any]]:
+    def reported(self) -> Iterator[dict[str, Any]]:
         """Its events, as they come; all are kept in `events`, too."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -117,7 +117,7 @@ class Tuning:
 
     def finish(self) -> dict[str, Any]:
         """The last event, once it has ended."""
-        for _ in self.told():
+        for _ in self.reported():
             pass
         self.process.wait()
         return self.events[-1]

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.jobs.commands import ROWS_MASK
 from honed.protocol.errors import ModelRefused
+from honed.runtime.execution.growth import ROWS_MASK
 from honed.tuner import frontend
 from honed.tuner.compiler.form import with_room
 

@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from honed.machine.processors import first_placement, half_arithmetic, processors
 from honed.protocol.service import ServicePlaces
@@ -19,7 +19,7 @@ from .aio import in_thread
 from .background import Background
 from .changes.add import ModelInstaller
 from .changes.change import Changes
-from .changes.publish import EngineRechoice, Publisher
+from .changes.publish import Publisher
 from .changes.settings import SettingsKeeper
 from .config import Config, Reloader
 from .core.model import ServedModel
@@ -29,6 +29,7 @@ from .features.batching import Batcher
 from .features.beside import Beside
 from .features.decoders import Decoders
 from .features.half import HalfForms
+from .features.reselection import EngineReselection
 from .features.sequences import Sequencer
 from .features.sizes import SizeSpecialiser
 from .features.user_models import Receiver, SharesFile, UserModels
@@ -49,7 +50,9 @@ from .store.inspect import Inspector
 from .store.store import Store
 from .transport.access import current_policy
 from .tuning.process import TunerChild
-from .tuning.runs import TunerRuns
+
+if TYPE_CHECKING:
+    from .tuning.runs import TunerRuns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +92,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
     ledger = await in_thread(
         UsageLog, places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
     )
-    pool = Pool(
-        limits,
-        places,
-        registry,
-        store,
-        commits,
-        inspector,
-        curves.latencies,
-        config.cpu,
-        policy,
-        config.apps.memory_mib,
-    )
+    pool = Pool(config, registry, store, commits, inspector, curves.latencies)
     changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
     return Base(
         config=config,
@@ -146,14 +138,27 @@ class ServiceParts:
 
 async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
     """Build the parts of the service that depend on `base`."""
-    publisher, pipeline = _publisher(base), _pipeline(base)
+    publisher = Publisher(
+        changes=base.changes,
+        registry=base.registry,
+        pool=base.pool,
+        latencies=base.curves.latencies,
+        policy=base.config.serve.engine,
+    )
+    pipeline = InferencePipeline(
+        limits=base.config.limits,
+        registry=base.registry,
+        pool=base.pool,
+        leasing=base.leasing,
+        ledger=base.ledger,
+    )
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     base.pool.version_comparer = partial(_version_comparer, features)
     known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
     idly: list[Feature] = [
         *features,
-        EngineRechoice(changes=base.changes, registry=base.registry, leasing=base.leasing),
+        EngineReselection(changes=base.changes, registry=base.registry, leasing=base.leasing),
     ]
     if base.pool.cpu is not None and half_arithmetic(Path("/")):
         found = await in_thread(processors, Path("/"), os.sched_getaffinity(0))
@@ -267,31 +272,11 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
         metrics=_metrics(parts),
         leasing=base.leasing,
         tuner=parts.tuner,
-        tuner_runs=_tuner_runs(parts, reloader),
+        tuner_runs=cache(partial(_tuner_runs, parts, reloader)),
         reloader=reloader,
         features=parts.features,
         connections=lambda: base.clients.connections,
         damaged=list(damaged),
-    )
-
-
-def _publisher(base: Base) -> Publisher:
-    return Publisher(
-        changes=base.changes,
-        registry=base.registry,
-        pool=base.pool,
-        latencies=base.curves.latencies,
-        policy=base.config.serve.engine,
-    )
-
-
-def _pipeline(base: Base) -> InferencePipeline:
-    return InferencePipeline(
-        limits=base.config.limits,
-        registry=base.registry,
-        pool=base.pool,
-        leasing=base.leasing,
-        ledger=base.ledger,
     )
 
 
@@ -311,6 +296,8 @@ def _metrics(parts: ServiceParts) -> MetricsCollector:
 
 
 def _tuner_runs(parts: ServiceParts, reloader: Reloader) -> TunerRuns:
+    from .tuning.runs import TunerRuns
+
     base = parts.base
     return TunerRuns(
         limits=base.config.limits,

@@ -143,7 +143,7 @@ class Server:
     def closed(self, connection: Connection) -> None:
         """Forget a connection that was closed, and release its regions."""
         for region in connection.regions.remove(None):
-            self._pool.release(region)
+            self._pool.asking.release(region)
         self._pool.forget_client(connection.client)
         self._by_user.change(connection.peer.uid, -1)
         del self._connections[connection.number]

@@ -179,7 +179,9 @@ async def _run(
         base.changes.checks.restored()
         for change in restoring.unfinished_work(base.jobs, base.pool, models, broken, config.serve.engine):
             running.push_async_callback(_end, asyncio.ensure_future(change))
-        _settle_memory()
+        # What stays for good is exempt from garbage collection: looking at it would hold up the loop.
+        gc.collect()
+        gc.freeze()
         base.clients.start_accepting()
         many = f"{len(models)} model{'' if len(models) == 1 else 's'}"
         _log.info("listening at %s with %s", config.service.socket, many)
@@ -214,12 +216,6 @@ async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Sy
     base.clients.stop_accepting()
     await base.pool.drain(base.config.limits.stop_seconds)
     await base.clients.close()
-
-
-def _settle_memory() -> None:
-    """Exempt what stays for good from garbage collection: looking at it would hold up the loop."""
-    gc.collect()
-    gc.freeze()
 
 
 async def _keep_watchdog(systemd: Systemd) -> None:

@@ -11,7 +11,7 @@ from honed.protocol.service import Figures, ModelFigures
 from honed.tool.commands.history import version_state
 from honed.tool.commands.tasks import milliseconds
 from honed.tool.output import bytes_text, shape_text
-from honed.tool.view.tables import in_parts, placement_text
+from honed.tool.view.tables import VARIANT_HEADINGS, engine_text, in_parts, placement_text, variant_rows
 
 from .charts import drawn, served, tuned
 from .contents import ReportedModel, gain, served_median
@@ -77,9 +77,7 @@ def card(model: ReportedModel, anchor: str, ids: Ids) -> Element:
 
 
 def _engine(model: ReportedModel) -> str:
-    pinned = ", pinned" if model.listed.pinned_engine else ""
-    variants = f" +{model.listed.variants}" if model.listed.variants else ""
-    return f"{engine_name(model.listed.engine)}{pinned}{variants}"
+    return engine_text(model.listed.engine, model.listed.pinned_engine, model.listed.variants)
 
 
 def _why(model: ReportedModel) -> str:
@@ -200,26 +198,16 @@ def _variants(model: ReportedModel) -> Element | None:
     variants, measured = model.shown.variants, {each.figures.name: each for each in model.variants}
     if not variants:
         return None
-    shapes = ("other shapes", ">asked", ">answered", ">p50 ms", ">won")
-    return table(
-        "Compiled forms for other shapes, the most asked for first",
-        (*shapes, "engine", ">version", ">size", "state", "~why"),
-        [
-            (
-                name_of(each.name.partition("@")[2] + (" (by hand)" if each.by_hand else "")),
-                f"{each.requests:.0f}",
-                f"{each.answered:,}",
-                _ms(measured[each.name].figures.latency.p50) if each.name in measured else "-",
-                gain_text(gain(measured[each.name].history)) if each.name in measured else "-",
-                engine_name(each.engine),
-                str(each.version or "-"),
-                bytes_text(each.bytes),
-                state_badge(each.state),
-                each.why,
-            )
-            for each in sorted(variants, key=lambda each: (-each.requests, each.name))
-        ],
-    )
+    rows = list[tuple[Cell, ...]]()
+    for each, (shapes, asked, answered, *others, _, why) in variant_rows(variants):
+        median = won = "-"
+        if each.name in measured:
+            median = _ms(measured[each.name].figures.latency.p50)
+            won = gain_text(gain(measured[each.name].history))
+        rows.append((name_of(shapes), asked, answered, median, won, *others, state_badge(each.state), why))
+    shapes, asked, answered, *others, why = VARIANT_HEADINGS
+    headings = (shapes, asked, answered, ">p50 ms", ">won", *others, f"~{why}")
+    return table("Compiled forms for other shapes, the most asked for first", headings, rows)
 
 
 def _tensors(shown: ModelShown) -> Element:

@@ -10,11 +10,12 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from honed.process.children import FREE, Bounds, Death, Died, python, started
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.params import PRECISIONS
 from honed.protocol.results import ObservedSizes, OptimisationCheck
 
 from .events import (
@@ -34,10 +35,7 @@ from .events import (
 from .events import parse as parse_event
 
 J = TypeVar("J", bound="Job[Any]")
-PRECISIONS = ("auto", "fp32", "fp16")
 Shapes = Mapping[str, tuple[int, ...]]
-# In the shapes of a decoder's form, [1, room]: an input that tells which rows of its state are there.
-ROWS_MASK: Final = "honed.rows_mask"
 Sizes = tuple[ObservedSizes, ...]
 _FLAGS = {"shapes": ("--shape",), "output": ("-o", "--output")}
 _CHOICES = {"precision": PRECISIONS, "model": ("lightglue",)}

@@ -14,6 +14,7 @@ from .errors import InvalidArgument
 
 Data = bytes | memoryview  # of a tensor, row-major
 
+PRECISIONS: Final = ("auto", "fp32", "fp16")  # in which a model may be compiled
 # What an engine is called, by the word that requests, results and stored files have for it.
 ENGINE_NAMES: Final = {"gpu": "opencl", "cpu": "onnxruntime", "gpu+cpu": "opencl+onnxruntime"}
 _WORDS: Final = {name: word for word, name in ENGINE_NAMES.items()}
@@ -326,6 +327,9 @@ class TunerReportParams:
 
     text: str = ""
     tuning: TuningFigures | None = None
+
+
+MEASURING: Final = ("tasks", "tune")  # commands of TunerRun that measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

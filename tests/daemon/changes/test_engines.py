@@ -25,10 +25,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
-from honed.daemon.changes.publish import EngineRechoice
+from honed.daemon.core.engines import comparable
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import DRIFT_RUNS, Drift
 from honed.daemon.core.state import Registry
+from honed.daemon.features.reselection import EngineReselection
 from honed.daemon.serving.selection import choose, compare, unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
@@ -752,7 +753,7 @@ class _Rechoosing:
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
         self.entry = SimpleNamespace(name="m", manifest=SimpleNamespace(times=times))
         self.pool = SimpleNamespace(comparable=lambda _: True, compared=self._compared, handle=lambda _: None)
-        self.rechoice = EngineRechoice(
+        self.rechoice = EngineReselection(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
             registry=cast(Any, SimpleNamespace(models=lambda: [self.entry], variants=lambda: [])),
             leasing=cast(Any, SimpleNamespace(adding=lambda *_: contextlib.nullcontext())),
@@ -785,7 +786,7 @@ def test_without_the_cpu_engine_there_is_nothing_to_compare() -> None:
     model = cast(
         Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, trial=None, isolated="")
     )
-    assert not Machine(Registry(), ("",), "", 8).comparable(model)
+    assert not comparable(Machine(Registry(), ("",), "", 8), model)
 
 
 def test_earlier_versions_can_read_the_times_of_a_quiet_machine() -> None:

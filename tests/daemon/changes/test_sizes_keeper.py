@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.background import Background
+from honed.daemon.changes import building
 from honed.daemon.core.model import State
 from honed.daemon.features import sizes as module
 from honed.daemon.features.sizes import SizeSpecialiser
@@ -124,6 +125,7 @@ def with_source(given: Manifest) -> Manifest:
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "build", lambda change, staged, servers: change.build(staged, servers))
     monkeypatch.setattr(module.places, "compiler", lambda: True)
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.hostile import compiled
 
 from honed.daemon import listener
 from honed.runtime import Client
 from honed.runtime.compiled import modelfile
 from honed.runtime.errors import InvalidArgument
 from tests.daemon import spin
-from tests.daemon.bench_hostile import compiled
 from tests.daemon.conftest import SIZE
 from tests.daemon.raw import Raw, packed
 from tests.daemon.running import Service, wait_for

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from honed.daemon.config import load
-from honed.daemon.serving.pool import Home, Placement
+from honed.daemon.settings.placement import Home, Placement
 from honed.runtime.errors import InvalidArgument, NotFound
 
 FULL = {"mali": "ARM Platform/Mali-G610", "cpu": "PoCL/cortex-a76", "npu": ""}

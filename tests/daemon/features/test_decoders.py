@@ -20,11 +20,11 @@ from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pie
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
 from honed.daemon.worker.step_inputs import Step, values_of
-from honed.jobs.commands import ROWS_MASK
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import InSequence
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from honed.runtime.execution.growth import ROWS_MASK
 from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
 from tests.decoders import VOCABULARY, WIDTH, Array, InApp, decoder, grouped

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from honed.protocol.results import ShownVariant
+from honed.tool.output import table
 from honed.tool.parser import shape_sets
-from honed.tool.view.tables import variants_table
+from honed.tool.view.tables import VARIANT_HEADINGS, variant_rows
 
 
 def test_an_input_given_again_begins_another_set() -> None:
@@ -43,7 +44,8 @@ def shown(name: str, requests: float, **more: object) -> ShownVariant:
 def test_the_most_asked_for_come_first_with_what_failed() -> None:
     console = Console(file=io.StringIO(), width=160)
     failed = shown("m@9", 50.4, state="FAILED", version=0, why="no kernel", engine="cpu", answered=0)
-    console.print(variants_table([shown("m@5x6", 12.0, by_hand=True), failed]))
+    rows = variant_rows([shown("m@5x6", 12.0, by_hand=True), failed])
+    console.print(table(VARIANT_HEADINGS, [cells for _, cells in rows]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     [first, second] = [
         line.split() for line in text.splitlines() if "m@" in line or "x6" in line or "9 " in line

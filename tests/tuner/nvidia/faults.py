@@ -16,6 +16,7 @@ from typing import Any, cast
 from honed.jobs.events import News, Trial, to_map
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
+from honed.runtime.compiled.model import Way
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
@@ -41,7 +42,7 @@ class Planted:
         _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
         self._right = Candidate.of("default", lowered)
         self._folder = folder
-        self._asked: tuple[TuningTask, int, int] | None = None
+        self._asked: tuple[TuningTask, int] | None = None
         self.results: dict[str, float | None] = {}
 
     def extract(self, *_: Any) -> Found:
@@ -70,7 +71,7 @@ class Planted:
         assert self._asked is not None
         task, round_ = self._asked
         entries = [] if round_ else self._entries()
-        return Proposed(loaded=self.load(task), entries=tuple(entries), way="evolution", last=False)
+        return Proposed(loaded=self.load(task), entries=tuple(entries), way=Way.EVOLUTION, last=False)
 
     def _entries(self) -> list[ProposedCandidate]:
         made = {
@@ -131,6 +132,6 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
             "trials": [to_map(e) for e in events if isinstance(e, Trial)],
             "records": candidates,
             "quarantine": [c.trace for c in records.quarantined(setup)],
-            "children": trials.measurer.children,
+            "children": cast("Measurer", trials.measurer).children,
             "results": planted.results,
         }

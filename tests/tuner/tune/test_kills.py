@@ -1,4 +1,4 @@
-"""kill -9 at random moments of real tuning runs: nothing that was reported is lost (bench_kill has more)."""
+"""kill -9 at random moments of real tuning runs: nothing that was reported is lost (see benchmarks.kill)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+from benchmarks.kill import VICTIMS, kill_often
 
 from honed.machine import devices
-from tests.tuner.bench_kill import VICTIMS, kill_often
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl, pytest.mark.slow]
 

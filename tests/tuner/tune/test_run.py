@@ -83,7 +83,7 @@ def test_killed_children_cost_a_candidate_and_not_the_run(
     """Both children are killed in mid-run; the reasons are recorded, and another run goes on from there."""
     with Tuning(model, records, cache_dir, "--trials=10") as run:
         trials = 0
-        for event in run.told():
+        for event in run.reported():
             trials += event["event"] == "trial"
             if event["event"] == "trial" and trials in (2, 6):
                 child = run.child(MEASURING if trials == 2 else SEARCHING)
@@ -110,7 +110,7 @@ def test_an_interrupt_keeps_what_was_found(
 ) -> None:
     output = tmp_path / "tuned.honed"
     with Tuning(model, records, cache_dir, "--trials=1000", f"--output={output}") as run:
-        for event in run.told():
+        for event in run.reported():
             if event["event"] == "trial" and event["outcome"] == "right":
                 run.process.send_signal(signal.SIGINT)
                 break

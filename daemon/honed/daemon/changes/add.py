@@ -26,7 +26,6 @@ from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_own
 from honed.daemon.store.store import Manifest, begin, new_version
 from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed, timed
-from honed.jobs.commands import PRECISIONS
 from honed.protocol import strict
 from honed.protocol.errors import (
     HonedError,
@@ -37,12 +36,12 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import check_name
-from honed.protocol.params import ENGINE_NAMES, LoadOptions, LoadParams
+from honed.protocol.params import ENGINE_NAMES, PRECISIONS, LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded, ModelSettings
 from honed.protocol.strict import Map
 
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
-from .compilation import Staged, check_engine_fits, copies, stage
+from .staging import Staged, copies, stage
 
 # What a manifest says of engines, which is found out once the model is served.
 _ENGINE_FIELDS: Final = (
@@ -376,7 +375,7 @@ class ModelInstaller:
         manifest = as_given(change.name, staged, wanted, self._registry.find(change.name))
         change.report("load", RECEIVED, "loading it into the CPU engine")
         try:
-            check_engine_fits(sum(file.nbytes for file, _ in staged.sources), cpu)
+            cpu.check_fits(sum(file.nbytes for file, _ in staged.sources))
             proof = await change.load(cpu, manifest.source_key, staged.given)
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":
@@ -567,7 +566,9 @@ class ModelInstaller:
         given: Manifest | None = None,
     ) -> Built:
         """Build a served model from staged files; `given` is what the CPU engine serves of it so far."""
-        made = await change.build(staged, servers)
+        from .building import build
+
+        made = await build(change, staged, servers)
         manifest = made_manifest(change.name, made, staged, self._registry.find(change.name), restored)
         if given is not None:
             manifest = await self._with_choice(change, manifest, made, given)

@@ -2,7 +2,7 @@
 
     async with changes.begin(name) as change:
         staged = await change.sources(manifest)
-        made = await change.build(staged, [server])
+        made = await building.build(change, staged, [server])
         await change.commit(entering, [(made.file, made.path)])
 
 A change owns its staging folder and what it has workers load. Both go when the change ends, however it ends:
@@ -12,10 +12,9 @@ what was not committed leaves no trace.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,24 @@ from honed.daemon.core.state import Registry
 from honed.daemon.serving.commits import Commits
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
-from honed.daemon.settings.schema import CHECKING_MIB, Limits
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
-from honed.daemon.store.files import StoredFile, describe
+from honed.daemon.store.files import StoredFile
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.builder import Progress
-from honed.jobs.commands import Check, Compile
-from honed.jobs.events import Stage
-from honed.machine import profilefile
-from honed.machine.files import replacing
 from honed.protocol import strict
-from honed.protocol.errors import AlreadyExists, HonedError, ModelRefused, ResourceExhausted, Unavailable
+from honed.protocol.errors import AlreadyExists, ResourceExhausted
 from honed.protocol.service import JobStatus
 from honed.protocol.strict import Map
 
-from .compilation import Staged, check_compiler_fits, check_engine_fits, compile_model, load, stage_again
 from .optimisations import OptimisationChecks
+from .staging import Staged, stage_again
 
 # Shares of a whole addition, for the progress shown.
-RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
-_ROUNDS = 7  # pairs of runs, where devices are compared
-_NICENESS = 15  # of compiling that nobody waits for
+RECEIVED, COMPILED, BUILT = 0.02, 0.8, 0.98
 Notify = Callable[[Map], None]
 Entered = Added | SuccessorReady | VersionChosen  # a model that is served by a manifest from now on
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,91 +92,6 @@ class Change:
         folder, most = await self.folder(), self.changes.limits.max_model_bytes
         return await in_thread(stage_again, self.changes.store, manifest, folder, most)
 
-    async def build(self, staged: Staged, servers: Sequence[DeviceServer]) -> Built:
-        """Compile and load a model on the one device, or on the fastest of several.
-
-        Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
-        start. Of several devices those that cannot take the model are left out, unless none can.
-        """
-        if len(servers) == 1:
-            return await self._build(_Steps(self, 0, 1), staged, servers[0])
-        best: tuple[float, Built] | None = None
-        lines: list[str] = []
-        failures: list[HonedError] = []
-        for index, server in enumerate(servers):
-            try:
-                made = await self._build(_Steps(self, index, len(servers)), staged, server)
-                us = await server.loader.run_us(made.file.sha256, _ROUNDS)
-            except (ModelRefused, Unavailable) as error:
-                failures.append(error)
-                lines.append(f"not on {server.shown}: {error}")
-                _log.info("model %s is not placed on %s: %s", self.name, server.shown, error)
-                continue
-            lines.append(f"{us / 1000:.3g} ms on {server.shown}")
-            if best is None or us < best[0]:
-                best = us, made
-        if best is None:
-            raise failures[0]
-        return replace(best[1], measured=f"measured when it was added: {', '.join(lines)}")
-
-    async def _build(self, steps: _Steps, staged: Staged, server: DeviceServer) -> Built:
-        compiled = staged.given
-        if staged.sources:
-            compiled = staged.folder / f"compiled-{steps.index}.honed"
-            await self._compile(steps, staged, compiled, server)
-        model = await self.changes.inspector.inspect(compiled)
-        check_engine_fits(model.device_bytes, server)
-        file = await in_thread(describe, compiled, f"{self.name}.honed")
-        steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
-
-        def built(done: int, of: int) -> None:
-            fraction = _COMPILED + (BUILT - _COMPILED) * done / of
-            steps.report("load", fraction, f"built {done} of {of} kernels")
-
-        proof = await self.load(server, file.sha256, compiled, built, foreground=staged.foreground)
-        return Built(server=server, path=compiled, file=file, model=model, proof=proof)
-
-    async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
-        changes, seconds = self.changes, self.changes.limits.compile_seconds
-
-        def report(stage: Stage) -> None:
-            steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
-
-        self.keep(server, output.name)  # one that sleeps wakes, and has a profile then
-        check_compiler_fits(sum(file.nbytes for file, _ in staged.sources), changes.limits)
-        if changes.compiling.locked() and staged.foreground:
-            # What will be refused need not wait for others to be compiled.
-            async with changes.checking:
-                job = await self._job(staged, output, server)
-                check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
-                await compile_model(check, seconds, lambda _: None)
-            steps.report("check", RECEIVED, "waiting for another compilation")
-        async with changes.compiling:
-            job = await self._job(staged, output, server)
-            niceness = 0 if staged.foreground else _NICENESS
-            if staged.seconds is not None:
-                seconds = min(seconds, staged.seconds)
-            await compile_model(job, seconds, report, niceness=niceness)
-
-    async def _job(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
-        limits, records = self.changes.limits, self.changes.records
-        await server.wait_ready(limits.load_seconds)
-        profile = server.supervisor.profile
-        assert profile is not None
-        with replacing(output.with_suffix(".toml")) as file:
-            file.write(profilefile.dumps(profile).encode())
-        return strict.copy_fields(
-            Compile,
-            staged,
-            file=staged.given,
-            output=output,
-            name=staged.sources[0][0].name,
-            profile=output.with_suffix(".toml"),
-            device=server.engine.spec,
-            memory_mib=limits.compile_memory_mib,
-            records=records if records.exists() else None,
-        )
-
     def keep(self, server: DeviceServer, key: str) -> None:
         """Have a worker keep a file, once it is loaded, until the change ends."""
         self.held.enter_context(self.changes.pool.keeping(server, key))
@@ -198,9 +105,9 @@ class Change:
         *,
         foreground: bool = True,
     ) -> LoadedProof:
-        """Load and check a file in a worker, which keeps it; raises as `compilation.load`."""
+        """Load and check a file in a worker, which keeps it; raises as `DeviceServer.load`."""
         self.keep(server, key)
-        return await load(server, key, path, self.changes.limits, progress, foreground=foreground)
+        return await server.load(key, path, progress, foreground=foreground)
 
     async def load_stored(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
         """Load a form of a stored model; raises as `load`, and Unavailable where its files cannot be used."""
@@ -232,23 +139,6 @@ class Change:
         variants = changes.registry.variants(manifest.name)
         await changes.drop([each.name for each in variants if not same_source(each.manifest, manifest)])
         await changes.commits.sweep()
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """A change whose present part is one of `count` equal ones."""
-
-    change: Change
-    index: int
-    count: int
-
-    def report(self, stage: str, fraction: float, text: str = "") -> None:
-        """Report progress; `fraction` is of this part.
-
-        The first part begins where everything has been received.
-        """
-        done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
-        self.change.report(stage, RECEIVED + (1 - RECEIVED) * done, text)
 
 
 class Changes:

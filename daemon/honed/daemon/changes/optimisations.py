@@ -24,14 +24,10 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
-from honed.jobs.commands import CheckOptimisations
 from honed.process.children import Bounds, Died
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST, LOWEST
-
-from . import compilation
-from .compilation import load
 
 _NICENESS = 15
 _SECONDS = 600.0  # that a check may take
@@ -165,6 +161,10 @@ class OptimisationChecks:
         self, manifest: Manifest, threads: int = 0, half: Path | None = None
     ) -> OptimisationCheck:
         try:
+            from honed.jobs.commands import CheckOptimisations
+
+            from . import compilation
+
             async with cleared_in_thread(self._store.staging()) as folder:
                 job = CheckOptimisations(
                     file=await in_thread(self._store.linked, manifest, folder),
@@ -198,7 +198,7 @@ class OptimisationChecks:
             return True
         with self._pool.keeping(server, key):
             try:
-                await load(server, key, await in_thread(self._store.form, manifest, key), self._limits)
+                await server.load(key, await in_thread(self._store.form, manifest, key))
             except (ModelRefused, Unavailable) as error:
                 _log.warning("model %s: it is loaded anew by another process: %s", manifest.name, error)
                 return False

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
-from honed.daemon.background import Pauses
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,
@@ -24,8 +23,6 @@ from honed.daemon.core.messages import (
 )
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Work
-from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.pool import Pool
@@ -241,7 +238,10 @@ class Publisher:
                 story = f"version {target.number} was pinned"
                 await self._serve_again(entry, target, story, quarantine="", pinned=True)
             else:
-                await self._pin_present(entry, params.version != 0)
+                if params.version != 0 and not history.number:
+                    raise NotFound(f"{entry.name} has no compiled version that could be pinned")
+                async with self.changes.begin(entry.name) as change:
+                    await change.alter(entry, Pinned(entry.number, params.version != 0))
         entry = self.registry.get(params.name)
         history = entry.manifest.history
         engine = entry.manifest.pinned_engine
@@ -250,12 +250,6 @@ class Publisher:
             pinned=history.pinned,
             engine=engine,
         )
-
-    async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
-        if pinned and not entry.manifest.history.number:
-            raise NotFound(f"{entry.name} has no compiled version that could be pinned")
-        async with self.changes.begin(entry.name) as change:
-            await change.alter(entry, Pinned(entry.number, pinned))
 
     def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
         self.pool.check_at_home(entry)
@@ -342,40 +336,6 @@ class Publisher:
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class EngineRechoice(Feature):
-    """Compares the engines of models again, in idle time, where other programs were busy before."""
-
-    changes: Changes
-    registry: Registry
-    leasing: Leasing
-    _pauses: Pauses = field(init=False, default_factory=Pauses)
-
-    def forget(self, model: str) -> None:
-        """Forget a model that was removed."""
-        self._pauses.forget(model)
-
-    def background(self, *, idle: bool) -> Work | None:
-        """Compare the engines of one model again."""
-        for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
-            if self._due(entry):
-                return Work(f"comparing the engines of {entry.name}", partial(self._compare, entry))
-        return None
-
-    def _due(self, entry: ServedModel) -> bool:
-        times = entry.manifest.times
-        if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
-            return False
-        return self._pauses.over(entry.name)
-
-    async def _compare(self, entry: ServedModel) -> None:
-        """Compare the engines of a model; while other programs stay busy, ever more seldom."""
-        self._pauses.begin(entry.name)
-        with self.leasing.adding(0, "the engines of a model are being compared"):
-            async with self.changes.begin(entry.name):
-                self.changes.pool.handle(await self.changes.pool.compared(entry))
-
-
 async def _turned_away(
     change: Change, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
 ) -> ModelPublished:
@@ -426,12 +386,12 @@ def _kept(
 
 def _new_schedules(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
     """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
-    known = set(_measured(before)) if before is not None else set()
-    return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
-
-
-def _measured(model: Compiled) -> Iterator[str]:
-    for kernel in model.kernels:
-        origin = Origin.parse(kernel.schedule)
-        if origin.tried:
-            yield f"{kernel.task} {origin.name}"
+    measured, known = (
+        {
+            f"{kernel.task} {origin.name}": None
+            for kernel in (version.kernels if version is not None else ())
+            if (origin := Origin.parse(kernel.schedule)).tried
+        }
+        for version in (model, before)
+    )
+    return tuple(each for each in measured if each not in known)

@@ -7,7 +7,6 @@ from typing import Any
 
 from . import engines, messages, models, requests, versions
 from .messages import Action, Event
-from .model import ServedModel
 from .state import Core
 
 
@@ -21,10 +20,6 @@ class Machine(Core):
         """
         engine = self.cpu_of(owner)
         return engine.name if engine is not None else None
-
-    def comparable(self, model: ServedModel) -> bool:
-        """Return whether a model's engine may be chosen by times, and both engines can take part now."""
-        return engines.comparable(self, model)
 
     def limit_queues(self, max_queue: int) -> None:
         """Limit how many requests may wait from now on; those that wait already keep waiting."""

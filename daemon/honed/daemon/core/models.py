@@ -36,7 +36,10 @@ def added(core: Core, event: Added) -> None:
     cpu = event.cpu or (event.manifest.compiled is None and event.manifest.interface is not None)
     if cpu and core.cpu is None:
         if event.compiled is None:
-            _unable(core, event)
+            model = core.new_model(event.manifest, None, event.home)
+            core.enter(model)
+            why = "only the CPU engine can run it, which is not installed; install honed-cpu"
+            versions.fail(core, model, why)
             return
         cpu = False
     home = core.cpu_of(event.manifest.owner) if cpu else None
@@ -141,13 +144,6 @@ def _forget(core: Core, model: ServedModel) -> None:
     versions.end_trial(core, model)
     for engine in (*model.deployments, model.home):
         dismiss(core, core.engines[engine])
-
-
-def _unable(core: Core, event: Added) -> None:
-    """Enter a model that cannot run: the CPU engine was removed, and it has no other form."""
-    model = core.new_model(event.manifest, None, event.home)
-    core.enter(model)
-    versions.fail(core, model, "only the CPU engine can run it, which is not installed; install honed-cpu")
 
 
 # ---- Results of loading and verifying ----

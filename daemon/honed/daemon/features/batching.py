@@ -304,7 +304,7 @@ class Batcher(Feature):
             return await self._gatherer.answer(kind, gathering, member, request, plan.timeout)
         finally:
             for region in plan.regions:
-                self._pool.release(region)
+                self._pool.asking.release(region)
 
     async def _answers(self, members: Sequence[_Request]) -> Sequence[Inferred | HonedError]:
         """Return the results in the order of the requests; raise an error that all of them share."""

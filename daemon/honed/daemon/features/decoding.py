@@ -15,10 +15,10 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import HeldTensor
 from honed.daemon.worker.step_inputs import Step, is_made, values_of
-from honed.jobs.commands import ROWS_MASK
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferParams, InputTensor
 from honed.runtime.dtypes import dtype
+from honed.runtime.execution.growth import ROWS_MASK
 
 # What a decoder's tokens are called, and what is kept from the request that brings it.
 _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")

@@ -237,6 +237,8 @@ class SizeSpecialiser(Feature):
 
     async def _made(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> str:
         """Compile the model with these sizes, and have it served; return a sentence about the result."""
+        from honed.daemon.changes.building import build
+
         manifest = entry.manifest
         assert manifest.compiled is not None
         slower_too = manifest.engine_wanted(self.policy) == "gpu" and not manifest.for_app
@@ -248,7 +250,7 @@ class SizeSpecialiser(Feature):
                 slower_too=slower_too,
                 foreground=False,
             )
-            made = await change.build(staged, [self.pool.device_of(entry)])
+            made = await build(change, staged, [self.pool.device_of(entry)])
             why = f"compiled for sizes that its parts meet: {text(sizes)}"
             published = await self.publisher.resized(change, entry, made, why, slower_too=slower_too)
         if not published.published:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,18 +69,23 @@ def next_wish(
     `nbytes` is the size of a variant's file in bytes, by model.
     """
     wishes = list(wishes)
-    there = {each.name for each in kept}
-    hopeless = _hopeless(wishes, {each.model for each in kept})
-    often = [
-        wish
-        for wish in wishes
-        if wish.requests >= settings.requests
-        and not wish.failed
-        and wish.name not in there
-        and wish.model not in hopeless
-    ]
-    often.sort(key=lambda wish: (-wish.requests, wish.name))
-    return next((wish for wish in often if _has_room(wish, kept, settings, nbytes[wish.model])), None)
+    there, with_variants = {each.name for each in kept}, {each.model for each in kept}
+    failures = Counter(wish.model for wish in wishes if wish.failed)
+
+    def is_due(wish: Wish) -> bool:
+        hopeless = failures[wish.model] >= _HOPELESS and wish.model not in with_variants
+        often = wish.requests >= settings.requests and not wish.failed
+        return often and wish.name not in there and not hopeless
+
+    for wish in sorted(filter(is_due, wishes), key=lambda wish: (-wish.requests, wish.name)):
+        new = strict.copy_fields(
+            KeptVariant, wish, by_hand=False, nbytes=nbytes[wish.model], loaded=0, used=0.0
+        )
+        going = set(surplus((*kept, new), settings))
+        asked_less = all(each.requests * _BETTER < wish.requests for each in kept if each.name in going)
+        if wish.name not in going and asked_less:
+            return wish
+    return None
 
 
 def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]:
@@ -119,21 +125,6 @@ def room_for(
     return resting if free >= 0 else None
 
 
-def _hopeless(wishes: Sequence[Wish], with_variants: set[str]) -> set[str]:
-    failures: dict[str, int] = {}
-    for wish in wishes:
-        failures[wish.model] = failures.get(wish.model, 0) + bool(wish.failed)
-    return {model for model, count in failures.items() if count >= _HOPELESS} - with_variants
-
-
-def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: int) -> bool:
-    new = strict.copy_fields(KeptVariant, wish, by_hand=False, nbytes=nbytes, loaded=0, used=0.0)
-    going = set(surplus((*kept, new), settings))
-    return wish.name not in going and all(
-        each.requests * _BETTER < wish.requests for each in kept if each.name in going
-    )
-
-
 # Compares what a device has loaded under a key with a model's file in the CPU engine, in the runs that it
 # is to serve; None where these are plain ones.
 FormCompared = Callable[
@@ -160,6 +151,8 @@ class VariantCompiler:
         ModelRefused where it cannot be compiled so or is not right, NotFound where the model was removed or
         replaced meanwhile, and what else compiling raises.
         """
+        from honed.daemon.changes.building import build
+
         name = variant_name(model.name, shapes, model.manifest.interface)
         async with self.changes.begin(name, notify, owner=model.manifest.owner) as change:
             home = model.manifest.compiled
@@ -169,7 +162,7 @@ class VariantCompiler:
                 like=self.changes.store.object(home) if home is not None else None,
                 foreground=by_hand,
             )
-            made = await change.build(staged, [self.pool.device_of(model)])
+            made = await build(change, staged, [self.pool.device_of(model)])
             for_app = model.manifest.for_app
             us = await made.server.loader.own_us(made.file.sha256) if for_app else None
             whole = {tensor.name: tensor.shape for tensor in made.model.inputs} | dict(shapes)

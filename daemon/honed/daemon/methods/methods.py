@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.change import Changes
@@ -28,12 +28,12 @@ from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, ren
 from honed.daemon.transport.access import Policy
 from honed.daemon.transport.connection import Callbacks, WithDescriptors, Work
 from honed.daemon.tuning.process import TunerChild
-from honed.daemon.tuning.runs import MEASURING, TunerRuns
 from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
     ENGINE_NAMES,
+    MEASURING,
     ExportParams,
     HistoryParams,
     LeaseAskParams,
@@ -54,6 +54,9 @@ from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime import HONED_VERSION
+
+if TYPE_CHECKING:
+    from honed.daemon.tuning.runs import TunerRuns
 
 from . import status
 from .metrics import MetricsCollector
@@ -98,7 +101,7 @@ class Api:
     metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
-    tuner_runs: TunerRuns
+    tuner_runs: Callable[[], TunerRuns]
     reloader: Reloader
     features: Sequence[Feature]
     connections: Callable[[], int]
@@ -303,7 +306,7 @@ class Api:
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
     async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
         for region in call.connection.regions.remove(params.name):
-            self.engines.release(region)
+            self.engines.asking.release(region)
         return Empty()
 
     @_answers(methods.TUNER_RUN)
@@ -311,13 +314,13 @@ class Api:
         self, call: ApiCall, params: TunerRunParams
     ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
         if params.command not in MEASURING:
-            return await self.tuner_runs.run(params, call.descriptors, call.progress)
+            return await self.tuner_runs().run(params, call.descriptors, call.progress)
         with self.leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
-            return await self.tuner_runs.run(params, call.descriptors, call.progress)
+            return await self.tuner_runs().run(params, call.descriptors, call.progress)
 
     @_answers(methods.TUNER_STOP)
     async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
-        self.tuner_runs.stop(params.model)
+        self.tuner_runs().stop(params.model)
         return Empty()
 
     @_answers(methods.REPOSITORY_INDEX)
@@ -385,7 +388,9 @@ _answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.start(call
 _answers(methods.MODEL_PUBLISH)(lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _answers(methods.MODEL_ROLLBACK)(lambda api, _, params: api.publisher.rollback(params))
 _answers(methods.MODEL_PIN)(lambda api, _, params: api.publisher.pin(params))
-_answers(methods.HINTS_EXPORT)(lambda api, _, params: api.tuner_runs.export_hints(spread=bool(params.spread)))
+_answers(methods.HINTS_EXPORT)(
+    lambda api, _, params: api.tuner_runs().export_hints(spread=bool(params.spread))
+)
 _answers(methods.HINTS_IMPORT)(
-    lambda api, call, params: api.tuner_runs.import_hints(params, call.descriptors)
+    lambda api, call, params: api.tuner_runs().import_hints(params, call.descriptors)
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,9 @@ class MetricsCollector:
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime, usage, waiting = now - self.started, self.ledger.usage(), self.pool.waiting()
+        with_variants = Counter[str]()
+        for name, count in waiting.items():
+            with_variants[model_of(name)] += count
         whole = self.registry.whole if viewer.all else self.registry.common
         own = frozenset(each.name for each in self.registry.models(viewer) if each.manifest.owner is not None)
         return service.Metrics(
@@ -83,11 +87,15 @@ class MetricsCollector:
             device_time=DEVICE_TIME,
             worker=viewer.veil(_worker(default), own),
             devices=self._devices(viewer, own),
-            queue=self._queue(viewer),
+            queue=strict.copy_fields(
+                QueueFigures,
+                queue_status(self.pool, viewer),
+                longest=max(each.engine.queue.longest for each in servers_seen(self.pool, viewer)),
+            ),
             connections=self.connections(),
             whole=whole.figures(now, uptime),
             models=tuple(
-                self._model(entry, now, uptime, _waiting(entry.name, waiting), usage)
+                self._model(entry, now, uptime, with_variants[entry.name], usage)
                 for entry in self.registry.models(viewer)
             ),
             variants=tuple(
@@ -112,10 +120,6 @@ class MetricsCollector:
             for each in servers_seen(self.pool, viewer)
         )
 
-    def _queue(self, viewer: Viewer) -> QueueFigures:
-        longest = max(each.engine.queue.longest for each in servers_seen(self.pool, viewer))
-        return strict.copy_fields(QueueFigures, queue_status(self.pool, viewer), longest=longest)
-
     def _model(
         self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: Mapping[str, TimeSpent]
     ) -> ModelFigures:
@@ -136,11 +140,6 @@ class MetricsCollector:
             waiting=waiting,
             spent=usage.get(entry.name, _UNUSED),
         )
-
-
-def _waiting(model: str, waiting: Mapping[str, int]) -> int:
-    """Return how many requests wait for a model and its variants."""
-    return sum(count for name, count in waiting.items() if model_of(name) == model)
 
 
 def _seen_of(tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]) -> TuningFigures | None:

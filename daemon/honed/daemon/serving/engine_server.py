@@ -7,18 +7,25 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from honed.daemon.core.messages import WorkerLost, WorkerReady
-from honed.daemon.core.model import Engine, Phase
+from honed.daemon.core.messages import LoadedProof, WorkerLost, WorkerReady
+from honed.daemon.core.model import Engine, Phase, is_cpu
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
+from honed.daemon.worker.builder import Progress
 from honed.daemon.worker.calls import DropRegion
-from honed.daemon.worker.supervisor import Supervisor, WorkerProgram
-from honed.protocol.errors import Unavailable
+from honed.daemon.worker.supervisor import Supervisor, WorkerDied, WorkerProgram
+from honed.protocol.errors import DeviceError, ModelRefused, Unavailable
 from honed.protocol.results import DeviceIdentity, DevicePeaks
 from honed.protocol.service import QueueStatus, WorkerStatus
 
 from .loader import Loader
+
+_ENGINE_MIB = 80  # the least of an engine's process beside its models
+_ENDED_DRIVER = (
+    "the device's driver failed twice while it loaded the model; try another precision, or update the driver"
+)
+_ENDED_ONNX_RUNTIME = "the model ended ONNX Runtime's process twice while it was loaded; export it again"
 
 
 class DeviceServer:
@@ -35,6 +42,7 @@ class DeviceServer:
     ) -> None:
         """Initialise; nothing runs yet."""
         self.engine = engine
+        self._limits = limits
         self.supervisor = Supervisor(
             engine.name, limits, cache_dir, program, lambda: bool(models.of(engine.name))
         )
@@ -92,6 +100,34 @@ class DeviceServer:
             reason = self.engine.reason
             raise Unavailable(f"the worker does not start ({reason}); 'hone doctor' may know why")
 
+    async def load(
+        self,
+        key: str,
+        path: Path,
+        progress: Progress = lambda _, __: None,
+        *,
+        foreground: bool = True,
+    ) -> LoadedProof:
+        """Load and check a file in the engine's worker; a model of which two workers die is refused."""
+        for last in (False, True):
+            await self.wait_ready(self._limits.load_seconds)
+            try:
+                return await self.loader.load(key, str(path), foreground=foreground, progress=progress)
+            except DeviceError as error:
+                raise ModelRefused("this device cannot run the model", (str(error),)) from error
+            except WorkerDied as error:
+                if last:
+                    ended = _ENDED_ONNX_RUNTIME if is_cpu(self.name) else _ENDED_DRIVER
+                    raise ModelRefused(ended, (str(error),)) from error
+        raise AssertionError("the loop above returns or raises")
+
+    def check_fits(self, nbytes: int) -> None:
+        """Raise ModelRefused for a model of so many bytes in memory that the engine's process cannot hold."""
+        program, profile = self.supervisor.program, self.supervisor.profile
+        if profile is None or profile.limits.host_unified:  # else the device has memory of its own
+            needs = _ENGINE_MIB + (nbytes >> 20)
+            check_memory("loading it", needs, program.memory_mib, program.setting)
+
     async def _turn(self) -> None:
         self._turned.clear()
         await self._turned.wait()
@@ -133,3 +169,12 @@ class DeviceServer:
     def _end_with_worker(self) -> None:
         for task in self._with_worker:
             task.cancel()
+
+
+def check_memory(doing: str, needs: int, most: int, setting: str) -> None:
+    """Raise ModelRefused where something needs more MiB of memory than a setting has, 0 for no limit."""
+    if most and needs > most:
+        raise ModelRefused(
+            f"{doing} takes at least {needs:,} MiB of memory, more than the {most:,} MiB of {setting}; "
+            "use a smaller model, or raise that in the configuration where the machine has more"
+        )

@@ -7,147 +7,35 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from honed.daemon.config import Config
 from honed.daemon.core import messages
+from honed.daemon.core.engines import comparable
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import CPU_ENGINE, Engine, Phase, ServedModel, is_cpu
 from honed.daemon.core.queue import ClientId
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings import places
+from honed.daemon.settings.placement import Placement
 from honed.daemon.settings.places import users_cache
-from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
-from honed.daemon.worker.shared_memory import HeldRegion
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
-from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable
+from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
 
 from .commits import Commits
 from .engine_server import DeviceServer
 from .in_flight import InFlightRequests
 from .loader import VersionComparer
+from .notes import write
 from .selection import choose, compare_again
 
-# ---- What the log has of the core's notes ----
-
 _log = logging.getLogger(__name__)
-
-
-def write(action: messages.Action) -> None:
-    """Log an action that reports something; pass over an action that does something."""
-    match action:
-        case messages.Failed(model, attempt, why):
-            _log.error("model %s: attempt %d failed: %s", model, attempt, why)
-        case messages.FallBack(model, left, served, why):
-            message = "model %s: version %d is rolled back to %d and not served again: %s"
-            _log.error(message, model, left, served, why)
-        case messages.GiveUp(model, why):
-            _log.error("model %s is not served any more: %s", model, why)
-        case messages.Settled(model, version):
-            _log.info("model %s: version %d has served cleanly", model, version)
-        case messages.HandOver(engine, other, models, why):
-            message = "%s is lost (%s): %s stands in for it and serves %s"
-            _log.error(message, engine, why, other, ", ".join(models))
-        case messages.Switched(model, engine, other, why):
-            _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
-        case messages.EngineChanged(model, engine, why):
-            _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
-        case messages.Isolated(model, why):
-            _log.error("model %s: %s", model, why)
-        case messages.Rejoined(model):
-            _log.info("model %s runs among the other models again", model)
-        case messages.Back(model, engine):
-            _log.info("model %s is served by %s again", model, engine)
-        case messages.StaysAway(model, engine, why):
-            _log.error("model %s stays on %s: %s", model, engine, why)
-
-
-# ---- Which of the configured devices a model belongs to ----
-#
-# No I/O.
-
-FASTEST = "fastest"  # instead of a device: the one that measures best
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """The device a model belongs to, by its configured name, and why."""
-
-    device: str
-    why: str
-
-
-class Placement:
-    """The [service] settings `device`, `devices` and `placement`. Names of devices count in either case.
-
-    `names` has the name of every device, as configured, the default first; "" is the best there is.
-    """
-
-    def __init__(self, device: str, devices: Sequence[str], by_model: Mapping[str, str]) -> None:
-        self.default = device or (devices[0] if devices else "")
-        self._by_model = by_model
-        self._names: dict[str, str] = {}
-        for name in (self.default, *devices):
-            self._names.setdefault(name.casefold(), name)
-        self.names = tuple(self._names.values())
-
-    def find(self, device: str) -> str | None:
-        """Return the configured name of a device, or None if no such device is configured."""
-        return self._names.get(device.casefold())
-
-    def home(self, model: str, kept: str, why: str) -> Home:
-        """Return where a model belongs; `kept` is the device it was added for, "" for none, `why` the reason.
-
-        The configuration comes first. A device that is not configured any more makes room for the default.
-        """
-        configured = self._by_model.get(model)
-        if configured is not None:
-            return Home(device=self.find(configured) or self.default, why="placed by the configuration")
-        if not kept:
-            return Home(device=self.default, why="")
-        found = self.find(kept)
-        if found is None:
-            return Home(device=self.default, why=f"it was added for {kept}, which is not configured any more")
-        return Home(device=found, why=why)
-
-    def asked(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the configured names of the devices that a user asks for.
-
-        The user gives a device by its name or a part of `known`, or all: FASTEST means all. `known` are the
-        full names, by configured name, of devices seen so far. Raises InvalidArgument where the configuration
-        places the model elsewhere, NotFound where none or several fit.
-        """
-        found = self.names if device == FASTEST else (self._matching(device, known),)
-        configured = self._by_model.get(model)
-        if configured is not None and found != (self.find(configured),):
-            raise InvalidArgument(
-                f"the configuration places {model} on {configured}; change service.placement there, or do "
-                "not ask for a device"
-            )
-        return found
-
-    def _matching(self, device: str, known: Mapping[str, str]) -> str:
-        found = self.find(device)
-        if found is not None:
-            return found
-        fitting = [name for name, full in known.items() if device.casefold() in full.casefold()]
-        if len(fitting) != 1:
-            shown = "; ".join(known.get(name) or name for name in self.names) or "none"
-            problem = "fits several devices" if fitting else "is none of the devices"
-            raise NotFound(
-                f"{device[:80]!r} {problem} of this service; use one of: {shown}; or add it to "
-                "service.devices in the configuration"
-            )
-        return fitting[0]
-
-
-# ---- The engines of the service at work: tells the machine what happens, and does what it wants done ----
 
 USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
 _PASSED_SECONDS = 5.0  # between two looks at what is not used any more
@@ -159,22 +47,17 @@ class Pool:
 
     def __init__(
         self,
-        limits: Limits,
-        service: Service,
+        config: Config,
         models: Registry,
         store: Store,
         commits: Commits,
         inspector: Inspector,
         latencies: Latencies,
-        cpu: CpuSettings,
-        policy: str,
-        user_mib: int = 0,
     ) -> None:
-        """Initialise; `policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
+        """Initialise; nothing runs yet."""
+        service, limits = config.service, config.limits
+        self._config = config
         self._limits = limits
-        self._cpu = cpu
-        self._user_mib = user_mib
-        self._cache_dir = service.cache_dir
         self._models = models
         self._store = store
         self._commits = commits
@@ -186,7 +69,7 @@ class Pool:
             service.fallback,
             limits.max_queue,
             cpu=places.cpu_engine(),
-            policy=policy,
+            policy=config.serve.engine,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self.asking = InFlightRequests(
@@ -201,13 +84,13 @@ class Pool:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> DeviceServer:
-        cache_dir = self._cache_dir
+        cache_dir, cpu = self._config.service.cache_dir, self._config.cpu
         if is_cpu(engine.name):
             users = engine.owner is not None
-            memory_mib = self._user_mib if users else self._cpu.memory_mib
+            memory_mib = self._config.apps.memory_mib if users else cpu.memory_mib
             program = WorkerProgram(
                 module="honed.cpu.worker",
-                argument=str(self._cpu.threads),
+                argument=str(cpu.threads),
                 memory_mib=memory_mib,
                 setting="apps.memory_mib" if users else "cpu.memory_mib",
                 niceness=USERS_NICENESS if users else 0,
@@ -216,7 +99,7 @@ class Pool:
                 # What others' files were proven to do is not known here: that would tell of them.
                 cache_dir = users_cache(cache_dir, engine.owner)
         else:
-            parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
+            parts = PartLimits(threads=cpu.threads, memory_mib=cpu.memory_mib)
             program = device_program(
                 engine.name, self._limits.worker_memory_mib, parts, self._limits.compile_memory_mib
             )
@@ -356,7 +239,7 @@ class Pool:
 
     def comparable(self, model: ServedModel) -> bool:
         """Return whether `compared` may be called for a model now."""
-        return self.version_comparer(model) is None and self._machine.comparable(model)
+        return self.version_comparer(model) is None and comparable(self._machine, model)
 
     async def compared(self, model: ServedModel) -> messages.Event:
         """Compare both engines once more; return the event that reports the result."""
@@ -383,7 +266,12 @@ class Pool:
                 # One after the other: where peaks are measured, they are not measured side by side.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.servers[name].settled(), _SETTLING_SECONDS)
-                self._warn_of_twins(self.servers[name])
+                server = self.servers[name]
+                spec = server.engine.spec
+                for other in self.servers.values():
+                    if other is not server and spec and other.engine.spec == spec:
+                        message = "%r and %r are one device, %s; name it once in the configuration"
+                        _log.warning(message, other.name, server.name, server.shown)
             self._begin(self._tell_time())
             await self._failure
         finally:
@@ -409,13 +297,6 @@ class Pool:
             await asyncio.wait([server.running])
         return messages.ServerStopped(server.name)
 
-    def _warn_of_twins(self, server: DeviceServer) -> None:
-        spec = server.engine.spec
-        for other in self.servers.values():
-            if other is not server and spec and other.engine.spec == spec:
-                message = "%r and %r are one device, %s; name it once in the configuration"
-                _log.warning(message, other.name, server.name, server.shown)
-
     # Requests
 
     def wake(self, name: str) -> None:
@@ -429,10 +310,6 @@ class Pool:
                 manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
             )
         )
-
-    def release(self, region: HeldRegion) -> None:
-        """Let go of a region; with its last holder gone the workers unmap it."""
-        self.asking.release(region)
 
     def forget_client(self, client: ClientId) -> None:
         """Cancel the requests of a connection that is gone."""

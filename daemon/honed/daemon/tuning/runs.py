@@ -16,6 +16,7 @@ from pathlib import Path
 from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.changes import compilation
 from honed.daemon.changes.publish import Publisher
+from honed.daemon.changes.staging import stage_again
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
 from honed.daemon.serving.pool import Pool
@@ -37,14 +38,13 @@ from honed.protocol.errors import (
     NotFound,
     ResourceExhausted,
 )
-from honed.protocol.params import HintsImportParams, PublishParams, TunerRunParams
+from honed.protocol.params import MEASURING, HintsImportParams, PublishParams, TunerRunParams
 from honed.protocol.results import ModelPublished
 from honed.protocol.service import HintsExported, HintsImported, TunerMeasured, TunerRan
 from honed.protocol.strict import Map
 
 from .process import TunerChild
 
-MEASURING = ("tasks", "tune")
 RECORDS = ("history", "faults", "export", "import")
 _TAKES = {  # besides `command`
     "tasks": {"model"},
@@ -158,7 +158,7 @@ class TunerRuns:
         try:
             async with cleared_in_thread(self.store.staging()) as folder:
                 most = self.limits.max_model_bytes
-                staged = await in_thread(compilation.stage_again, self.store, entry.manifest, folder, most)
+                staged = await in_thread(stage_again, self.store, entry.manifest, folder, most)
                 tasks = Tasks(
                     file=staged.given,
                     name=entry.name,

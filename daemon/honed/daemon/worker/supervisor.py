@@ -188,7 +188,10 @@ class Supervisor:
             finally:
                 await self._end()
             lived = time.monotonic() - begun
-            await self._calls_ended()
+            # Those whose calls were cut short know it before the core does: the process may be known to have
+            # ended before its socket is.
+            while self._calls:
+                await asyncio.sleep(0)
             delay = restarts.ended(lived=lived, ready=ready, at_work=self._lost_at_work)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
@@ -201,14 +204,6 @@ class Supervisor:
                 )
             )
             await asyncio.sleep(delay)
-
-    async def _calls_ended(self) -> None:
-        """Return once those whose calls were cut short know it: that the worker ended is told after.
-
-        The process may be known to have ended before its socket is.
-        """
-        while self._calls:
-            await asyncio.sleep(0)
 
     async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
         """Make a call and return the worker's answer.

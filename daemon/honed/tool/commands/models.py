@@ -62,13 +62,15 @@ from honed.tool.output import (
 )
 from honed.tool.parser import Parser, UsageError, define, shape, unique
 from honed.tool.view.tables import (
+    VARIANT_HEADINGS,
     device_text,
     devices_table,
+    engine_text,
     in_parts,
     lease_rows,
     placement_text,
     signals,
-    variants_table,
+    variant_rows,
     worker_text,
 )
 
@@ -250,9 +252,7 @@ def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
             model.name,
             *((model.owner or "-",) if owners else ()),
             model.state.lower(),
-            engine_name(model.engine)
-            + (", pinned" if model.pinned_engine else "")
-            + (f" +{model.variants}" if model.variants else ""),
+            engine_text(model.engine, model.pinned_engine, model.variants),
             model.device,
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
@@ -317,7 +317,8 @@ def _print_model(console: Console, model: ModelShown) -> None:
     console.print(table(("", "tensor", "type"), rows))
     if model.variants:
         console.print()
-        console.print(variants_table(model.variants))
+        forms = [cells for _, cells in variant_rows(model.variants)]
+        console.print(table(VARIANT_HEADINGS, forms))
     if not model.kernels:
         return
     console.print()

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -50,13 +51,19 @@ def checked(path: Path | None) -> Path:
 
 def show_graph(socket: str | None, model: str, path: Path, output: Output) -> None:
     """Write the graph of a model to a file."""
+    profile: ModelProfile | None = None
     with Client(socket) as client:
-        compiled = _compiled(client, model)
-        profile = _profile(client, model)
-    layout = draw(compiled, _times(profile))
+        # The service hands the compiled file out to users who may change models.
+        with tempfile.TemporaryDirectory(prefix="hone-") as folder, client.export(model) as files:
+            file = files.save_compiled(Path(folder) / "model.honed")
+            compiled = modelfile.read(file, verify=False).model
+        with suppress(Unavailable):  # it is not served
+            profile = MODEL_PROFILE.result_of(client.profile(model, _RUNS))
+    rows = profile.rows if profile else ()
+    layout = draw(compiled, {row.name: row.us / row.count for row in rows if row.kind == "kernel"})
     text = to_dot(layout, model, list(_facts(compiled, profile)))
-    with replacing(path) as file:
-        file.write(text.encode() if path.suffix == _DOT else _drawn(text, path.suffix[1:]))
+    with replacing(path) as target:
+        target.write(text.encode() if path.suffix == _DOT else _drawn(text, path.suffix[1:]))
     boxes = len(layout.boxes)
     document = {"file": str(path), "boxes": boxes}
     output.emit(document, lambda console: line(console, f"{path} has the graph: {boxes} boxes."))
@@ -73,27 +80,6 @@ def _drawn(text: str, kind: str) -> bytes:
         raise Unavailable(f"Graphviz could not draw the graph ({said}); write it to a .dot file") from None
     except subprocess.TimeoutExpired:
         raise Unavailable(f"Graphviz took more than {_SECONDS:g} s; write the graph to a .dot file") from None
-
-
-def _compiled(client: Client, model: str) -> CompiledModel:
-    """Return the contents of the compiled file. The service hands them out to users who may change models."""
-    with tempfile.TemporaryDirectory(prefix="hone-") as folder, client.export(model) as files:
-        path = files.save_compiled(Path(folder) / "model.honed")
-        return modelfile.read(path, verify=False).model
-
-
-def _profile(client: Client, model: str) -> ModelProfile | None:
-    """Where the model's time goes; None where it is not served."""
-    try:
-        return MODEL_PROFILE.result_of(client.profile(model, _RUNS))
-    except Unavailable:
-        return None
-
-
-def _times(profile: ModelProfile | None) -> dict[str, float]:
-    """Microseconds of one launch by the names of kernels."""
-    rows = profile.rows if profile else ()
-    return {row.name: row.us / row.count for row in rows if row.kind == "kernel"}
 
 
 def _facts(model: CompiledModel, profile: ModelProfile | None) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from honed.daemon.idle.signals import value_text
 from honed.protocol.params import engine_name
@@ -144,22 +145,36 @@ def _tensors(tensors: Sequence[TensorMetadata]) -> str:
     return ", ".join(f"{clean(t.name)} {shape_text(t.datatype, t.shape)}" for t in tensors) or "nothing"
 
 
-def variants_table(variants: Sequence[ShownVariant]) -> Table:
-    """Compiled forms for other shapes, the most asked for first."""
-    headings = ("other shapes", ">asked", ">answered", ">version", "engine", ">size", "state", "why")
-    return table(
-        headings,
-        [
+VARIANT_HEADINGS: Final = (
+    "other shapes",
+    ">asked",
+    ">answered",
+    ">version",
+    "engine",
+    ">size",
+    "state",
+    "why",
+)
+
+
+def variant_rows(variants: Sequence[ShownVariant]) -> Iterator[tuple[ShownVariant, tuple[str, ...]]]:
+    """Yield each compiled form for other shapes with its row, the most asked for first."""
+    for each in sorted(variants, key=lambda each: (-each.requests, each.name)):
+        yield (
+            each,
             (
                 each.name.partition("@")[2] + (" (by hand)" if each.by_hand else ""),
                 f"{each.requests:.0f}",
-                str(each.answered),
-                str(each.version) if each.version else "-",
+                f"{each.answered:,}",
+                str(each.version or "-"),
                 engine_name(each.engine),
                 bytes_text(each.bytes),
                 each.state.lower(),
                 each.why,
-            )
-            for each in sorted(variants, key=lambda each: (-each.requests, each.name))
-        ],
-    )
+            ),
+        )
+
+
+def engine_text(engine: str, pinned: str, variants: int) -> str:
+    """Return what serves a model: the engine, whether it is pinned, and how many variants there are."""
+    return f"{engine_name(engine)}{', pinned' if pinned else ''}{f' +{variants}' if variants else ''}"

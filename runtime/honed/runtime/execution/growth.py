@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# In the shapes of a decoder's form, [1, room]: an input that tells which rows of its state are there.
+ROWS_MASK: Final = "honed.rows_mask"
 
 
 class Growth(NamedTuple):

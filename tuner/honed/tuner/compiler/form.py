@@ -24,8 +24,8 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from honed.jobs.commands import ROWS_MASK
 from honed.protocol.errors import ModelRefused
+from honed.runtime.execution.growth import ROWS_MASK
 from honed.tuner.prove import graphs
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -1,6 +1,6 @@
 """kill -9 at random moments of real tuning runs over one database of records.
 
-    python -m tests.tuner.bench_kill [-n 100] [--seed 0]
+    python -m benchmarks.kill [-n 100] [--seed 0]
 
 Kills the tuner, its searching child or its measuring child, whichever is drawn, at a random moment of a run,
 and checks after each: the database passes its integrity check, what events had reported is in it, what was in
@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.tuner import running
+from tests.tuner.running import MEASURING, SEARCHING, Tuning
 
 from honed.jobs.surveying import survey
-
-from . import running
-from .running import MEASURING, SEARCHING, Tuning
 
 VICTIMS = {"tuner": "", "searching child": SEARCHING, "measuring child": MEASURING}
 _TRIALS = 5  # of a run that is left to its end
@@ -125,7 +124,7 @@ def _killed_once(
     """One run in which `victim` is killed after `moment` seconds; gives the candidates afterwards."""
     seed = story.victims.total() + story.missed
     with Tuning(model, records, cache, f"--trials={_TRIALS}", f"--seed={seed}") as run:
-        reader = threading.Thread(target=lambda: list(run.told()))
+        reader = threading.Thread(target=lambda: list(run.reported()))
         reader.start()
         reader.join(moment)
         hit = _kill(run, victim)

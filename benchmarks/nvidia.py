@@ -1,6 +1,6 @@
 """Dense products on an NVIDIA GPU: default schedule, tuned, and cuBLAS without TF32, side by side.
 
-    python -m tests.tuner.bench_nvidia [--seconds 100] [--device SPEC] [--output FILE.json] [--faults]
+    python -m benchmarks.nvidia [--seconds 100] [--device SPEC] [--output FILE.json] [--faults]
 
 Needs PyTorch with CUDA (for cuBLAS) and NVIDIA's OpenCL driver. With --faults one of our kernels is made to
 write out of bounds afterwards, near and far, and the session's story is printed; the far write is a real
@@ -18,6 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.tuner.nvidia import faults, prebuild, tuning
+from tests.tuner.nvidia.sidebyside import compare
+
 from honed.machine import devices, peaks
 from honed.machine.kernellog import Reader, open_reader
 from honed.runtime.errors import HonedError
@@ -25,14 +28,12 @@ from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import WIDTH, CostModel
 
-from .nvidia import faults, prebuild, tuning
-from .nvidia.sidebyside import compare
-
 SHAPES = ((192, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096))  # m, n, k
 KIN = 24  # of the best traces at 1024, to begin with at 4096
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,24 +46,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         profile = peaks.measured(device, place)
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "device": vars_of(profile.identity),
             "peaks": vars_of(profile.peaks),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "products": [],
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(reported), flush=True)
         with prebuild.pool(device.spec) as workers:
             tuned = _tune_all(device.spec, profile, place, workers, options.seconds)
         for found in tuned:
-            told["products"].append(_row(device.spec, found))
-            _save(told, options.output)
+            reported["products"].append(_row(device.spec, found))
+            _save(reported, options.output)
         if options.faults:
-            reader, told["kernel_log"] = _kernel_log()
-            told["faults"] = faults.run(device.spec, profile, place, reader)
-            print(told["kernel_log"], json.dumps(told["faults"], indent=1), sep="\n")
-        _save(told, options.output)
-    for row in told["products"]:
+            reader, reported["kernel_log"] = _kernel_log()
+            reported["faults"] = faults.run(device.spec, profile, place, reader)
+            print(reported["kernel_log"], json.dumps(reported["faults"], indent=1), sep="\n")
+        _save(reported, options.output)
+    for row in reported["products"]:
         print(
             f"{row['product']:>16}  default {row['default_gflops']:8.0f}  tuned {row['tuned_gflops']:8.0f}  "
             f"cuBLAS {row['cublas_gflops']:8.0f} GFLOP/s  default/cuBLAS {row['default_of_cublas']:.2f}  "
@@ -77,8 +78,8 @@ def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float
     with Measurer(spec, profile, limits, command=tuning.CACHED) as measurer:
         bench = tuning.Bench(profile, measurer, workers, CostModel(WIDTH, threads), place, threads)
         for shape in SHAPES:
-            kin = _kin(tuned[-1], shape) if tuned else []
-            tuned.append(tuning.tune(bench, shape, seconds, kin))
+            related = _related(tuned[-1], shape) if tuned else []
+            tuned.append(tuning.tune(bench, shape, seconds, related))
     return tuned
 
 
@@ -91,7 +92,7 @@ def _kernel_log() -> tuple[Reader | None, str]:
     return reader, type(reader).__name__
 
 
-def _kin(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
+def _related(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
     """The best traces of a cube, to begin another with: TVM fits their outermost tiles to its extents."""
     if len({*before.shape}) > 1 or len({*shape}) > 1:
         return []
@@ -129,9 +130,9 @@ def vars_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def _save(told: dict[str, Any], output: Path | None) -> None:
+def _save(reported: dict[str, Any], output: Path | None) -> None:
     if output is not None:
-        output.write_text(json.dumps(told, indent=1))
+        output.write_text(json.dumps(reported, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hot swaps under load: `python -m tests.daemon.bench_swaps`.
+"""Hot swaps under load: `python -m benchmarks.swaps`.
 
 Four client processes send 10,000 requests while ten versions of a model, each faster than the one before, are
 published. Prints requests lost and wrong, and the latencies of requests near a swap beside the median around
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.daemon import spin
+from tests.daemon.running import start, wait_for
+from tests.daemon.spin import X
 
 from honed.runtime import Client
 from honed.runtime.errors import HonedError
-
-from . import spin
-from .running import start, wait_for
-from .spin import X
 
 CLIENTS, REQUESTS, SWAPS = 4, 10_000, 10
 NEAR_SECONDS = 2.0  # of a publication, from its begin to this long after its end
@@ -55,7 +54,8 @@ def ask(socket: Path, count: int, go: Event, out: Any) -> None:
 
 def load(socket: Path, total: int) -> tuple[list[multiprocessing.Process], Event, Any]:
     """Client processes that wait for the event."""
-    go, out = multiprocessing.Event(), multiprocessing.Queue()
+    go = multiprocessing.Event()
+    out: multiprocessing.Queue[Any] = multiprocessing.Queue()
     clients = [
         multiprocessing.Process(target=ask, args=(socket, total // CLIENTS, go, out)) for _ in range(CLIENTS)
     ]
@@ -65,6 +65,7 @@ def load(socket: Path, total: int) -> tuple[list[multiprocessing.Process], Event
 
 
 def collected(clients: list[multiprocessing.Process], out: Any) -> list[Row]:
+    """Return what all clients met, once they ended."""
     rows = sorted(row for _ in clients for row in out.get())
     for client in clients:
         client.join()
@@ -88,6 +89,7 @@ def control(socket: Path, total: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--json", action="store_true")
@@ -102,13 +104,13 @@ def main() -> None:
                 clients, go, out = load(service.socket, options.requests)
                 go.set()
                 swaps: list[tuple[float, float, dict[str, Any]]] = []
-                while sum(told["published"] for _, _, told in swaps) < SWAPS:
+                while sum(reported["published"] for _, _, reported in swaps) < SWAPS:
                     number = len(swaps) + 1  # one that was not faster just then is followed by a faster one
                     wait_for(lambda: not client.history("m")["on_trial"], "the trial to end", service)
                     begun = time.monotonic()
                     expected = client.show("m")["sha256"]
-                    told = client.publish("m", model(folder, number), expected=expected, why="bench")
-                    swaps.append((begun, time.monotonic(), told))
+                    reported = client.publish("m", model(folder, number), expected=expected, why="bench")
+                    swaps.append((begun, time.monotonic(), reported))
                 rows = collected(clients, out)
                 after = control(service.socket, options.requests // 4)
         finally:
@@ -123,16 +125,17 @@ def report(
     before: dict[str, Any],
     after: dict[str, Any],
 ) -> None:
+    """Print what clients met."""
     each = []
-    for begun, ended, told in swaps:
+    for begun, ended, reported in swaps:
         around = [r for r in rows if begun - NEAR_SECONDS < r[0] < ended + NEAR_SECONDS]
         # The longer of the medians before and after: the swap makes the later ones shorter.
         earlier = [r for r in around if r[0] < begun] or around
         close = [r for r in rows if begun - 0.5 < r[1] and r[0] < ended + NEAR_SECONDS]
         each.append(
             {
-                "published": told["published"],
-                "sentence": told["sentence"],
+                "published": reported["published"],
+                "sentence": reported["sentence"],
                 "seconds": ended - begun,
                 "worst": slow(earlier, close)[1],
             }
@@ -142,7 +145,7 @@ def report(
         "requests": len(rows),
         "lost": sum(said.startswith("lost") for _, _, said in rows),
         "wrong": sum(said == "wrong" for _, _, said in rows),
-        "published": sum(told["published"] for _, _, told in swaps),
+        "published": sum(reported["published"] for _, _, reported in swaps),
         "requests_while_publishing": len(during),
         "worst_ratio_near_a_swap": max(e["worst"] for e in each),
         "swaps": each,

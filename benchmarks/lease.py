@@ -4,7 +4,7 @@ A stand-in for the tuner runs real kernels of a stated time under the lease, on 
 interrupts it with real requests at random moments. The service's own figures are printed, with the latency
 of the interrupting requests beside that of the same requests without a tuner.
 
-python -m tests.daemon.bench_lease [COUNT] [KERNEL_MS] [BOUND_SECONDS]
+python -m benchmarks.lease [COUNT] [KERNEL_MS] [BOUND_SECONDS]
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from honed.runtime import Client
+from tests.daemon.idle.lease_holder import Tuner
+from tests.daemon.running import start, wait_for
 from tests.runtime.builder import add_constant
 
-from .idle.lease_holder import Tuner
-from .running import start, wait_for
+from honed.runtime import Client
 
 SIZE = 8  # elements of the model's input
 # Only requests count here, and the machine is idle again at once: it may be busy with other things.
@@ -38,17 +37,20 @@ max_candidate_seconds = 10.0
 
 
 def infer_ms(client: Client) -> float:
+    """Return the milliseconds of a request."""
     begun = time.perf_counter()
     client.infer("m", {"x": np.zeros(SIZE, np.float32)})
     return (time.perf_counter() - begun) * 1e3
 
 
 def lease(client: Client) -> dict[str, Any]:
+    """Return what the service says of the lease."""
     part: dict[str, Any] = client.status()["lease"]
     return part
 
 
 def line(name: str, values: list[float]) -> None:
+    """Print the distribution of some values."""
     p50, p90, p99 = np.percentile(values, (50, 90, 99))
     print(f"{name:<34} {p50:8.2f} {p90:8.2f} {p99:8.2f} {max(values):8.2f}")
 

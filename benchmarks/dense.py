@@ -1,6 +1,6 @@
 """A dense layer, tuned by us and by tinygrad's BEAM=2, side by side on one OpenCL device.
 
-`python -m tests.tuner.bench_dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
+`python -m benchmarks.dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
 tinygrad (`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x
 [512,512] in fp32 for at least so long: tinygrad's beam ends earlier, so it is run again and again with the
 cache off, and the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked
@@ -45,10 +45,10 @@ make, call = ops_cl.CLProgram.__init__, ops_cl.CLProgram.__call__
 
 def made(self, device, obj):
     make(self, device, obj)
-    self.told = dict(source=obj.lib.decode(), name=obj.name, slots=[s[1] for s in self.signature])
+    self.reported = dict(source=obj.lib.decode(), name=obj.name, slots=[s[1] for s in self.signature])
 
 def called(self, *bufs, global_size=(1, 1, 1), local_size=None, **more):
-    seen.append(dict(self.told, grid=[int(x) for x in global_size],
+    seen.append(dict(self.reported, grid=[int(x) for x in global_size],
         block=[int(x) for x in local_size] if local_size else None))
     return call(self, *bufs, global_size=global_size, local_size=local_size, **more)
 
@@ -84,15 +84,15 @@ def of_tinygrad(interpreter: str, seconds: float) -> list[Kernel]:
             [interpreter, "-c", CHILD], env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
         spent, runs = spent + time.monotonic() - begun, runs + 1
-        told = json.loads(done.stdout.splitlines()[-1])
-        block = tuple(told["block"]) if told["block"] else None
-        sizes = tuple(told["grid"])
+        reported = json.loads(done.stdout.splitlines()[-1])
+        block = tuple(reported["block"]) if reported["block"] else None
+        sizes = tuple(reported["grid"])
         if block:
             sizes = tuple(g * b for g, b in zip(sizes, block, strict=True))
-        launch = (told["name"], tuple(told["slots"]), sizes, block)
-        kernels.append(Kernel(title="tinygrad", source=told["source"], launches=(launch,)))
+        launch = (reported["name"], tuple(reported["slots"]), sizes, block)
+        kernels.append(Kernel(title="tinygrad", source=reported["source"], launches=(launch,)))
         print(
-            f"tinygrad: beam search {runs} took {told['seconds']:.0f} s, {spent:.0f} s in all",
+            f"tinygrad: beam search {runs} took {reported['seconds']:.0f} s, {spent:.0f} s in all",
             file=sys.stderr,
         )
     return kernels
@@ -159,10 +159,11 @@ class Bench:
         for _ in range(runs):
             for function, taken in zip(functions, times, strict=True):
                 taken.append(function())
-        return [tuple(statistics.median(each) for each in zip(*taken, strict=True)) for taken in times]  # type: ignore[misc]
+        return [tuple(statistics.median(each) for each in zip(*taken, strict=True)) for taken in times]
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tinygrad", required=True, help="a Python interpreter with tinygrad")
     parser.add_argument("--minutes", type=float, default=5.0)

@@ -1,6 +1,6 @@
 """Where the time of a measurement goes, and what it costs beyond compiling and running the kernel.
 
-    python -m tests.tuner.bench_measure [--device SPEC] [-n 10]
+    python -m benchmarks.measure [--device SPEC] [-n 10]
 
 For each kernel: its time, then milliseconds by phase of a measurement (medians over -n). Some drivers
 compile at the first launch: "first" holds that. "overhead" is all but "build" and "first".
@@ -13,10 +13,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from tests.tuner.liars import honest
+
 from honed.machine import devices, peaks
 from honed.tuner.measure.measurer import Measurer
-
-from .liars import honest
 
 _PHASES = ("build", "first", "host", "run", "time")
 

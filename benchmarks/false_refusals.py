@@ -1,6 +1,6 @@
 """How many right candidates are refused by mistake: none should be.
 
-    python -m tests.tuner.bench_false_refusals [-n 1000] [--by search|hand] [--device SPEC]
+    python -m benchmarks.false_refusals [-n 1000] [--by search|hand] [--device SPEC]
 
 Measures candidates as the search makes them, of functions of every kind, or kernels written by hand. Prints
 every refusal with its reason, to be looked at, then the counts by cause. Exit status 1 where something was
@@ -19,14 +19,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.tuner.liars import family
+
 from honed.machine import devices, kernellog, peaks
 from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import HonedError
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
-
-from .liars import family
 
 Offered = Iterator[tuple[str, Workload, Candidate]]
 # What a candidate of the search can earn by itself: too long for the driver's compiler, or slow.
@@ -80,9 +80,9 @@ def _by_hand(folder: Path, count: int, profile: DeviceProfile) -> Offered:
 
 
 def _searched(folder: Path, count: int, profile: DeviceProfile) -> Offered:
-    from honed.tuner.tune.extract import workload
+    from tests.tuner.liars import searched
 
-    from .liars import searched
+    from honed.tuner.tune.extract import workload
 
     functions = searched.functions()
     each = -(-count // len(functions))

@@ -1,6 +1,6 @@
 """What the worst input costs everybody else: the event loop's longest stall and the daemon's memory.
 
-python -m tests.daemon.bench_hostile
+python -m benchmarks.hostile
 
 A stall is the longest round trip of a request of another process, less the time that threads waited for a
 processor (see tests.attack.meter). Each input is sent five times; the worst counts.
@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.compiled import modelfile
 from tests.attack import users
 from tests.attack.aside import Aside
+from tests.daemon.raw import Raw, packed
+from tests.daemon.running import Service, start
 from tests.runtime.builder import chain
 
-from .raw import Raw, packed
-from .running import Service, start
+from honed.runtime.compiled import modelfile
 
 TIMES = 5
 SETTLE_SECONDS = 0.3

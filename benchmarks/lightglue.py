@@ -1,4 +1,4 @@
-"""LightGlue with default kernels beside ONNX Runtime: `python -m tests.tuner.bench_lightglue`.
+"""LightGlue with default kernels beside ONNX Runtime: `python -m benchmarks.lightglue`.
 
 Prints the time to add the model, launches per inference beside the 834 of the case, the latency of both
 (median and deviation over interleaved runs) and their ratio.
@@ -29,6 +29,7 @@ WARM_UP = 2
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--runs", type=int, default=20)
     parser.add_argument("--keypoints", type=int, default=lightglue.KEYPOINTS)

@@ -1,6 +1,6 @@
 """LightGlue tuned for a while, beside its default schedules, ONNX Runtime and the case.
 
-`python -m tests.tuner.bench_tuning [--minutes 20] [--state DIR]` tunes the model of cases.md, case 1, on the
+`python -m benchmarks.tuning [--minutes 20] [--state DIR]` tunes the model of cases.md, case 1, on the
 best OpenCL device here, then runs default and tuned form and ONNX Runtime in turns in one process and prints
 the ratios, the table of the case beside ours, what became of every task, and how well the cost model ranked.
 With --state the records stay there, and the next run goes on from them.
@@ -26,7 +26,7 @@ from honed.machine import devices
 from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
 
-from .bench_lightglue import _error, _interleaved, _session, _summary
+from .lightglue import _error, _interleaved, _session, _summary
 
 # cases.md, case 1: the auto-scheduler over RPC, on an RK3588's Mali-G610.
 FULL = 8  # candidates of a batch that a rank correlation says something of
@@ -34,6 +34,7 @@ CASE_TRIALS, CASE_SECONDS, CASE_TUNED, CASE_TASKS = 1408, 10_564, 4, 14
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--keypoints", type=int, default=lightglue.KEYPOINTS)

@@ -1,4 +1,4 @@
-"""Restart of the whole service: `python -m tests.daemon.bench_restart [--minutes 1] [--times 3]`.
+"""Restart of the whole service: `python -m benchmarks.restart [--minutes 1] [--times 3]`.
 
 Real models are added; two are tuned and published, and a wrong successor is offered so that one version is
 in quarantine. The service is then stopped by SIGTERM and by kill -9 and started again, while an app for each
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests import models as trained
+from tests.daemon.running import Service, start, wait_for
 
 from honed.runtime import Client
 from honed.runtime.calling.leaseclient import LeaseHolder
@@ -30,10 +32,8 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Origin
 from honed.runtime.errors import HonedError
 from honed.tuner.demo import lightglue
-from tests import models as trained
 
-from .bench_lease import CONFIG
-from .running import Service, start, wait_for
+from .lease import CONFIG
 
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")
@@ -71,6 +71,7 @@ class App:
 
 
 def close(expected: np.ndarray, found: np.ndarray) -> bool:
+    """Return whether an answer is right."""
     scale = float(np.max(np.abs(expected), initial=0.0)) or 1.0
     return float(np.max(np.abs(found - expected), initial=0.0)) <= TOLERANCE * scale
 
@@ -85,7 +86,7 @@ def inputs_of(client: Client, name: str) -> Arrays:
     }
 
 
-def met(client: Client, socket: Path, name: str) -> App:
+def known_to(client: Client, socket: Path, name: str) -> App:
     """An app that was served before."""
     given = inputs_of(client, name)
     expected, taken = client.infer(name, given), []
@@ -131,8 +132,8 @@ def offer_wrong(service: Service, name: str, folder: Path) -> None:
                 *file.model.sources[1:],
             )  # other kernels than those served
             modelfile.write(path, dataclasses.replace(file.model, sources=sources), values)
-        told = client.publish(name, path, expected=expected, why="made wrong on purpose")
-        assert not told["published"], told
+        published = client.publish(name, path, expected=expected, why="made wrong on purpose")
+        assert not published["published"], published
 
 
 def kept(service: Service, cache: Path) -> dict[str, Any]:
@@ -168,17 +169,18 @@ def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float
             thread.start()
         while not service.answers():
             time.sleep(PAUSE_SECONDS)
-        told = {"listens": time.monotonic() - begun}
+        times = {"listens": time.monotonic() - begun}
         for app, thread in zip(apps, asking, strict=True):
             thread.join()
-            told[app.model] = app.answered - begun
-        told["last answer"] = max(told.values())
+            times[app.model] = app.answered - begun
+        times["last answer"] = max(times.values())
         assert lease.wait_until_granted(60), lease.why
-        told["lease granted again"] = time.monotonic() - begun
-    return told
+        times["lease granted again"] = time.monotonic() - begun
+    return times
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Restart the service under load, and return what clients met."""
     cache = folder / "cache"
     service = start(folder / "state", cache, config=CONFIG)
     try:
@@ -193,7 +195,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             tune(service, name, options.minutes)
         offer_wrong(service, TUNED[1], folder)
         with service.client() as client:
-            apps = [met(client, service.socket, name) for name in files]
+            apps = [known_to(client, service.socket, name) for name in files]
         before = kept(service, cache)
         rounds = []
         for hard in (False, True) * options.times:
@@ -220,11 +222,12 @@ def offer_again(service: Service, folder: Path) -> None:
     with service.client() as client:
         name = TUNED[1]
         expected = client.show(name)["sha256"]
-        told = client.publish(name, folder / "wrong.honed", expected=expected, why="once more")
-        assert "quarantine" in told["sentence"], told
+        published = client.publish(name, folder / "wrong.honed", expected=expected, why="once more")
+        assert "quarantine" in published["sentence"], published
 
 
 def show(result: dict[str, Any]) -> None:
+    """Print a result."""
     rounds, models = result["rounds"], [name for name in result["kept"] if name != "programs"]
     heads = ("SIGTERM", "kill -9", "any answer")
     print(f"{'seconds from the start, median (most)':40s} {heads[0]:>16s} {heads[1]:>16s} {heads[2]:>12s}")
@@ -250,6 +253,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--minutes", type=float, default=1.0, help="to tune each of two models, 0 for not at all"

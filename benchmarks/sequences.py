@@ -1,6 +1,6 @@
 """What keeping state in the service brings: a voice detector, its state with the service and in the app.
 
-python -m tests.daemon.bench_sequences [COUNT]
+python -m benchmarks.sequences [COUNT]
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from tests.daemon.running import NO_TUNER, start
 
-from .running import NO_TUNER, start
-
-VAD = Path(__file__).parents[1] / "models" / "silero_vad.onnx"
+VAD = Path(__file__).parents[1] / "tests" / "models" / "silero_vad.onnx"
 _WARM_UP = 50
 
 
@@ -40,11 +41,11 @@ def main(count: int) -> None:
     try:
         with service.client() as client:
             client.add(VAD, name="vad")
-            given = {
+            given: dict[str, NDArray[Any]] = {
                 "input": np.random.default_rng(0).normal(scale=0.1, size=(1, 576)).astype(np.float32),
                 "sr": np.array(16000, np.int64),
             }
-            carried = {"state": np.zeros((2, 1, 128), np.float32)}
+            carried: dict[str, NDArray[Any]] = {"state": np.zeros((2, 1, 128), np.float32)}
             with client.sequence("vad") as sequence:
 
                 def in_app() -> None:

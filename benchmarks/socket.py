@@ -1,6 +1,6 @@
 """What the socket costs: inferences through the service against the same executor in this process.
 
-python -m tests.daemon.bench_socket [COUNT]
+python -m benchmarks.socket [COUNT]
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-
-from honed.runtime import load
+from tests.daemon.running import start
 from tests.runtime.builder import add_constant
 
-from .running import start
+from honed.runtime import load
 
 SIZES = (8, 65_536, 1_000_000)  # elements of the input and of the output
 
 
 def median_us(call: Callable[[], object], count: int) -> float:
+    """Return the median of so many calls in microseconds."""
     for _ in range(count // 5 + 1):
         call()
     times = []

@@ -1,6 +1,6 @@
 """Pictures through `honed-frigate`, so many a second, with the bridge and the service killed in between.
 
-    python -m tests.extensions.soak_frigate --minutes 10 --rate 30
+    python -m benchmarks.soak.frigate --minutes 10 --rate 30
 
 The CPU engine serves YOLOX-nano, the detector behaves as Frigate's plug-in, and every answer is compared with
 what ONNX Runtime and the reference of the tests give. Prints a line at the end; exit status 1 where one was
@@ -18,19 +18,17 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-
 from tests.daemon.running import Service, start
-
-from . import frigate_reference
-from .conftest import YOLOX, Bridge
-from .detector import Detector
+from tests.extensions import frigate_reference
+from tests.extensions.conftest import YOLOX, Bridge
+from tests.extensions.detector import Detector
 
 CONFIG = '\n[serve]\nengine = "cpu"\n\n[cpu]\nthreads = 1\n'
 
 
 @dataclass
 class Tally:
-    """What came of the pictures."""
+    """The results of the pictures."""
 
     right: int = 0
     wrong: int = 0
@@ -41,6 +39,7 @@ class Tally:
     milliseconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:
+        """Return the counts as a line of text."""
         median, p99, longest = np.percentile(self.milliseconds, [50, 99, 100])
         return (
             f"{self.right} right, {self.rate:.1f} a second, {self.wrong} wrong, "
@@ -50,6 +49,7 @@ class Tally:
 
 
 def main() -> int:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
 """Tunes MobileNet (case 3) and prints its tasks: every one tuned or left for a reason, none lost.
 
-    python -m tests.tuner.bench_mobilenet [--trials 160] [--model FILE]
+    python -m benchmarks.mobilenet [--trials 160] [--model FILE]
 
 Exit status 1 where a task was lost or the answers are not as before.
 """
@@ -13,8 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests import models
-
-from .running import Tuning
+from tests.tuner.running import Tuning
 
 
 def main() -> int:

@@ -1,0 +1,137 @@
+"""How a change has a model compiled for a device, and built and verified by its worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from honed.daemon.aio import in_thread
+from honed.daemon.serving.engine_server import DeviceServer, check_memory
+from honed.daemon.settings.schema import CHECKING_MIB
+from honed.daemon.store.files import describe
+from honed.jobs.commands import Check, Compile
+from honed.jobs.events import Stage
+from honed.machine import profilefile
+from honed.machine.files import replacing
+from honed.protocol import strict
+from honed.protocol.errors import HonedError, ModelRefused, Unavailable
+
+from .change import BUILT, COMPILED, RECEIVED, Built, Change
+from .compilation import compile_model
+from .staging import Staged
+
+# The least that is needed, by the models of tests/models and LightGlue: compiling each took 330 MiB, and 7
+# to 30 times its file beside that.
+_COMPILER_MIB, _COMPILER_TIMES = 320, 4
+_ROUNDS = 7  # pairs of runs, where devices are compared
+_NICENESS = 15  # of compiling that nobody waits for
+_log = logging.getLogger(__name__)
+
+
+async def build(change: Change, staged: Staged, servers: Sequence[DeviceServer]) -> Built:
+    """Compile and load a model on the one device, or on the fastest of several.
+
+    Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
+    start. Of several devices those that cannot take the model are left out, unless none can.
+    """
+    if len(servers) == 1:
+        return await _Building(change, staged, 0, 1).run(servers[0])
+    best: tuple[float, Built] | None = None
+    lines: list[str] = []
+    failures: list[HonedError] = []
+    for index, server in enumerate(servers):
+        try:
+            made = await _Building(change, staged, index, len(servers)).run(server)
+            us = await server.loader.run_us(made.file.sha256, _ROUNDS)
+        except (ModelRefused, Unavailable) as error:
+            failures.append(error)
+            lines.append(f"not on {server.shown}: {error}")
+            _log.info("model %s is not placed on %s: %s", change.name, server.shown, error)
+            continue
+        lines.append(f"{us / 1000:.3g} ms on {server.shown}")
+        if best is None or us < best[0]:
+            best = us, made
+    if best is None:
+        raise failures[0]
+    return replace(best[1], measured=f"measured when it was added: {', '.join(lines)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Building:
+    """The part of a change that builds for one device, of `count` equal parts."""
+
+    change: Change
+    staged: Staged
+    index: int
+    count: int
+
+    async def run(self, server: DeviceServer) -> Built:
+        change, staged, compiled = self.change, self.staged, self.staged.given
+        if staged.sources:
+            compiled = staged.folder / f"compiled-{self.index}.honed"
+            await self._compile(compiled, server)
+        model = await change.changes.inspector.inspect(compiled)
+        server.check_fits(model.device_bytes)
+        file = await in_thread(describe, compiled, f"{change.name}.honed")
+        self._report("load", COMPILED, "building kernels and checking the answers on the device")
+
+        def built(done: int, of: int) -> None:
+            fraction = COMPILED + (BUILT - COMPILED) * done / of
+            self._report("load", fraction, f"built {done} of {of} kernels")
+
+        proof = await change.load(server, file.sha256, compiled, built, foreground=staged.foreground)
+        return Built(server=server, path=compiled, file=file, model=model, proof=proof)
+
+    async def _compile(self, output: Path, server: DeviceServer) -> None:
+        staged, changes = self.staged, self.change.changes
+        seconds = changes.limits.compile_seconds
+
+        def report(stage: Stage) -> None:
+            self._report(stage.stage, RECEIVED + (COMPILED - RECEIVED) * stage.fraction, stage.text)
+
+        self.change.keep(server, output.name)  # one that sleeps wakes, and has a profile then
+        needs = _COMPILER_MIB + (_COMPILER_TIMES * sum(file.nbytes for file, _ in staged.sources) >> 20)
+        check_memory("compiling it", needs, changes.limits.compile_memory_mib, "limits.compile_memory_mib")
+        if changes.compiling.locked() and staged.foreground:
+            # What will be refused need not wait for others to be compiled.
+            async with changes.checking:
+                job = await self._job(output, server)
+                check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
+                await compile_model(check, seconds, lambda _: None)
+            self._report("check", RECEIVED, "waiting for another compilation")
+        async with changes.compiling:
+            job = await self._job(output, server)
+            niceness = 0 if staged.foreground else _NICENESS
+            if staged.seconds is not None:
+                seconds = min(seconds, staged.seconds)
+            await compile_model(job, seconds, report, niceness=niceness)
+
+    async def _job(self, output: Path, server: DeviceServer) -> Compile:
+        staged, changes = self.staged, self.change.changes
+        limits, records = changes.limits, changes.records
+        await server.wait_ready(limits.load_seconds)
+        profile = server.supervisor.profile
+        assert profile is not None
+        with replacing(output.with_suffix(".toml")) as file:
+            file.write(profilefile.dumps(profile).encode())
+        return strict.copy_fields(
+            Compile,
+            staged,
+            file=staged.given,
+            output=output,
+            name=staged.sources[0][0].name,
+            profile=output.with_suffix(".toml"),
+            device=server.engine.spec,
+            memory_mib=limits.compile_memory_mib,
+            records=records if records.exists() else None,
+        )
+
+    def _report(self, stage: str, fraction: float, text: str = "") -> None:
+        """Report progress; `fraction` is of this part.
+
+        The first part begins where everything has been received.
+        """
+        done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
+        self.change.report(stage, RECEIVED + (1 - RECEIVED) * done, text)

@@ -1,0 +1,47 @@
+"""Engines compared again, in idle time, where other programs were busy when they were compared before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from honed.daemon.background import Pauses
+from honed.daemon.changes.change import Changes
+from honed.daemon.core.model import ServedModel
+from honed.daemon.core.state import Registry
+from honed.daemon.feature import Feature, Work
+from honed.daemon.idle.leasing import Leasing
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EngineReselection(Feature):
+    """Chooses between the engines of one model after the other whose times are provisional."""
+
+    changes: Changes
+    registry: Registry
+    leasing: Leasing
+    _pauses: Pauses = field(init=False, default_factory=Pauses)
+
+    def forget(self, model: str) -> None:
+        """Forget a model that was removed."""
+        self._pauses.forget(model)
+
+    def background(self, *, idle: bool) -> Work | None:
+        """Compare the engines of one model again."""
+        for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
+            if self._due(entry):
+                return Work(f"comparing the engines of {entry.name}", partial(self._compare, entry))
+        return None
+
+    def _due(self, entry: ServedModel) -> bool:
+        times = entry.manifest.times
+        if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
+            return False
+        return self._pauses.over(entry.name)
+
+    async def _compare(self, entry: ServedModel) -> None:
+        """Compare the engines of a model; while other programs stay busy, ever more seldom."""
+        self._pauses.begin(entry.name)
+        with self.leasing.adding(0, "the engines of a model are being compared"):
+            async with self.changes.begin(entry.name):
+                self.changes.pool.handle(await self.changes.pool.compared(entry))

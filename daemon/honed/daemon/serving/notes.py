@@ -1,0 +1,38 @@
+"""What the log has of the core's actions."""
+
+from __future__ import annotations
+
+import logging
+
+from honed.daemon.core import messages
+
+_log = logging.getLogger(__name__)
+
+
+def write(action: messages.Action) -> None:
+    """Log an action that reports something; pass over an action that does something."""
+    match action:
+        case messages.Failed(model, attempt, why):
+            _log.error("model %s: attempt %d failed: %s", model, attempt, why)
+        case messages.FallBack(model, left, served, why):
+            message = "model %s: version %d is rolled back to %d and not served again: %s"
+            _log.error(message, model, left, served, why)
+        case messages.GiveUp(model, why):
+            _log.error("model %s is not served any more: %s", model, why)
+        case messages.Settled(model, version):
+            _log.info("model %s: version %d has served cleanly", model, version)
+        case messages.HandOver(engine, other, models, why):
+            message = "%s is lost (%s): %s stands in for it and serves %s"
+            _log.error(message, engine, why, other, ", ".join(models))
+        case messages.Switched(model, engine, other, why):
+            _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
+        case messages.EngineChanged(model, engine, why):
+            _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
+        case messages.Isolated(model, why):
+            _log.error("model %s: %s", model, why)
+        case messages.Rejoined(model):
+            _log.info("model %s runs among the other models again", model)
+        case messages.Back(model, engine):
+            _log.info("model %s is served by %s again", model, engine)
+        case messages.StaysAway(model, engine, why):
+            _log.error("model %s stays on %s: %s", model, engine, why)
