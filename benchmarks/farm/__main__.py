@@ -20,7 +20,7 @@ from statistics import median
 
 from rich.console import Console
 from rich.table import Table
-from tests.tuner.farm.running import RunningFarm
+from tests.extensions.farm.running import RunningFarm
 
 from honed.farm import rows
 from honed.farm.boards import FarmChoice, join

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from tests.tuner.farm.running import RunningFarm
+from tests.extensions.farm.running import RunningFarm
 
 from honed.farm import rows
 from honed.farm.boards import Came, DaskBoards, FarmChoice, join

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tests.tuner.printer.tvm_printer import tvm_printer
+from tests.tuner.lower.printer.tvm_printer import tvm_printer
 
 from benchmarks.board import anchors
 from honed.machine.profile import DeviceProfile

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from statistics import mean
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 import xgboost
@@ -319,3 +319,6 @@ def _profile(job: commands.Learn) -> DeviceProfile:
             raise InvalidArgument(f"there is no bench {job.bench!r}; there is {', '.join(BENCHES)}")
         return predicted(job.bench)
     return profilefile.load(job.profile) if job.profile else devices.select(job.device).profile
+
+
+JOBS: Final[Mapping[type[commands.Job[Any]], commands.Work]] = {commands.Learn: learn}

@@ -155,7 +155,7 @@ def error_of(kind: type[errors.HonedError]) -> Entry:
 def jobs() -> dict[str, Entry]:
     """Return the command line of each job, and each event with the news of its way."""
     entries: dict[str, Entry] = {}
-    for job in commands.JOBS:
+    for job in (*commands.JOBS, *commands.extension("farm")):
         entries[" ".join(job.command)] = command_of(job)
     for kind in (*typing.get_args(events.News), *typing.get_args(events.Result)):
         entries[f"event {len(entries)}"] = event_of(kind)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from honed.farm.jobs import FarmCertificates, FarmScheduler, FarmWorker
 from honed.jobs.commands import (
     JOBS,
     Check,
@@ -14,9 +15,6 @@ from honed.jobs.commands import (
     Compile,
     Demo,
     Export,
-    FarmCertificates,
-    FarmScheduler,
-    FarmWorker,
     Fit,
     Import,
     Job,
@@ -25,6 +23,7 @@ from honed.jobs.commands import (
     ShowHistory,
     Tasks,
     Tune,
+    extension,
     parse,
 )  # fmt: skip
 from honed.jobs.events import Compiled, Done, Tuned
@@ -44,8 +43,8 @@ EXAMPLES: list[Job[Any]] = [
     CheckOptimisations(file=FILE, shapes={"x": (1,)}, memory_mib=64),
     Tasks(file=FILE, records=RECORDS, cache_dir=Path("c"), current=OUT),
     Tune(
-        file=FILE, records=RECORDS, cache_dir=Path("c"), bench="mali-g610", bench_root=Path("r"), output=OUT,
-        farm="tls://pc:8786", certificates=Path("c"),
+        file=FILE, records=RECORDS, cache_dir=Path("c"), output=OUT,
+        instrument="farm", settings={"url": "tls://pc:8786?a=b", "bench": ""},
         trials=3, seconds=0.1, seed=7,
     ),
     Export(records=RECORDS, output=OUT, best=True),
@@ -66,8 +65,9 @@ def test_there_and_back(job: Job[Any]) -> None:
 
 
 def test_every_kind_has_an_example() -> None:
-    assert {type(job) for job in EXAMPLES} == set(JOBS)
-    assert len({kind.command for kind in JOBS}) == len(JOBS)
+    kinds = (*JOBS, *extension("farm"))
+    assert {type(job) for job in EXAMPLES} == set(kinds)
+    assert len({kind.command for kind in kinds}) == len(kinds)
 
 
 def test_what_a_job_comes_to() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 from honed.daemon.settings.places import places
 from honed.daemon.settings.schema import Limits
-from honed.jobs.commands import FarmCertificates, FarmScheduler, FarmWorker, Job
+from honed.jobs.commands import Job
 from honed.jobs.events import Done
 from honed.tool.commands.tuning import BENCHES, add_bench_root, add_certificates, certificates, stopping
 from honed.tool.compiler import followed, started
 from honed.tool.output import Output, line
 from honed.tool.parser import Parser, UsageError, add_action, add_actions
+
+from .jobs import FarmCertificates, FarmScheduler, FarmWorker
 
 _LOCAL = "tcp://127.0.0.1:8786"
 

@@ -3,29 +3,76 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-from honed.jobs import commands, events
+from honed.jobs import events
+from honed.jobs.commands import Job, Work
+from honed.jobs.events import Done, R
 from honed.protocol.errors import NotFound
-from honed.valhall.compiler import ROOT, OfflineCompiler
 
 Emit = Callable[[events.News], None]
 _MISSING = "{} is not installed; install honed-farm (apt install honed-farm, or pip install 'honed[farm]')"
 
 
-def scheduler(job: commands.FarmScheduler, emit: Emit) -> events.Done:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFarm(Job[R]):
+    """A part in the farm whose scheduler is at `url`, with the certificate in `certificates`."""
+
+    positional = "url"
+    url: str
+    certificates: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarmScheduler(InFarm[Done]):
+    """The farm's meeting place, which listens at that address."""
+
+    command = ("farm", "scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarmWorker(InFarm[Done]):
+    """A board that measures on `device`, a spec, under the lease of the service at `socket`.
+
+    `alone`: there is no service on this machine. With `bench` it predicts times, as `Search` says.
+    """
+
+    command = ("farm", "worker")
+    device: str | None = None
+    socket: str | None = None
+    alone: bool = False
+    bench: str | None = None
+    bench_root: Path | None = None
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarmCertificates(Job[Done]):
+    """Makes a folder with a certificate in `folder` for each of `names`, which have commas between them."""
+
+    command = ("farm", "certificates")
+    positional = "folder"
+    folder: Path
+    names: str
+
+
+def scheduler(job: FarmScheduler, emit: Emit) -> Done:
     """Run the scheduler until told to stop."""
     _need()
     from .scheduler import run
 
     run(job.url, job.certificates, lambda text: emit(events.Note(text=text)))
-    return events.Done()
+    return Done()
 
 
-def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
+def worker(job: FarmWorker, emit: Emit) -> Done:
     """Be a board, or the bench of one, until told to stop."""
     _need()
     from honed.tuner.measure.measurer import kernel_log
+    from honed.valhall.compiler import ROOT, OfflineCompiler
 
     from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard, serve
     from .scheduler import checked, security
@@ -43,10 +90,10 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
         gate = None if job.alone else LeasedGate(job.socket)
         board = MeasuringBoard(job.device, job.cache_dir, gate, lambda: kernel_log(tell))
     serve(job.url, job.certificates, board, tell)
-    return events.Done()
+    return Done()
 
 
-def certificates(job: commands.FarmCertificates, emit: Emit) -> events.Done:
+def certificates(job: FarmCertificates, emit: Emit) -> Done:
     """Make a certificate for each name."""
     _need()
     try:
@@ -56,7 +103,7 @@ def certificates(job: commands.FarmCertificates, emit: Emit) -> events.Done:
 
     for folder in issue(job.folder, job.names.split(",")):
         emit(events.Note(text=f"{folder} is made; copy it to that machine, as /etc/honed/farm"))
-    return events.Done()
+    return Done()
 
 
 def _need() -> None:
@@ -64,3 +111,10 @@ def _need() -> None:
         import distributed  # noqa: F401
     except ModuleNotFoundError as error:
         raise NotFound(_MISSING.format("Dask's distributed")) from error
+
+
+JOBS: Final[Mapping[type[Job[Any]], Work]] = {
+    FarmScheduler: scheduler,
+    FarmWorker: worker,
+    FarmCertificates: certificates,
+}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -366,8 +367,13 @@ def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> Instru
 
     `tell` gets sentences on boards that come, go or are slow. Raises what `boards.join` raises.
     """
-    assert job.farm is not None
-    farm = FarmChoice(url=job.farm, certificates=job.certificates, bench=job.bench or "", device=job.device)
+    folder = job.settings.get("certificates")
+    farm = FarmChoice(
+        url=job.settings["url"],
+        certificates=Path(folder) if folder else None,
+        bench=job.settings.get("bench", ""),
+        device=job.device,
+    )
     joined = join(farm)
     profile = joined.profile
     return Instrument(

@@ -132,10 +132,9 @@ class BenchMeasurer:
 
 def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> Instrument:
     """Return a bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
-    assert job.bench is not None
-    root = job.bench_root or ROOT
+    root = Path(job.settings.get("root", ROOT))
     mesa = next((name for name, place in ROOTS.items() if place == root != ROOT), "")
-    compiler, profile = OfflineCompiler(root), predicted(job.bench, mesa)
+    compiler, profile = OfflineCompiler(root), predicted(job.settings["device"], mesa)
     return Instrument(
         spec=None,
         answers=False,

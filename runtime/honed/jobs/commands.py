@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from honed.process.children import FREE, Bounds, Death, Died, python, started
 from honed.protocol import strict
-from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 from honed.protocol.params import PRECISIONS
 from honed.protocol.results import ObservedSizes, OptimisationCheck
 
@@ -37,7 +38,7 @@ from .events import parse as parse_event
 J = TypeVar("J", bound="Job[Any]")
 Shapes = Mapping[str, tuple[int, ...]]
 Sizes = tuple[ObservedSizes, ...]
-_FLAGS = {"shapes": ("--shape",), "output": ("-o", "--output")}
+_FLAGS = {"shapes": ("--shape",), "settings": ("--setting",), "output": ("-o", "--output")}
 _CHOICES = {"precision": PRECISIONS, "model": ("lightglue",)}
 
 
@@ -147,17 +148,14 @@ class Compile(OnFile[Compiled]):
 class Search(OnFile[R]):
     """A session of tuning. `current` is the version served now, which chose the precision.
 
-    With `bench` candidates are judged by machine code for that device, which is not there; its compiler is in
-    `bench_root`. Peaks and cost models are kept in `cache_dir`. With `farm`, the address of its scheduler,
-    they are judged by its machines, of which `device` is a part of the device's name then; this one shows
-    them the certificate in `certificates`. Of a task so many `hints` of a hub may be tried in a day.
+    Peaks and cost models are kept in `cache_dir`. With `instrument`, the name of an extension's, that judges
+    candidates, as its `settings` say, in place of a device here. Of a task so many `hints` of a hub may be
+    tried in a day.
     """
 
     current: Path | None = None
-    bench: str | None = None
-    bench_root: Path | None = None
-    farm: str | None = None
-    certificates: Path | None = None
+    instrument: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     hints: int = 4
     records: Path
     cache_dir: Path
@@ -260,52 +258,21 @@ class Demo(Job[Written]):
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFarm(Job[R]):
-    """A part in the farm whose scheduler is at `url`, with the certificate in `certificates`."""
-
-    positional = "url"
-    url: str
-    certificates: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FarmScheduler(InFarm[Done]):
-    """The farm's meeting place, which listens at that address."""
-
-    command = ("farm", "scheduler")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FarmWorker(InFarm[Done]):
-    """A board that measures on `device`, a spec, under the lease of the service at `socket`.
-
-    `alone`: there is no service on this machine. With `bench` it predicts times, as `Search` says.
-    """
-
-    command = ("farm", "worker")
-    device: str | None = None
-    socket: str | None = None
-    alone: bool = False
-    bench: str | None = None
-    bench_root: Path | None = None
-    cache_dir: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FarmCertificates(Job[Done]):
-    """Makes a folder with a certificate in `folder` for each of `names`, which have commas between them."""
-
-    command = ("farm", "certificates")
-    positional = "folder"
-    folder: Path
-    names: str
-
-
 JOBS: tuple[type[Job[Any]], ...] = (
     Compile, Check, Fit, CheckOptimisations, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Learn,
-    Demo, FarmScheduler, FarmWorker, FarmCertificates,
+    Demo,
 )  # fmt: skip
+Work = Callable[[Any, Callable[[News], None]], Any]  # does a job, reports news, and returns the result
+
+
+def extension(name: str) -> Mapping[type[Job[Any]], Work]:
+    """Return what does the jobs of an extension, those whose command begins with `name`; raise NotFound."""
+    from importlib.metadata import entry_points  # takes long
+
+    for each in entry_points(group="honed.jobs", name=name):
+        found: Mapping[type[Job[Any]], Work] = each.load()
+        return found
+    raise NotFound(f"the jobs of {name} are in an extension that is not installed: apt install honed-{name}")
 
 
 def parse(arguments: Sequence[str], about: str) -> Job[Any]:
@@ -313,10 +280,14 @@ def parse(arguments: Sequence[str], about: str) -> Job[Any]:
 
     Exits with status 2 where the command line is invalid, and raises InvalidArgument for an invalid shape.
     """
+    kinds = JOBS
+    if arguments and arguments[0].isidentifier() and arguments[0] not in {job.command[0] for job in JOBS}:
+        with suppress(NotFound):
+            kinds = (*JOBS, *extension(arguments[0]))
     parser = argparse.ArgumentParser(prog="python -m honed.tuner", description=about)
     top = parser.add_subparsers(required=True, metavar="COMMAND")
     groups = {"": top}
-    for job in JOBS:
+    for job in kinds:
         group = " ".join(job.command[:-1])
         if group not in groups:
             groups[group] = top.add_parser(group).add_subparsers(required=True, metavar="COMMAND")
@@ -363,6 +334,14 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
 
 
+def _setting(text: str) -> tuple[str, str]:
+    """Return the name and the value of a setting from NAME=VALUE; raise InvalidArgument for other text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidArgument(f"--setting {text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
 def _sizes(text: str) -> ObservedSizes:
     """Return the sizes of a partition, by its number, from PART:100,7; raise InvalidArgument."""
     part, colon, sizes = text.partition(":")
@@ -377,6 +356,7 @@ def _sizes(text: str) -> ObservedSizes:
 # Options that may be given again: how one is read, and what all of them are put into.
 _REPEATED: Mapping[str, tuple[Callable[[str], Any], Callable[[Iterable[Any]], Any]]] = {
     "shapes": (shape, dict),
+    "settings": (_setting, dict),
     "sizes": (_sizes, tuple),
 }
 
@@ -395,7 +375,10 @@ def _texts(flag: str, value: Any) -> list[str]:
     if isinstance(value, tuple):
         return [f"{flag}={each.part}:{','.join(map(str, each.sizes))}" for each in value]
     if isinstance(value, Mapping):
-        return [f"{flag}={name}={','.join(map(str, shape))}" for name, shape in value.items()]
+        return [
+            f"{flag}={name}={each if isinstance(each, str) else ','.join(map(str, each))}"
+            for name, each in value.items()
+        ]
     return [f"{flag}={value:.12g}" if isinstance(value, float) else f"{flag}={value}"]
 
 

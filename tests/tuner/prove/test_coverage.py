@@ -18,7 +18,7 @@ from honed.runtime.compiled import modelfile
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.prove.probes import Expected, choose, of_values
-from tests.tuner.test_compile import planted
+from tests.tuner.compiler.test_compile import planted
 
 
 def model(text: str, opset: int = 17) -> onnx.ModelProto:

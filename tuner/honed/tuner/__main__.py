@@ -51,7 +51,7 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
     """Do a job."""
     if job.memory_mib:
         limit_data(job.memory_mib << 20)
-    do = _WORK[type(job)]
+    do = _WORK.get(type(job)) or commands.extension(job.command[0])[type(job)]
     try:
         if isinstance(do, str):
             module, _, name = do.partition(":")
@@ -196,11 +196,7 @@ _WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
     commands.Import: ".records_command:import_",
     commands.ShowHistory: ".records_command:history",
     commands.ListFaults: ".records_command:faults",
-    commands.Learn: "honed.learn:learn",
     commands.Demo: _demo,
-    commands.FarmScheduler: "honed.farm.jobs:scheduler",
-    commands.FarmWorker: "honed.farm.jobs:worker",
-    commands.FarmCertificates: "honed.farm.jobs:certificates",
 }
 
 

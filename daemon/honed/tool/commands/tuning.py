@@ -329,17 +329,23 @@ def _file_job(arguments: argparse.Namespace) -> Tune:
         precision=arguments.precision,
         calibration=arguments.calibration,
         output=arguments.output,
-        bench=arguments.bench,
-        bench_root=arguments.bench_root,
     )
 
 
 def _job(arguments: argparse.Namespace, file: Path) -> Tune:
     """Of this file: who measures and for how long, and where what is found is kept."""
+    bench = arguments.bench
+    if arguments.farm is not None:
+        instrument = "farm"
+        settings = {"url": arguments.farm, "certificates": certificates(arguments), "bench": bench}
+    else:
+        instrument, settings = "bench", {"device": bench, "root": arguments.bench_root}
     return Tune(
         file=file,
-        farm=arguments.farm,
-        certificates=certificates(arguments) if arguments.farm is not None else None,
+        # The history of a bench is not that of a served model.
+        name=None if bench is None else f"{file.stem} ({bench}, predicted)",
+        instrument=instrument,
+        settings={name: str(value) for name, value in settings.items() if value is not None},
         device=arguments.device,
         records=_records(arguments),
         cache_dir=places(os.environ, os.geteuid()).cache_dir,

@@ -10,8 +10,8 @@ from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
+from honed.process.forked import Forked
 from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model

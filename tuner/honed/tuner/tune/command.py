@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from .session import Emit, SearchBudget, TuningSession
 from .task import CUT, Found, TaskState
 
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
-_BY_FARM = (
+_BY_OTHERS = (
     "measured on {device} by the farm, kernel by kernel: {gained}; the whole model is "
     "compared where it is added"
 )
@@ -47,10 +48,10 @@ def publish(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
 
     On a bench no answer was checked, and by a farm a model is compared where it is added.
     """
-    if not (job.bench or job.farm):
+    if job.instrument is None:
         return _measured(job, emit, run)
     outcome = Publication(
-        sentence=(_PREDICTED if job.bench else _BY_FARM).format(
+        sentence=(_BY_OTHERS if run.instrument.answers else _PREDICTED).format(
             device=run.profile.identity.name, gained=_gained(run.session)
         )
     )
@@ -147,7 +148,7 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
             run.session.stop()
         run.session.run(_extraction(job, run), SearchBudget(trials=job.trials, seconds=job.seconds))
         run.search.close()
-        if not (job.bench or job.farm):  # of no device that serves
+        if job.instrument is None:  # of a device that serves
             emit(events.Totals(tuning=run.records.figures()))
         return _result(run.session, publish(job, emit, run))
 
@@ -178,10 +179,8 @@ def _stoppable() -> Iterator[_Stop]:
 
 
 def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSession:
-    name = job.name or job.file.stem
     return OpenedSession(
-        # The history of a bench is not that of a served model.
-        f"{name} ({job.bench}, predicted)" if job.bench else name,
+        job.name or job.file.stem,
         device=job.device,
         records=job.records,
         cache_dir=job.cache_dir,
@@ -193,20 +192,19 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSessi
 
 
 def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None:
-    """Return what opens an instrument of an extension, to judge candidates instead of this machine's device.
-
-    Return None where neither a farm nor a bench is asked for.
-    """
-    if not (job.farm or job.bench):
+    """Return what opens the extension's instrument that is asked for, or None."""
+    if job.instrument is None:
         return None
+    missing = f"a {job.instrument}"
     try:
-        module = importlib.import_module("honed.farm.measurer" if job.farm else "honed.valhall.bench")
+        for each in entry_points(group="honed.instruments", name=job.instrument):
+            return partial(each.load(), job)
     except ModuleNotFoundError as error:
-        raise NotFound(
-            f"a farm needs {error.name}, which is not installed; install honed-farm (apt install honed-farm, "
-            "or pip install 'honed[farm]')"
-        ) from error
-    return lambda tell: module.instrument(job, tell)
+        missing = str(error.name)
+    raise NotFound(
+        f"{missing} is not installed; install honed-farm (apt install honed-farm, or pip install "
+        "'honed[farm]')"
+    )
 
 
 def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], Found]:

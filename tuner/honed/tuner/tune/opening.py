@@ -68,7 +68,7 @@ class OpenedSession:
             instrument = elsewhere(tell)
         else:
             instrument = on_device(device, cache_dir, limits, kernel_log(tell))
-        self.spec, self._keep_peaks = instrument.spec, instrument.keep_peaks
+        self.spec, self._keep_peaks, self.instrument = instrument.spec, instrument.keep_peaks, instrument
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
         self.records = _open_records(records, setup, instrument.yardstick, emit)

@@ -25,8 +25,8 @@ import tvm
 from tvm.target import Target
 
 from honed.jobs.events import Ranking
-from honed.machine.forked import Forked
 from honed.machine.profile import DeviceProfile
+from honed.process.forked import Forked
 from honed.process.rpc import Server, by_name, connect
 from honed.protocol.errors import HonedError, Internal, InvalidArgument, ModelRefused
 from honed.tuner.compiler.schedules import first_kernels

@@ -176,8 +176,10 @@ def test_a_model_is_tuned_by_a_farm(
         board.hear_until("in the farm at")
     model, records, output = tuning.write_model(tmp_path / "m.onnx"), tmp_path / "r.sqlite", tmp_path / "o"
     command = [sys.executable, "-m", "honed.tuner", "tune", str(model), f"--records={records}"]
-    command += [f"--cache-dir={cache_dir}", f"--farm={farm.url}", "--trials=10", f"--output={output}"]
-    command += [f"--certificates={farm.certificates / 'pc'}", f"--device={device.profile.identity.name}"]
+    command += [f"--cache-dir={cache_dir}", "--trials=10", f"--output={output}"]
+    command += ["--instrument=farm", f"--setting=url={farm.url}"]
+    command += [f"--setting=certificates={farm.certificates / 'pc'}"]
+    command += [f"--device={device.profile.identity.name}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     events: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["event"] == "done"

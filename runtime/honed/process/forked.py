@@ -1,4 +1,4 @@
-"""Work shared out to forked processes, which inherit what it is done with."""
+"""Work shared out to forked processes, which inherit what cannot be sent: functions and tools of TVM."""
 
 from __future__ import annotations
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from honed.farm.certificates import issue
+from tests.tuner.conftest import _kept_kernels
 
 from .running import RunningFarm
+
+__all__ = ["_kept_kernels"]
 
 
 @pytest.fixture(scope="session")

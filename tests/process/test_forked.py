@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 import psutil
 import pytest
 
-from honed.machine.forked import OWN_MIB, Forked
+from honed.process.forked import OWN_MIB, Forked
 
 TOOLS = {"twice": lambda number: 2 * number}  # not to be pickled: it is inherited
 
@@ -65,7 +65,7 @@ def test_a_process_that_ends_is_told() -> None:
 
 def test_they_end_with_a_parent_that_is_killed() -> None:
     code = (
-        "import time; from tests.tuner.test_forked import TOOLS, Forked, twice\n"
+        "import time; from tests.process.test_forked import TOOLS, Forked, twice\n"
         "forked = Forked(2, TOOLS); forked.begin(twice, 1).result(); print('up', flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -28,7 +28,7 @@ from honed.tuner.frontend import Normalised
 from honed.tuner.prove import discontinuities, probes
 from honed.tuner.prove.confined import DEFAULT_LIMITS
 from honed.tuner.prove.inputs import generate
-from tests.tuner.test_compile import planted
+from tests.tuner.compiler.test_compile import planted
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -19,11 +19,11 @@ from honed.tuner.records.verdict import Outcome
 from honed.valhall.compiler import Dump
 from tests.daemon.conftest import small_model
 from tests.daemon.running import IDLE, Service, serving, wait_for
+from tests.extensions.valhall.conftest import dump, source
+from tests.extensions.valhall.test_bench import OneProgram
+from tests.extensions.valhall.test_bench import candidate as known
+from tests.extensions.valhall.test_bench import workload as sums
 from tests.tuner.liars import honest
-from tests.tuner.valhall.conftest import dump, source
-from tests.tuner.valhall.test_bench import OneProgram
-from tests.tuner.valhall.test_bench import candidate as known
-from tests.tuner.valhall.test_bench import workload as sums
 
 __all__ = ["dump", "small_model", "source", "sums"]  # fixtures
 pytestmark = [pytest.mark.service, pytest.mark.opencl]

@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from honed.machine.devices import Device
 from honed.tuner.lower.printer.library import CIRCULAR, definitions
-from tests.tuner.printer.test_printer import lowered, over, placeholders, run, scheduled
+from tests.tuner.lower.printer.test_printer import lowered, over, placeholders, run, scheduled
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 

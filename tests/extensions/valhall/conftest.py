@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from honed.valhall.compiler import Dump
+from tests.tuner.conftest import _kept_kernels
+
+__all__ = ["_kept_kernels"]
 
 HERE = Path(__file__).parent
 
