@@ -9,9 +9,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from honed.daemon.config import Config
 from honed.daemon.core import messages
 from honed.daemon.core.engines import comparable
 from honed.daemon.core.machine import Machine
@@ -34,6 +33,9 @@ from .in_flight import InFlightRequests
 from .loader import VersionComparer
 from .notes import write
 from .selection import choose, compare_again
+
+if TYPE_CHECKING:
+    from honed.daemon.config import Config
 
 _log = logging.getLogger(__name__)
 
