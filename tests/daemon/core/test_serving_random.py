@@ -413,7 +413,7 @@ class Serving(RuleBasedStateMachine):
         assert not world.outstanding
         for model in world.models.all():
             assert model.state is State.READY or model.reason
-            assert model.at_home or "which fails" in model.away
+            assert model.at_home or "which fails" in model.away or model.isolated
         assert {manifest.name: manifest for manifest in world.models.manifests()} == world.disk
         again = World(self.fallback, world.disk, world.numbers, cpu=self.cpu)
         again.settle()
@@ -428,6 +428,7 @@ class Serving(RuleBasedStateMachine):
         world.settle()
         for model in world.models.all():
             assert not model.isolated, "what was blamed comes back by itself"
+            assert model.at_home or "which fails" in model.away
             assert (
                 model.state is State.READY or "wrong answers" in model.reason or "unavailable" in model.reason
             )

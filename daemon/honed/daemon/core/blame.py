@@ -225,7 +225,10 @@ def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
             deployment.state, deployment.reason, deployment.again = before.state, before.reason, before.again
     for ticket in waiting:
         ticket.isolated &= other.isolating
-        other.queue.retry(ticket)
+        if other.phase is Phase.FAILED:
+            core.act(Refuse(ticket.number, Unavailable(f"the worker does not start ({other.reason})")))
+        else:
+            other.queue.retry(ticket)
     core.unload_unused(left.name, model.key_on(left.name))
     if other.name in model.deployments and not model.deployments[other.name].resting:
         wake(core, other)
