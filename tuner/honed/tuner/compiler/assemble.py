@@ -29,7 +29,6 @@ from honed.runtime.compiled.model import (
 from honed.tuner.frontend import Normalised, TensorSpec
 from honed.tuner.graph import passes_behind
 from honed.tuner.lower.module import LoweredModel
-from honed.tuner.lower.plan import Plan
 from honed.tuner.prove.probes import Expected
 
 from .partition import Cut
@@ -49,7 +48,9 @@ def assemble(
 
     Raises Internal where the model breaks a rule of the format, which is a fault of the compiler.
     """
-    parts, probed = _files(cut), _arrays(expected, normalised)
+    cut_out = cut.parts if cut is not None else ()
+    parts = [np.frombuffer(part.model.SerializeToString(), np.uint8) for part in cut_out]
+    probed = _arrays(expected, normalised)
     plan = lowered.plan(profile, [*parts, *probed])
     probes, known = len(plan.buffers) - len(probed), _operators(normalised)
     model = strict.copy_fields(
@@ -61,7 +62,11 @@ def assemble(
         device=replace(profile, peaks=None),
         inputs=_tensors(normalised.inputs, plan.input_buffers),
         outputs=_tensors(normalised.outputs, plan.output_buffers),
-        parts=_parts(known, plan),
+        parts=tuple(
+            Part(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
+            for c in plan.calls
+            if c.operators
+        ),
         views=tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views),
         proof=_proof(expected, normalised, probes) if expected is not None else None,
         split=_split(cut, probes - len(parts)),
@@ -86,20 +91,6 @@ def _operators(normalised: Normalised) -> dict[str, Operator]:
         for node in normalised.model.graph.node
         for value in node.output
     }
-
-
-def _parts(known: Mapping[str, Operator], plan: Plan) -> tuple[Part, ...]:
-    return tuple(
-        Part(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
-        for c in plan.calls
-        if c.operators
-    )
-
-
-def _files(cut: Cut | None) -> list[np.ndarray]:
-    """Return the ONNX files of the partitions, as constants."""
-    parts = cut.parts if cut is not None else ()
-    return [np.frombuffer(part.model.SerializeToString(), np.uint8) for part in parts]
 
 
 def _split(cut: Cut | None, first: int) -> Split | None:

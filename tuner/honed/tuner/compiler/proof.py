@@ -238,7 +238,13 @@ class Prover:
         if self.half or self.in_parts:
             return replace(tried, unproven="" if tried.wrong else unproven)
         tell(done + 0.05, f"compare part by part on {name}")
-        apart = self._by_parts(lowered, self.device, first)
+        apart, device = self.quantised, self.device
+        # Parts are not compiled by themselves where all steps quantise and each call that is served is right:
+        # the reference evaluates them, once they are normalised.
+        if apart is None or apart.wrong is not None or not self._calls_are_right(lowered, device):
+            apart = self._judged(
+                lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
+            )
         if apart is None or apart.wrong is not None:
             return replace(tried, apart=apart, unproven="" if apart or tried.wrong else unproven)
         if not tried.wrong:
@@ -281,21 +287,6 @@ class Prover:
         notes = (*self.source.notes, *lowered.notes, *expected.notes, *more)
         source = replace(self.source, notes=notes)
         return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
-
-    def _by_parts(
-        self, lowered: LoweredModel, device: Device, first: First
-    ) -> discontinuities.ProofByParts | None:
-        """Return a proof part by part; None where there is none.
-
-        The parts are compiled by themselves. They need not be where all steps quantise and each call that is
-        served is right: then the reference evaluates the parts, once they are normalised.
-        """
-        found = self.quantised
-        if found is not None and found.wrong is None and self._calls_are_right(lowered, device):
-            return found
-        return self._judged(
-            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes)
-        )
 
     def _judged(self, run: discontinuities.Run) -> discontinuities.ProofByParts | None:
         return discontinuities.judge(

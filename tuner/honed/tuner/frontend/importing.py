@@ -48,7 +48,8 @@ def import_named(normalised: Normalised) -> ImportedModule:
     builder = relax.BlockBuilder()
     values: dict[str, Any] = {}
     for tensor in graph.initializer:
-        values[tensor.name] = _constant(numpy_helper.to_array(tensor))
+        array = numpy_helper.to_array(tensor)
+        values[tensor.name] = relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
     params = []
     for index, info in enumerate(graph.input):
         kind = info.type.tensor_type
@@ -64,10 +65,6 @@ def import_named(normalised: Normalised) -> ImportedModule:
         builder.emit_func_output(result)
     names = {values[node.output[0]]: str(node.output[0]) for node in graph.node}
     return ImportedModule(builder.get(), names)
-
-
-def _constant(array: np.ndarray) -> Any:
-    return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
 
 
 def _dtype(element: int) -> str:

@@ -229,7 +229,8 @@ def spread(records: Records, setup: Setup) -> Iterator[TuningRecord]:
     """
     ranked: dict[str, list[tuple[float, str]]] = {}
     for found in _judged(records, setup):
-        ranked.setdefault(found.workload, []).append((_seconds(found), found.trace_sha256))
+        seconds = found.timing.fair_s if found.outcome is Stored.RIGHT and found.timing else math.inf
+        ranked.setdefault(found.workload, []).append((seconds, found.trace_sha256))
     each = min(SPREAD, max(LEAST_SPREAD, MOST_SPREAD // max(1, len(ranked))))
     kept = {
         (workload, trace) for workload, all_ in ranked.items() for _, trace in _evenly(sorted(all_), each)
@@ -243,10 +244,6 @@ def _judged(records: Records, setup: Setup) -> Iterator[TuningRecord]:
         for found in records.finished(setup)
         if found.outcome is not Stored.ABANDONED and not source_of(found.measured_by)
     )
-
-
-def _seconds(found: TuningRecord) -> float:
-    return found.timing.fair_s if found.outcome is Stored.RIGHT and found.timing else math.inf
 
 
 def _evenly(ranked: list[tuple[float, str]], most: int) -> list[tuple[float, str]]:
