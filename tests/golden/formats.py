@@ -95,10 +95,31 @@ def plain_of(kind: Any, **options: bool) -> Entry:
     return plain, lambda: strict.to_plain(strict.from_plain(kind, plain, where="sample"), **options)
 
 
+# Of a manifest, as samples are numbered.
+MANIFEST = (
+    "name", "added", "compiled", "history", "sources", "shapes", "precision", "device", "placed", "interface",
+    "wanted", "chosen", "why", "by_hand", "times", "pinned_engine", "awaits_compiler", "state", "owner",
+    "settings", "optimisation", "raced",
+)  # fmt: skip
+
+
+def manifest() -> Entry:
+    """Return the entry of a manifest, in which the decision between engines has no place of its own."""
+    hints = typing.get_type_hints(store.Manifest) | typing.get_type_hints(store.EngineDecision)
+    values = {name: sample(hints[name], n, (store.Manifest,)) for n, name in enumerate(MANIFEST, 1)}
+    decision = {each.name: values.pop(each.name) for each in dataclasses.fields(store.EngineDecision)}
+    plain = store.to_plain(store.Manifest(**values, decision=store.EngineDecision(**decision)))
+
+    def ordered(plain: dict[str, Any]) -> dict[str, Any]:
+        return {name: plain[name] for name in MANIFEST if name in plain}
+
+    return ordered(plain), lambda: ordered(store.to_plain(store.from_plain(plain, "sample")))
+
+
 def stored() -> dict[str, Entry]:
     """Return what the service, the tuner and the hub store as JSON, and profiles, by format."""
     return {
-        "manifest": plain_of(store.Manifest),
+        "manifest": manifest(),
         "usage": plain_of(usage._Saved),
         "latencies": plain_of(latencies.Curves),
         "apps": plain_of(user_models.Shares),

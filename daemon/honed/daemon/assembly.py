@@ -44,7 +44,7 @@ from .observe.latencies import Keeper
 from .observe.usage import UsageLog
 from .serving.commits import Commits
 from .serving.loader import VersionComparer
-from .serving.pool import Pool
+from .serving.pool import EngineSettings, Pool
 from .settings.places import records_in
 from .store.inspect import Inspector
 from .store.store import Store
@@ -92,7 +92,10 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
     ledger = await in_thread(
         UsageLog, places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
     )
-    pool = Pool(config, registry, store, commits, inspector, curves.latencies)
+    settings = EngineSettings(
+        service=places, limits=limits, cpu=config.cpu, user_mib=config.apps.memory_mib, policy=policy
+    )
+    pool = Pool(settings, registry, store, commits, inspector, curves.latencies)
     changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
     return Base(
         config=config,

@@ -41,7 +41,7 @@ def without_raced_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[st
             "--device %s` puts it there",
             manifest.name, manifest.device, manifest.name, manifest.device,
         )  # fmt: skip
-        return dataclasses.replace(placed, compiled=None, chosen="", why="", times=None)
+        return dataclasses.replace(placed, compiled=None).decided(chosen="", why="", times=None)
 
     return {name: on_default(manifest) for name, manifest in models.items()}
 
@@ -124,10 +124,10 @@ def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
     if manifest.interface is None or pool.cpu is None:
         pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
         return False
-    bare = dataclasses.replace(manifest, compiled=None, why=reason)
+    bare = dataclasses.replace(manifest, compiled=None).decided(why=reason)
     if manifest.owner is not None:
         _log.error("damaged: %s: %s", manifest.name, reason)
-        bare = dataclasses.replace(bare, why="", chosen="", times=None)
+        bare = bare.decided(why="", chosen="", times=None)
     pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
     return manifest.owner is not None
 

@@ -33,7 +33,7 @@ from honed.daemon.features.reselection import EngineReselection
 from honed.daemon.serving.selection import choose, compare, unfinished
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
-from honed.daemon.store.store import EngineTimes, Manifest, Store, begin
+from honed.daemon.store.store import EngineDecision, EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
 from honed.daemon.worker.calls import ComparedTurn
 from honed.daemon.worker.supervisor import WorkerDied
@@ -469,8 +469,7 @@ def stored_as_slower(state: Path, folder: Path) -> str:
         interface=Interface(
             inputs=ends, outputs=(dataclasses.replace(ends[0], name="y"),), opset=17, producer=""
         ),
-        chosen="cpu",
-        why="it was slower",
+        decision=EngineDecision(chosen="cpu", why="it was slower"),
     )
     store = Store(state)
     store.open()
@@ -632,10 +631,11 @@ def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
             opset=17,
             producer="",
         ),
-        why="it is not compiled: the compiler is not installed",
-        awaits_compiler=True,
+        decision=EngineDecision(
+            why="it is not compiled: the compiler is not installed", awaits_compiler=True
+        ),
     )
-    assert not unfinished(dataclasses.replace(manifest, awaits_compiler=False), "fastest")
+    assert not unfinished(manifest.decided(awaits_compiler=False), "fastest")
     store = Store(tmp_path / "state")
     store.open()
     store.commit(manifest, [(source, path)])
@@ -751,7 +751,7 @@ class _Rechoosing:
     def __init__(self) -> None:
         self.compared = 0
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
-        self.entry = SimpleNamespace(name="m", manifest=SimpleNamespace(times=times))
+        self.entry = SimpleNamespace(name="m", manifest=SimpleNamespace(decision=EngineDecision(times=times)))
         self.pool = SimpleNamespace(comparable=lambda _: True, compared=self._compared, handle=lambda _: None)
         self.rechoice = EngineReselection(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),
@@ -776,7 +776,7 @@ def test_engines_are_compared_again_in_idle_time_and_ever_more_seldom(
             asyncio.run(cast(Any, work.run()))
             done.append(now)
     assert done == [0.0, 60.0, 180.0, 420.0, 900.0, 1860.0, 3780.0, 7380.0]
-    world.entry.manifest.times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0)
+    world.entry.manifest.decision.times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0)
     now += 1e6
     assert world.rechoice.background(idle=True) is None
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
-from honed.daemon.store.store import Manifest, Store, begin
+from honed.daemon.store.store import EngineDecision, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
 from honed.runtime import Client
 from honed.runtime.compiled import modelfile
@@ -296,8 +296,7 @@ def stored_with_a_slower_variant(state: Path, folder: Path) -> str:
         compiled=compiled,
         history=begin(compiled, schedules="slow", why="asked for", now=1.0),
         shapes={"x": (spin.SIZE,)},
-        chosen="cpu",
-        why="it was slower",
+        decision=EngineDecision(chosen="cpu", why="it was slower"),
     )
     store = Store(state)
     store.open()

@@ -169,7 +169,7 @@ class World:
             case do.Compare(model):
                 assert self.has_cpu
                 assert model.compiled is not None
-                assert not model.manifest.pinned_engine, "there is nothing to choose"
+                assert not model.manifest.decision.pinned_engine, "there is nothing to choose"
                 assert model.number not in {compare.model.number for compare in self.compares}
                 self.compares.append(action)
             case do.FallBack(name, left, served):
@@ -309,10 +309,8 @@ class World:
         proof = self.prove("gpu", key)
         if proof is not None:
             history = begin(stored(key), schedules=key, why="added", now=self.now)
-            kept = dataclasses.replace(
-                model.manifest, compiled=stored(key), history=history, chosen=chosen, why="compared"
-            )
-            self.disk[name] = kept
+            kept = dataclasses.replace(model.manifest, compiled=stored(key), history=history)
+            self.disk[name] = kept.decided(chosen=chosen, why="compared")
             self.persists = [each for each in self.persists if each.model.name != name]
             if not stored_only:
                 self.serve(kept, proof)
@@ -330,7 +328,8 @@ class World:
         )
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, device=device, runtime=runtime)
         self.tell(told.EngineChosen(model=number, engine=chosen, why="compared", times=times))
-        assert not (compare.model.manifest.pinned_engine and compare.model.manifest.why == "compared")
+        decision = compare.model.manifest.decision
+        assert not (decision.pinned_engine and decision.why == "compared")
 
     def pin_engine(self, name: str, engine: str) -> None:
         """By hand; "" lets it go."""

@@ -59,7 +59,7 @@ def test_a_request_whose_variant_breaks_is_answered_by_the_cpu_engine(world: Wor
     assert request is not None
     assert world.answers[request] is None
     assert world.models.get(VARIANT).on_cpu
-    assert world.models.get(VARIANT).manifest.chosen == "cpu"
+    assert world.models.get(VARIANT).manifest.decision.chosen == "cpu"
 
 
 def test_one_that_rests_is_removed_like_any(world: World) -> None:

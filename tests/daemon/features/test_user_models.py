@@ -17,6 +17,7 @@ from honed.daemon.features import user_models
 from honed.daemon.features.user_models import AppsSettings, Receiver, Shares, UserModels
 from honed.daemon.settings import places
 from honed.daemon.store.files import StoredFile
+from honed.daemon.store.store import EngineDecision
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
 from honed.protocol.params import BringParams
 
@@ -39,7 +40,7 @@ class Jobs:
         await self.ends.wait()
         self.ends.clear()
         if manifest.name not in self.stopped:
-            manifest.why = "compiled"
+            manifest.decision.why = "compiled"
         else:
             self.stopped.remove(manifest.name)
 
@@ -55,9 +56,7 @@ def entry(name: str, owner: int | None, added: float) -> Any:
         owner=owner,
         added=added,
         compiled=None,
-        why="",
-        awaits_compiler=False,
-        wanted="fastest",
+        decision=EngineDecision(wanted="fastest"),
         for_app=False,
     )
     return SimpleNamespace(name=name, manifest=manifest, on_cpu=True)
@@ -100,7 +99,7 @@ def test_users_take_turns_and_administrators_come_first(monkeypatch: pytest.Monk
         jobs.adding = 1
         await until(lambda: jobs.stopped_in_all == 1)
         await until(lambda: running.shares.spent)
-        assert mine[0].manifest.why == "", "it was interrupted"
+        assert mine[0].manifest.decision.why == "", "it was interrupted"
         jobs.adding = 0
         await until(lambda: len(jobs.begun) == 2)
         assert jobs.begun[1] == "modest", "who had nothing of the day comes before who had something"

@@ -355,7 +355,10 @@ def test_what_honed_0_1_put_on_the_processor_beside_a_gpu_is_compiled_anew(store
         dataclasses.replace(serving_world.given("m"), compiled=stored("k"), raced="Mali; PoCL")
         for _ in range(2)
     )
-    models = {"here": here, "there": dataclasses.replace(there, device="cpu", chosen="gpu", why="faster")}
+    models = {
+        "here": here,
+        "there": dataclasses.replace(there, device="cpu").decided(chosen="gpu", why="faster"),
+    }
     models["asked"] = dataclasses.replace(here, raced=None, device="cpu")
     found = without_raced_devices(cast(Any, SimpleNamespace(cpu=object())), models)
     assert (found["here"].compiled, found["here"].raced) == (stored("k"), None)

@@ -24,7 +24,7 @@ from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_own
-from honed.daemon.store.store import Manifest, begin, new_version
+from honed.daemon.store.store import EngineDecision, Manifest, begin, new_version
 from honed.daemon.store.versions import NO_HISTORY, VersionHistory, succeed, timed
 from honed.protocol import strict
 from honed.protocol.errors import (
@@ -45,8 +45,7 @@ from .staging import Staged, copies, stage
 
 # What a manifest says of engines, which is found out once the model is served.
 _ENGINE_FIELDS: Final = (
-    "interface", "chosen", "why", "by_hand", "times", "pinned_engine", "awaits_compiler", "optimisation",
-    "raced",
+    "interface", "decision", "by_hand", "optimisation", "raced",
 )  # fmt: skip
 
 
@@ -64,7 +63,7 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         sources=tuple(source for source, _ in staged.sources),
         device=before.device if before is not None else "",
         placed=before.placed if before is not None else "",
-        wanted=wanted,
+        decision=EngineDecision(wanted=wanted),
         settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
     )
     if replaced is not None and replaced.manifest.source_key == manifest.source_key:
@@ -87,7 +86,6 @@ def made_manifest(
     manifest = strict.copy_fields(
         Manifest,
         staged,
-        "wanted",
         *_ENGINE_FIELDS,
         name=name,
         added=now if restored is None else restored.added,
@@ -115,10 +113,7 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
     return dataclasses.replace(
         manifest,
         interface=before.interface,
-        wanted=before.wanted,
-        chosen=before.chosen,
-        why=before.why,
-        pinned_engine=before.pinned_engine,
+        decision=dataclasses.replace(before.decision, times=None, awaits_compiler=False),
         state=before.state,
         optimisation=before.optimisation,
     )
@@ -257,12 +252,12 @@ class AddRequest:
             launches=0,
             engine="cpu",
             engine_name=ENGINE_NAMES["cpu"],
-            engine_why=manifest.why or "it is being compiled",
+            engine_why=manifest.decision.why or "it is being compiled",
         )
 
     def added(self, model: Compiled, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
         """Return the result for a model that has a compiled form."""
-        engine = "cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine
+        engine = "cpu" if manifest is not None and manifest.decision.chosen == "cpu" else model.engine
         return ModelAdded(
             model_name=self._name,
             sha256=sha256,
@@ -272,7 +267,7 @@ class AddRequest:
             launches=model.launches,
             engine=engine,
             engine_name=ENGINE_NAMES[engine],
-            engine_why=manifest.why if manifest is not None else "",
+            engine_why=manifest.decision.why if manifest is not None else "",
         )
 
 
@@ -379,7 +374,7 @@ class ModelInstaller:
             proof = await change.load(cpu, manifest.source_key, staged.given)
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":
-                manifest = dataclasses.replace(manifest, chosen="cpu", why="the CPU engine was asked for")
+                manifest = manifest.decided(chosen="cpu", why="the CPU engine was asked for")
             # Compiling needs the files where they are.
             await self._enter(change, manifest, None, proof, await in_thread(copies, staged))
         except MissingFiles:
@@ -433,7 +428,7 @@ class ModelInstaller:
         given: Manifest,
     ) -> ModelAdded:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
-        if given.why and not given.awaits_compiler:
+        if given.decision.why and not given.decision.awaits_compiler:
             return job.result(given)
         # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
         staged = dataclasses.replace(staged, foreground=False)
@@ -443,7 +438,7 @@ class ModelInstaller:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
             waits = not places.compiler() or isinstance(error, Unavailable)
-            given = dataclasses.replace(given, why=why, awaits_compiler=waits)
+            given = given.decided(why=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
                 await change.alter(served, Explained(model=served.number, why=why, awaits_compiler=waits))
@@ -488,7 +483,9 @@ class ModelInstaller:
         waiting = [
             manifest
             for manifest in self._registry.manifests()
-            if manifest.awaits_compiler and manifest.owner is None and unfinished(manifest, self._policy)
+            if manifest.decision.awaits_compiler
+            and manifest.owner is None
+            and unfinished(manifest, self._policy)
         ]
         if waiting and self._resuming is None:
             self._resuming = asyncio.ensure_future(self._resume_all(waiting))
@@ -578,7 +575,7 @@ class ModelInstaller:
         await self._enter(change, manifest, made.model, made.proof, files)
         change.report("load", 1.0)
         key, on = made.file.sha256[:12], made.server.shown
-        _log.info("model %s (%s) is compiled for %s. %s", change.name, key, on, manifest.why)
+        _log.info("model %s (%s) is compiled for %s. %s", change.name, key, on, manifest.decision.why)
         return made
 
     async def _with_choice(
@@ -587,18 +584,19 @@ class ModelInstaller:
         """Say in the manifest which engine is to serve."""
         if given.for_app:  # which compares by itself
             us = await made.server.loader.own_us(made.file.sha256)
-            manifest = dataclasses.replace(
-                manifest, interface=given.interface, wanted=given.wanted, pinned_engine=given.pinned_engine
+            decision = EngineDecision(
+                wanted=given.decision.wanted, chosen="gpu", pinned_engine=given.decision.pinned_engine
             )
-            return dataclasses.replace(manifest, chosen="gpu", history=timed(manifest.history, us))
+            history = timed(manifest.history, us)
+            return dataclasses.replace(
+                manifest, interface=given.interface, decision=decision, history=history
+            )
         cpu = self._pool.cpu_for(given.owner)
         assert cpu is not None
         change.report("load", BUILT, "comparing engines")
         manifest = dataclasses.replace(
             manifest,
             interface=given.interface,
-            wanted=given.wanted,
-            pinned_engine=given.pinned_engine,
             optimisation=await self._checks.done(given),  # before it is timed
         )
         key = given.source_key
@@ -607,7 +605,13 @@ class ModelInstaller:
         else:
             change.keep(cpu, key)
         choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner)
-        return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
+        return manifest.decided(
+            wanted=given.decision.wanted,
+            pinned_engine=given.decision.pinned_engine,
+            chosen=choice.engine,
+            why=choice.why,
+            times=choice.times,
+        )
 
     async def _enter(
         self,

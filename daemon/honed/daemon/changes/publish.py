@@ -185,8 +185,8 @@ class Publisher:
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
         apart = self.pool.version_comparer(entry) is not None
-        if cpu is None or apart or "cpu" in (manifest.pinned_engine, manifest.wanted):
-            return EngineChoice("cpu", manifest.why)
+        if cpu is None or apart or "cpu" in (manifest.decision.pinned_engine, manifest.decision.wanted):
+            return EngineChoice("cpu", manifest.decision.why)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
     def _succession(
@@ -210,8 +210,8 @@ class Publisher:
         if choice is None:
             return SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
         # It was compared with all there is; no trial of it would tell more.
-        manifest = dataclasses.replace(
-            manifest, history=settle(history), chosen=choice.engine, why=choice.why, times=choice.times
+        manifest = dataclasses.replace(manifest, history=settle(history)).decided(
+            chosen=choice.engine, why=choice.why, times=choice.times
         )
         by_cpu = choice.engine == "cpu"
         return Added(manifest=manifest, compiled=model, home=entry.device, proof=proof, cpu=by_cpu)
@@ -244,7 +244,7 @@ class Publisher:
                     await change.alter(entry, Pinned(entry.number, params.version != 0))
         entry = self.registry.get(params.name)
         history = entry.manifest.history
-        engine = entry.manifest.pinned_engine
+        engine = entry.manifest.decision.pinned_engine
         return results.VersionPinned(
             version=history.number,
             pinned=history.pinned,
@@ -304,7 +304,7 @@ class Publisher:
         why, manifest = f"the engine {ENGINE_NAMES[engine]} was pinned", entry.manifest
         if engine == "gpu":
             if entry.compiled is None:
-                reason = manifest.why or entry.reason or "it is being compiled"
+                reason = manifest.decision.why or entry.reason or "it is being compiled"
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
             await change.load_stored(self.pool.device_of(entry), manifest, entry.key)
             return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
@@ -323,16 +323,16 @@ class Publisher:
         are compared again.
         """
         manifest = entry.manifest
-        wanted = manifest.wanted or self.policy
-        if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
-            choice = choose(manifest.times, manifest.owner)
+        wanted = manifest.decision.wanted or self.policy
+        if wanted == "fastest" and manifest.decision.times is not None and entry.compiled is not None:
+            choice = choose(manifest.decision.times, manifest.owner)
             return EngineChosen(model=entry.number, engine=choice.engine, why=choice.why, pinned="")
         if wanted == "fastest":
-            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.why
+            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.decision.why
         else:
             engine, why = wanted, f"the engine {ENGINE_NAMES[wanted]} was asked for"
         if engine == "gpu" and entry.compiled is None:
-            engine, why = "cpu", manifest.why
+            engine, why = "cpu", manifest.decision.why
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
 
 

@@ -14,7 +14,6 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ModelRefused, Unavailable
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ObservedSizes
-from honed.runtime.compiled import modelfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,5 +112,7 @@ def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
 
 def is_compiled(path: Path) -> bool:
     """Return whether a file is a compiled file, by its first bytes."""
+    from honed.runtime.compiled import modelfile
+
     with path.open("rb") as file:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC

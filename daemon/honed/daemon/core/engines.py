@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from honed.protocol.errors import Unavailable
 from honed.protocol.results import SessionAsked
@@ -208,9 +207,9 @@ def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
 def timed(core: Core, event: InferenceTimed) -> None:
     """Compare again where requests take another time now than the engine took when it was chosen."""
     model = core.models.numbered(event.model)
-    if model is None or model.manifest.times is None or event.engine != model.engine:
+    if model is None or model.manifest.decision.times is None or event.engine != model.engine:
         return
-    times = model.manifest.times
+    times = model.manifest.decision.times
     if model.drift.note(event.engine, event.ms, times.cpu_ms if model.on_cpu else times.gpu_ms):
         _compare(core, model)
 
@@ -229,7 +228,7 @@ def reconsider_model(core: Core, model: ServedModel) -> None:
 
 
 def _outdated(core: Core, model: ServedModel) -> bool:
-    times = model.manifest.times
+    times = model.manifest.decision.times
     if times is None:
         return True
     known = [(times.device, core.engines[model.device].fingerprint)]
@@ -266,7 +265,7 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
         core.act(Persist(model))
         if event.found.asked != (before.asked if before is not None else SessionAsked()):
             model.compared = float("-inf")
-            if model.manifest.times is not None:
+            if model.manifest.decision.times is not None:
                 _compare(core, model)
 
 
@@ -284,18 +283,17 @@ def chosen(core: Core, event: EngineChosen) -> None:
         return
     if event.pinned is None:
         model.comparing = False
-        if model.manifest.pinned_engine:  # by hand, while they were compared
+        if model.manifest.decision.pinned_engine:  # by hand, while they were compared
             return
-    changes: dict[str, Any] = {
-        "chosen": event.engine,
-        "why": event.why,
-        "times": event.times or model.manifest.times,
-        "pinned_engine": event.pinned or "",
-        "interface": model.manifest.interface or event.interface,
-    }
-    model.manifest = dataclasses.replace(model.manifest, **changes)
+    manifest = model.manifest.decided(
+        chosen=event.engine,
+        why=event.why,
+        times=event.times or model.manifest.decision.times,
+        pinned_engine=event.pinned or "",
+    )
+    model.manifest = dataclasses.replace(manifest, interface=manifest.interface or event.interface)
     core.act(Persist(model))
-    if event.pinned == "" and model.manifest.times is None:
+    if event.pinned == "" and model.manifest.decision.times is None:
         _compare(core, model)
     target = core.of_kind(model, event.engine)
     if target is not None and target.name != model.home:

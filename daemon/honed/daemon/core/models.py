@@ -81,9 +81,7 @@ def explained(core: Core, event: Explained) -> None:
     """Remember why a model is served as it is."""
     model = core.models.numbered(event.model)
     if model is not None:
-        model.manifest = dataclasses.replace(
-            model.manifest, why=event.why, awaits_compiler=event.awaits_compiler
-        )
+        model.manifest = model.manifest.decided(why=event.why, awaits_compiler=event.awaits_compiler)
 
 
 def settings_changed(core: Core, event: SettingsChanged) -> None:

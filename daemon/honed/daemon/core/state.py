@@ -386,7 +386,7 @@ class Registry:
         """Return a model whose compiled file is there and readable; raise NotFound or Unavailable."""
         model = self.entry(name)
         if model.compiled is None and model.on_cpu:
-            why = model.manifest.why or "it is being compiled"
+            why = model.manifest.decision.why or "it is being compiled"
             raise Unavailable(f"model {name!r} has no compiled form: {why}")
         if model.compiled is None:
             raise Unavailable(f"model {name!r} cannot be used: {model.reason}")

@@ -107,7 +107,7 @@ def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: st
     """Return what there is for these shapes; `failed` is why they could not be compiled, or ""."""
     if answers(runner, shapes) and runner.compiled is not None:
         us = runner.manifest.history.current.new_us
-        times = runner.manifest.times
+        times = runner.manifest.decision.times
         if us is None and times is not None:
             us = 1e3 * times.gpu_ms
         half = entry.manifest.precision != "fp32" and runner.compiled.source.precision != "fp32"
@@ -115,7 +115,7 @@ def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: st
             return ModelForm(verified=True, time_us=max(1, round(us)), precision="fp16" if half else "fp32")
     manifest = entry.manifest
     if manifest.compiled is None:
-        why = manifest.why or "it is being compiled"
+        why = manifest.decision.why or "it is being compiled"
     elif runner is entry and not answers(entry, shapes) and entry.at_home and entry.on_device:
         why = failed or "it is not compiled for these shapes yet"
     else:

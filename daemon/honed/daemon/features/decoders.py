@@ -142,11 +142,15 @@ class Decoders(Feature):
         for form in FORMS:
             name = decoder.variant(entry.name, form)
             variant, size = self.registry.variant(name), f"{form} rows of state"
-            if variant is not None and variant.manifest.times is None:
-                why = variant.manifest.why if variant.key in self._refused else "it is compared when idle"
+            if variant is not None and variant.manifest.decision.times is None:
+                why = (
+                    variant.manifest.decision.why
+                    if variant.key in self._refused
+                    else "it is compared when idle"
+                )
                 others.append(f"not with {size}: {why}")
-            elif variant is not None and variant.manifest.chosen == "cpu":
-                others.append(f"not with {size}: {variant.manifest.why}")
+            elif variant is not None and variant.manifest.decision.chosen == "cpu":
+                others.append(f"not with {size}: {variant.manifest.decision.why}")
             elif variant is not None:
                 serving.append(str(form))
             elif failed.get(name):
@@ -276,7 +280,7 @@ class Decoders(Feature):
             shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
             self.ledger.asked(call.entry.name, name, shapes)
             runner = call.runner(shapes, name)
-            if runner is call.entry or runner.manifest.times is None:
+            if runner is call.entry or runner.manifest.decision.times is None:
                 return {}
             found[form] = runner
         return found
@@ -389,7 +393,7 @@ class Decoders(Feature):
         return None
 
     def _due(self, variant: ServedModel) -> bool:
-        times, device = variant.manifest.times, self.pool.device_of(variant)
+        times, device = variant.manifest.decision.times, self.pool.device_of(variant)
         cpu = self.pool.cpu_for(variant.manifest.owner)
         if cpu is None or not device.ready or not self._pauses.over(variant.name):
             return False

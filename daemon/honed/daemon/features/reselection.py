@@ -34,7 +34,7 @@ class EngineReselection(Feature):
         return None
 
     def _due(self, entry: ServedModel) -> bool:
-        times = entry.manifest.times
+        times = entry.manifest.decision.times
         if times is None or times.others_percent is None or not self.changes.pool.comparable(entry):
             return False
         return self._pauses.over(entry.name)

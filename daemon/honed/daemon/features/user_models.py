@@ -593,7 +593,7 @@ def _size(name: str, descriptor: int) -> int:
 
 def _result(entry: ServedModel, sha256: str) -> BringResult:
     manifest = entry.manifest
-    waits = manifest.compiled is None and manifest.wanted != "cpu"
+    waits = manifest.compiled is None and manifest.decision.wanted != "cpu"
     outputs = manifest.interface.outputs if manifest.interface is not None else ()
     return BringResult(
         model_name=entry.name,
@@ -601,7 +601,7 @@ def _result(entry: ServedModel, sha256: str) -> BringResult:
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_name=ENGINE_NAMES[entry.kind],
-        engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
+        engine_why=entry.remark or manifest.decision.why or ("it is being compiled" if waits else ""),
         outputs=tuple(
             strict.copy_fields(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs
         ),

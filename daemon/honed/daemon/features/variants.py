@@ -28,7 +28,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.names import Shapes, model_of, variant_name
-from honed.daemon.store.store import Manifest, begin
+from honed.daemon.store.store import EngineDecision, Manifest, begin
 from honed.daemon.store.versions import timed
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
@@ -184,7 +184,7 @@ class VariantCompiler:
             proof = await change.load_stored(server, manifest, variant.key)
             path = self.changes.store.form(manifest, variant.key)
             choice = await self._choice(change, model, manifest.shapes, server, variant.key, path)
-            manifest = replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
+            manifest = manifest.decided(chosen=choice.engine, why=choice.why, times=choice.times)
             await change.commit(partial(self._added, model, manifest, compiled, proof))
         _log.info("%s was compared again. %s", variant.name, choice.why)
         return choice
@@ -225,7 +225,7 @@ class VariantCompiler:
             compiled=compiled,
             home=model.device,
             proof=proof,
-            rests=variant.chosen == "cpu",
+            rests=variant.decision.chosen == "cpu",
         )
 
 
@@ -244,12 +244,14 @@ def _manifest(
         device=model.manifest.device,
         placed=model.manifest.placed,
         interface=model.manifest.interface,
-        chosen=choice.engine,
-        why=choice.why,
-        times=choice.times,
+        decision=EngineDecision(
+            wanted=model.manifest.decision.wanted,
+            chosen=choice.engine,
+            why=choice.why,
+            times=choice.times,
+        ),
         by_hand=by_hand,
         owner=model.manifest.owner,
-        wanted=model.manifest.wanted,
     )
 
 
@@ -309,7 +311,7 @@ class ShapeVariants(Feature):
             return entry
         self._used[variant.name] = time.monotonic()
         only = entry.manifest.interface is None  # nothing else can answer it
-        if self.registry.rests(variant) and variant.manifest.chosen != "cpu":
+        if self.registry.rests(variant) and variant.manifest.decision.chosen != "cpu":
             self._wake(variant, anyway=only)
             variant = self.registry.variant(name) or variant
         if self.registry.rests(variant) or variant.on_cpu:
@@ -401,7 +403,7 @@ class ShapeVariants(Feature):
         if not self._begun and self.maker.pool.ready:
             self._begun = True
             for one in sorted(self._kept(), key=lambda each: -each.requests):
-                if (variant := self.registry.variant(one.name)) and variant.manifest.chosen != "cpu":
+                if (variant := self.registry.variant(one.name)) and variant.manifest.decision.chosen != "cpu":
                     self._wake(variant)
 
     async def _bound(self) -> None:
@@ -552,7 +554,7 @@ def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
 
 def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
     manifest = variant.manifest
-    engine = "cpu" if manifest.chosen == "cpu" else "gpu"
+    engine = "cpu" if manifest.decision.chosen == "cpu" else "gpu"
     return ShownVariant(
         name=variant.name,
         shapes=dict(manifest.shapes),
@@ -561,7 +563,7 @@ def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
         engine=engine,
         engine_name=ENGINE_NAMES[engine],
         version=manifest.history.number,
-        why=manifest.why,
+        why=manifest.decision.why,
         by_hand=manifest.by_hand,
         bytes=_stored_bytes(variant),
         loaded_bytes=_loaded_bytes(variant),

@@ -110,7 +110,7 @@ class InFlightRequests:
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if not work.open and ran.manifest.times is not None:  # nothing else is compared with it
+        if not work.open and ran.manifest.decision.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return answer, self.noted(model, work, answer, arrived)

@@ -9,7 +9,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from honed.daemon.core import messages
 from honed.daemon.core.engines import comparable
@@ -21,6 +22,7 @@ from honed.daemon.observe.latencies import Latencies
 from honed.daemon.settings import places
 from honed.daemon.settings.placement import Placement
 from honed.daemon.settings.places import users_cache
+from honed.daemon.settings.schema import CpuSettings, Limits, Service
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Store
 from honed.daemon.worker.supervisor import WorkerProgram, device_program
@@ -34,9 +36,6 @@ from .loader import VersionComparer
 from .notes import write
 from .selection import choose, compare_again
 
-if TYPE_CHECKING:
-    from honed.daemon.config import Config
-
 _log = logging.getLogger(__name__)
 
 USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
@@ -44,12 +43,23 @@ _PASSED_SECONDS = 5.0  # between two looks at what is not used any more
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The configuration of engines; `user_mib` is of a user's CPU engine, `policy` serve.engine."""
+
+    service: Service
+    limits: Limits
+    cpu: CpuSettings
+    user_mib: int
+    policy: str
+
+
 class Pool:
     """Every device server of one service. `models` are those that they serve, to be looked at."""
 
     def __init__(
         self,
-        config: Config,
+        settings: EngineSettings,
         models: Registry,
         store: Store,
         commits: Commits,
@@ -57,8 +67,8 @@ class Pool:
         latencies: Latencies,
     ) -> None:
         """Initialise; nothing runs yet."""
-        service, limits = config.service, config.limits
-        self._config = config
+        service, limits = settings.service, settings.limits
+        self._settings = settings
         self._limits = limits
         self._models = models
         self._store = store
@@ -71,7 +81,7 @@ class Pool:
             service.fallback,
             limits.max_queue,
             cpu=places.cpu_engine(),
-            policy=config.serve.engine,
+            policy=settings.policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self.asking = InFlightRequests(
@@ -86,10 +96,10 @@ class Pool:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> DeviceServer:
-        cache_dir, cpu = self._config.service.cache_dir, self._config.cpu
+        cache_dir, cpu = self._settings.service.cache_dir, self._settings.cpu
         if is_cpu(engine.name):
             users = engine.owner is not None
-            memory_mib = self._config.apps.memory_mib if users else cpu.memory_mib
+            memory_mib = self._settings.user_mib if users else cpu.memory_mib
             program = WorkerProgram(
                 module="honed.cpu.worker",
                 argument=str(cpu.threads),
@@ -306,7 +316,7 @@ class Pool:
         variant = self._models.variant(name)
         if variant is None or not self._models.rests(variant):
             return
-        manifest, cpu = variant.manifest, variant.manifest.chosen == "cpu"
+        manifest, cpu = variant.manifest, variant.manifest.decision.chosen == "cpu"
         self.handle(
             messages.Added(
                 manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu

@@ -115,10 +115,10 @@ def cpu_serves(manifest: Manifest, configured: str) -> bool:
     if manifest.compiled is None:
         return True
     wanted = manifest.engine_wanted(configured)
-    return wanted == "cpu" or (wanted == "fastest" and manifest.chosen == "cpu")
+    return wanted == "cpu" or (wanted == "fastest" and manifest.decision.chosen == "cpu")
 
 
 def unfinished(manifest: Manifest, configured: str) -> bool:
     """Return whether compiling a stored model was interrupted, or lacked a compiler or a device."""
-    left = not manifest.why or manifest.awaits_compiler
-    return manifest.compiled is None and left and (manifest.wanted or configured) != "cpu"
+    left = not manifest.decision.why or manifest.decision.awaits_compiler
+    return manifest.compiled is None and left and (manifest.decision.wanted or configured) != "cpu"

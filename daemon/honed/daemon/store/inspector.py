@@ -18,7 +18,6 @@ from honed.process.rpc import Call, Server, by_name, connect
 from honed.protocol import strict, wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.errors import HonedError, ModelFileError
-from honed.runtime.compiled import modelfile
 
 from .compiled import Compiled, summarise
 from .declared import Declared, declared
@@ -47,6 +46,8 @@ class Inspector(Server):
     """Answers within ANSWER."""
 
     def _inspect(self, call: Inspect) -> Compiled:
+        from honed.runtime.compiled import modelfile  # which the service, that calls, does without
+
         def read() -> Compiled:
             with modelfile.read(call.path) as file:
                 return summarise(file.model)

@@ -23,7 +23,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,25 @@ class EngineTimes:
     others_percent: float | None = field(default=None, metadata=strict.ABSENT)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineDecision:
+    """Which engine serves a model, and how that came.
+
+    `wanted` is the engine that its user asked for, "" for what the configuration says; `chosen` the one that
+    comparing chose, and `why` how that came, or why there is no compiled form. Both are "" while it is being
+    compiled. `times` are those of the comparison. `pinned_engine` serves whatever was asked for or chosen, ""
+    where none is pinned. What `awaits_compiler` has no compiled form because there was no compiler, or no
+    device.
+    """
+
+    wanted: str = ""
+    chosen: str = ""
+    why: str = ""
+    times: EngineTimes | None = None
+    pinned_engine: str = ""
+    awaits_compiler: bool = False
+
+
 class NewerFormat(InvalidArgument):
     """A manifest was written by a newer honed."""
 
@@ -74,13 +93,9 @@ class Manifest:
     """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
 
     `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
-    `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
-    user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
-    that came, or why there is no compiled form. Both are "" while it is being compiled. `by_hand`: it is a
-    variant that its user asked for. `times` are those of the comparison. `pinned_engine` serves whatever was
-    asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
-    was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
-    its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
+    `interface` is of the source, None where the CPU engine does not run it. `by_hand`: it is a variant that
+    its user asked for. `state` are inputs by the output that each is given next in a sequence, as its user
+    named them. `owner` is the user (uid) whose own it is, None for those of administrators.
     `settings` hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may
     optimise the source, None before that was checked. `raced` is in manifests of honed 0.1, which chose
     `device` by itself then; None: it is what the user asked for.
@@ -96,27 +111,26 @@ class Manifest:
     device: str = ""
     placed: str = ""
     interface: Interface | None = None
-    wanted: str = ""
-    chosen: str = ""
-    why: str = ""
+    decision: EngineDecision = EngineDecision()  # stored flat, as if its fields were the manifest's
     by_hand: bool = False
-    times: EngineTimes | None = None
-    pinned_engine: str = ""
-    awaits_compiler: bool = False
     state: dict[str, str] = field(default_factory=dict)
     owner: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
     raced: str | None = field(default=None, metadata=strict.ABSENT)
 
+    def decided(self, **changes: Any) -> Manifest:
+        """Return the manifest with changes to its decision."""
+        return replace(self, decision=replace(self.decision, **changes))
+
     def engine_wanted(self, configured: str) -> str:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
-        return self.pinned_engine or self.wanted or configured
+        return self.decision.pinned_engine or self.decision.wanted or configured
 
     @property
     def for_app(self) -> bool:
         """Whether an app runs the model by itself, and asks for its compiled form alone."""
-        return self.owner is not None and self.wanted == "gpu"
+        return self.owner is not None and self.decision.wanted == "gpu"
 
     @cached_property
     def key(self) -> str:
@@ -366,8 +380,23 @@ def version_file(manifest: Manifest, version: ModelVersion) -> StoredFile:
     return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
 
+def to_plain(manifest: Manifest) -> dict[str, Any]:
+    """Return a manifest as it is stored, without its format."""
+    plain = strict.to_plain(manifest)
+    return {**plain.pop("decision"), **plain}
+
+
+def from_plain(plain: Any, where: str) -> Manifest:
+    """Return the manifest that was stored so; raise Mismatch. `where` names it in messages."""
+    if isinstance(plain, dict):
+        names = {each.name for each in fields(EngineDecision)}
+        decision = {name: value for name, value in plain.items() if name in names}
+        plain = {name: value for name, value in plain.items() if name not in names} | {"decision": decision}
+    return strict.from_plain(Manifest, plain, where=where)
+
+
 def _dumps(manifest: Manifest) -> bytes:
-    body = json.dumps({"format": FORMAT, **strict.to_plain(manifest)}, sort_keys=True)
+    body = json.dumps({"format": FORMAT, **to_plain(manifest)}, sort_keys=True)
     return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
 
 
@@ -388,7 +417,7 @@ def _loads(name: str, data: bytes) -> Manifest:
             )
         if written == 1:
             _migrate(plain)
-    manifest = strict.from_plain(Manifest, plain, where=name)
+    manifest = from_plain(plain, name)
     if manifest.name != name or not STORED.fullmatch(name):
         raise ValueError(f"it speaks of model {manifest.name!r}")
     return manifest
