@@ -43,11 +43,11 @@ _constants_of_modules = providers._get_local_constants
 os.environ.setdefault("PYTHONHASHSEED", "0")  # of workers, and of the programs that tests start
 # Arrays of tests are small, and threads for them, one a core in each process, get in each other's way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Tests that the table in SLOW.md moves to the slow ones, by file and name.
+# Tests that the table in slow.txt moves to the slow ones, by file and name.
 SLOW = [
     f"{file}::{name}"
     for file, names in re.findall(
-        r"^\| `(tests/.+?)` \| (.+?) \|", Path(__file__).with_name("SLOW.md").read_text(), re.MULTILINE
+        r"^\| `(tests/.+?)` \| (.+?) \|", Path(__file__).with_name("slow.txt").read_text(), re.MULTILINE
     )
     for name in re.findall("`(.+?)`", names)
 ]

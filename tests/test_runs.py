@@ -155,7 +155,7 @@ def test_programs_that_tests_write_run_from_a_folder_of_any_name() -> None:
 
 
 def test_the_table_of_slow_tests_names_tests_and_files_that_there_are() -> None:
-    for path in re.findall("`(tests/[^`]+)`", (ROOT / "tests" / "SLOW.md").read_text()):
+    for path in re.findall("`(tests/[^`]+)`", (ROOT / "tests" / "slow.txt").read_text()):
         assert (ROOT / path).exists(), path
     for name in SLOW:
         file, _, test = name.partition("::")

@@ -1,4 +1,4 @@
-"""Every error honed raises on purpose: one sentence saying what is wrong and what to do.
+"""The errors that honed raises on purpose: each is one sentence that says what is wrong and what to do.
 
 The `code` of an error is what travels over the socket; the names are gRPC's status codes, which the
 Open Inference Protocol uses.
@@ -12,35 +12,35 @@ from .strict import Map
 
 
 class HonedError(Exception):
-    """Base of all errors raised on purpose; `str(error)` is one sentence fit for a user."""
+    """The base of all errors that honed raises on purpose; `str(error)` is one sentence for the user."""
 
     code: ClassVar[str] = "INTERNAL"
 
 
 class InvalidArgument(HonedError):
-    """The caller passed something malformed; the same call cannot succeed."""
+    """Raised when the caller passed something malformed; the same call cannot succeed."""
 
     code = "INVALID_ARGUMENT"
 
 
 class PreconditionBroken(InvalidArgument):
-    """An input holds a value that a compiled form does not serve; ONNX Runtime may."""
+    """Raised when an input holds a value that a compiled model does not serve; ONNX Runtime may."""
 
 
 class ModelFileError(InvalidArgument):
-    """A `.honed` file is truncated, altered, of another version, or says something impossible."""
+    """Raised when a `.honed` file is truncated, altered, of another version, or impossible."""
 
 
 class OtherFormat(ModelFileError):
-    """A `.honed` file was written by another version of honed."""
+    """Raised when a `.honed` file was written by another version of honed."""
 
 
 class ProfileError(InvalidArgument):
-    """A device profile file is malformed."""
+    """Raised when a device profile file is malformed."""
 
 
 class ModelRefused(HonedError):
-    """A model cannot be compiled or did not give right answers; `reasons` holds every reason found."""
+    """Raised when no engine can serve a model rightly; `reasons` has every reason."""
 
     code = "FAILED_PRECONDITION"
 
@@ -50,7 +50,7 @@ class ModelRefused(HonedError):
 
 
 class MissingFiles(ModelRefused):
-    """The model keeps data in files beside it that were not sent; `files` are their relative names."""
+    """Raised when external data of a model was not sent; `files` are the relative names."""
 
     def __init__(self, message: str, reasons: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> None:
         super().__init__(message, reasons)
@@ -58,51 +58,51 @@ class MissingFiles(ModelRefused):
 
 
 class NotFound(HonedError):
-    """No model, region or device of that name."""
+    """Raised when there is no model, region or device of that name."""
 
     code = "NOT_FOUND"
 
 
 class SequenceLost(NotFound):
-    """A request of a sequence that is not known, or not any more: its state is gone."""
+    """Raised when the service does not know a sequence, or no longer: its state is gone."""
 
 
 class AlreadyExists(HonedError):
-    """A model or region of that name is there already."""
+    """Raised when a model or region of that name exists."""
 
     code = "ALREADY_EXISTS"
 
 
 class PermissionDenied(HonedError):
-    """The peer is not in the group that may do this."""
+    """Raised when the caller's user is not in the group that may do this."""
 
     code = "PERMISSION_DENIED"
 
 
 class DeadlineExceeded(HonedError):
-    """The request's own deadline passed before it was answered."""
+    """Raised when the request's own deadline passed before it was answered."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class Cancelled(HonedError):
-    """The request was cancelled by its client."""
+    """Raised when the client cancelled the request."""
 
     code = "CANCELLED"
 
 
 class ResourceExhausted(HonedError):
-    """A stated limit (queue, memory, disk, frame size) was reached."""
+    """Raised when a limit is reached: queue, memory, disk, size of a message."""
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class Busy(ResourceExhausted):
-    """Others are served first; the same call may succeed once they are done."""
+    """Raised when others are served first; the same call may succeed later."""
 
 
 class AnswerTooLarge(ResourceExhausted):
-    """An answer cannot hold the outputs; `nbytes` of shared memory can, 0 where that is not known."""
+    """Raised when outputs do not fit a message; `nbytes` of shared memory hold them, 0 if unknown."""
 
     def __init__(self, message: str, nbytes: int = 0) -> None:
         super().__init__(message)
@@ -110,33 +110,33 @@ class AnswerTooLarge(ResourceExhausted):
 
 
 class Unimplemented(HonedError):
-    """The method does not exist."""
+    """Raised when the service has no such method."""
 
     code = "UNIMPLEMENTED"
 
 
 class Unavailable(HonedError):
-    """The service or its worker cannot answer now; the same call may succeed later."""
+    """Raised when the service or its worker cannot answer now; the same call may succeed later."""
 
     code = "UNAVAILABLE"
 
 
 class NotCompiled(Unavailable):
-    """Only a compiled form was to answer, and none is served for these shapes now."""
+    """Raised when no compiled model is served for the shapes of a request that asked for one."""
 
 
 class Internal(HonedError):
-    """Something of honed's own broke; the sentence says what to report."""
+    """Raised when honed itself failed; the sentence says what to report."""
 
 
 class DeviceError(HonedError):
-    """No usable OpenCL device, or the device failed while running."""
+    """Raised when there is no usable OpenCL device, or the device failed while running."""
 
     code = "UNAVAILABLE"
 
 
 class OutOfMemory(DeviceError):
-    """A process may take no more memory: the model cannot be held, or run, beside what is there."""
+    """Raised when a process may take no more memory to hold or run a model."""
 
 
 class NotLoaded(NotFound):

@@ -1,7 +1,7 @@
-"""Runs compiled models, in this process or through the honed service.
+"""Runs models through the honed service, or compiled ones in this process.
 
-`Client` and `AsyncClient` talk to the service and need only NumPy and msgpack; `load` runs a `.honed`
-file here and needs pyopencl. Each is imported when it is first used.
+`Client` and `AsyncClient` talk to the service and need only NumPy and msgpack; `load` runs a `.honed` file in
+this process and needs pyopencl. Each is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, 
 
 
 class AsyncClient(Operations, performing=_performing):
-    """As `Client`, for one event loop; concurrent tasks may share it."""
+    """A `Client` for one event loop, whose methods are awaited; concurrent tasks may share it."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
         super().__init__(socket, timeout=timeout)

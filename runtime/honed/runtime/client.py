@@ -53,10 +53,10 @@ def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
 
 
 class Client(Operations, performing=_performing):
-    """A connection to the service; threads may share it, and it reconnects if the service restarted.
+    """A connection to the service, which threads may share, and which reconnects after a restart.
 
-    Every method raises the errors of `honed.runtime.errors` that the service answered with, and
-    Unavailable where there is no service. Maps are returned as docs/protocol.md describes them.
+    Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
+    no service answers. docs/protocol.md describes the maps that are returned.
     """
 
     def __init__(

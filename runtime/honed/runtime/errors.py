@@ -1,4 +1,4 @@
-"""The exceptions that apps meet; each has a `code`, and its text is one sentence that says what to do."""
+"""The exceptions that apps handle; each has a `code`, and its text is one sentence that says what to do."""
 
 from honed.protocol.errors import (
     AlreadyExists,

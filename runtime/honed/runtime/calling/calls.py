@@ -70,11 +70,10 @@ class Lent:
 
 @dataclass(frozen=True, slots=True)
 class InferenceAnswer:
-    """The result of a request: the outputs by name, and what the service tells of it.
+    """The result of a request: outputs by name, the engine that answered, and times in microseconds.
 
-    `engine_name` is "opencl" (a compiled form on a device), "onnxruntime" (the CPU engine) or both with a "+"
-    between, where they run partitions of it; `engine` has the words "gpu", "cpu" and "gpu+cpu" for these.
-    Times are in microseconds.
+    `engine_name` is "opencl" (a compiled model on a device), "onnxruntime" (the CPU engine) or
+    "opencl+onnxruntime" (partitions on both); `engine` has the words "gpu", "cpu" and "gpu+cpu" for these.
     """
 
     outputs: dict[str, NDArray[Any]]
@@ -85,16 +84,16 @@ class InferenceAnswer:
 
     @property
     def engine_name(self) -> str:
-        """What the engine is called."""
+        """The engine's name: "opencl", "onnxruntime" or "opencl+onnxruntime"."""
         return engine_name(self.engine)
 
 
 @dataclass(frozen=True, slots=True)
 class InSequence:
-    """The sequence that a request is of, by its `id`, and whether it is the first or the last of it.
+    """The sequence of a request, by its `id`, and whether the request begins or ends it.
 
     The service keeps the model's state from one request of a sequence to the next (docs/protocol.md). With
-    `last_token` a decoder answers for the last token of the request alone.
+    `last_token`, a decoder answers for the last token of the request alone.
     """
 
     id: int | str
@@ -109,8 +108,8 @@ class Inferences:
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
         """Set up the client: `socket` is the service's path, `timeout` the seconds that a call may take.
 
-        `socket` None looks where honed listens. `timeout` None, infinity, and a day or more set no limit.
-        Raises InvalidArgument where `timeout` is no number of at least 0.
+        By default the socket is honed's own. `timeout` None, infinity, and a day or more set no limit.
+        Raises InvalidArgument if `timeout` is no number of at least 0.
         """
         limit_of(timeout)
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
@@ -405,8 +404,8 @@ class _Course:
             for frame in frames:
                 speech = vad.infer({"input": frame, "sr": 16000})["output"]
 
-    The first request begins the sequence, with zeros for the state that it does not bring; the end of the
-    block ends it. Where the service lost it, requests raise SequenceLost until `restart` was called.
+    The first request begins the sequence, with zeros for the state that it does not send; the end of the
+    block ends it. If the service has lost it, requests raise SequenceLost until `restart` is called.
     """
 
     def __init__(self, model: str) -> None:
@@ -415,7 +414,7 @@ class _Course:
         self.begun = False
 
     def restart(self) -> None:
-        """Begin anew with the next request, whose state is zeros or what the request brings."""
+        """Begin again with the next request, whose state is zeros, or what the request sends."""
         self.begun = False
 
     @contextlib.contextmanager
@@ -435,7 +434,7 @@ class _Course:
 
 
 class RequestSequence(_Course):
-    """Of a `Client`. Requests of it run one after the other, in the order in which they are sent."""
+    """A sequence of a `Client`; its requests run one after the other, in the order in which they are sent."""
 
     def __init__(self, infer: Callable[..., dict[str, NDArray[Any]]], model: str) -> None:
         """Set up the sequence; `infer` is `Client.infer`."""
@@ -445,15 +444,15 @@ class RequestSequence(_Course):
     def infer(
         self, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
     ) -> dict[str, NDArray[Any]]:
-        """Run as `Client.infer` does, without the state; inputs that are state may be brought, too.
+        """Run the model as `Client.infer` does; inputs that are state may be left out.
 
-        With `last_token` a model that generates answers for the last of its tokens alone.
+        With `last_token`, a model that generates answers for the last of its tokens alone.
         """
         with self._next(last_token) as sequence:
             return self._infer(self.model, inputs, sequence=sequence, **options)
 
     def close(self) -> None:
-        """End it; a later request begins anew. What the service does not know any more has ended."""
+        """End the sequence, if the service still knows it; a later request begins another."""
         if self.begun:
             self.begun = False
             with contextlib.suppress(HonedError):
@@ -467,7 +466,7 @@ class RequestSequence(_Course):
 
 
 class AsyncRequestSequence(_Course):
-    """Of an `AsyncClient`, with `await`."""
+    """A sequence of an `AsyncClient`, whose methods are awaited."""
 
     def __init__(self, infer: Callable[..., Awaitable[dict[str, NDArray[Any]]]], model: str) -> None:
         """Set up the sequence; `infer` is `AsyncClient.infer`."""
@@ -477,15 +476,15 @@ class AsyncRequestSequence(_Course):
     async def infer(
         self, inputs: Mapping[str, ArrayLike], *, last_token: bool = False, **options: Any
     ) -> dict[str, NDArray[Any]]:
-        """Run as `AsyncClient.infer` does, without the state; inputs that are state may be brought, too.
+        """Run the model as `AsyncClient.infer` does; inputs that are state may be left out.
 
-        With `last_token` a model that generates answers for the last of its tokens alone.
+        With `last_token`, a model that generates answers for the last of its tokens alone.
         """
         with self._next(last_token) as sequence:
             return await self._infer(self.model, inputs, sequence=sequence, **options)
 
     async def close(self) -> None:
-        """End it; a later request begins anew. What the service does not know any more has ended."""
+        """End the sequence, if the service still knows it; a later request begins another."""
         if self.begun:
             self.begun = False
             with contextlib.suppress(HonedError):

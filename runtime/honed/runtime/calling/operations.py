@@ -30,8 +30,8 @@ from .steps import USUAL, Ask, Steps, T, Usual, operation
 class Operations(Inferences):
     """The methods of both clients.
 
-    Every one raises the errors of `honed.runtime.errors` that the service answered with, and Unavailable
-    where there is no service. Maps are returned as docs/protocol.md describes them.
+    Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
+    no service answers. docs/protocol.md describes the maps that are returned.
     """
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
@@ -66,12 +66,14 @@ class Operations(Inferences):
     ) -> Steps[dict[str, NDArray[Any]]]:
         """Run `model` on `inputs`, and return its outputs by name.
 
-        Arrays that lie in a `region` of this client are not copied; other large ones travel in shared memory,
-        too. `outputs`: the names wanted, or arrays by name to write them to. `timeout` in seconds, infinity:
-        no limit, None: the client's own; `priority`
-        1 (first) to 3 (last); `finite` refuses inputs with NaN or infinity. With `sequence` the service keeps
-        the model's state for the next request of it, which need not bring it; raises SequenceLost where the
-        service does not know the sequence.
+        Types and shapes must be the model's: nothing is converted. Arrays that lie in a `region` of this
+        client are not copied; other large ones travel in shared memory, too.
+
+        `outputs` names the outputs to return, or maps names to arrays that they are written to. `timeout` is
+        in seconds; infinity sets no limit, and None uses the client's. `priority` is 1 (first) to 3 (last).
+        With `finite`, inputs that hold NaN or infinity raise InvalidArgument. With `sequence`, the service
+        keeps the model's state for the next request of the sequence, and raises SequenceLost if it does not
+        know the sequence.
         """
         answered = yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence)
         return answered.outputs
@@ -89,9 +91,9 @@ class Operations(Inferences):
         sequence: InSequence | None = None,
         compiled: bool = False,
     ) -> Steps[InferenceAnswer]:
-        """Run as `infer` does; return the outputs with the engine that answered, and times.
+        """Run `model` as `infer` does, and return the outputs with the engine that answered, and times.
 
-        With `compiled` only a verified compiled form may answer: raises NotCompiled at once where there is
+        With `compiled`, only a verified compiled model may answer; raises NotCompiled at once if there is
         none for these shapes.
         """
         asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
@@ -104,26 +106,26 @@ class Operations(Inferences):
 
     @operation
     def metadata(self, model: str | None = None) -> Steps[Map]:
-        """Return the inputs and outputs of `model`; without one, the service's name, version and limits."""
+        """Return the inputs and outputs of `model`, or, without one, the service's version and limits."""
         if model is None:
             return (yield Ask(methods.SERVER_METADATA, params.Nothing())).result
         return (yield Ask(methods.MODEL_METADATA, params.ModelParams(name=model))).result
 
     @operation
     def live(self) -> Steps[bool]:
-        """Return whether the service answers at all; raise Unavailable where it does not."""
+        """Return True, or raise Unavailable if no service answers."""
         return bool((yield Ask(methods.SERVER_LIVE, params.Nothing())).result["live"])
 
     @operation
     def ready(self, model: str | None = None) -> Steps[bool]:
-        """Return whether `model` can be run; without one, whether the service and all its models can."""
+        """Return whether `model` can run, or, without one, whether the service and all its models can."""
         if model is None:
             return bool((yield Ask(methods.SERVER_READY, params.Nothing())).result["ready"])
         return bool((yield Ask(methods.MODEL_READY, params.ModelParams(name=model))).result["ready"])
 
     @operation
     def status(self) -> Steps[Map]:
-        """Return what the service is doing, on which device."""
+        """Return the state of the service: its devices, workers, queues, jobs and the lease."""
         return (yield Ask(methods.SERVER_STATUS, params.Nothing())).result
 
     @operation
@@ -134,7 +136,7 @@ class Operations(Inferences):
 
     @operation
     def metrics(self) -> Steps[Map]:
-        """Return every figure the service has of itself and its models (docs/metrics.md)."""
+        """Return every figure of the service and its models; docs/metrics.md explains them."""
         return (yield Ask(methods.METRICS, params.MetricsParams())).result
 
     @operation
@@ -144,22 +146,22 @@ class Operations(Inferences):
 
     @operation
     def config(self) -> Steps[Map]:
-        """Return the settings in force, and the settings in the service's files that differ."""
+        """Return the settings in force, and the changes in the service's files that it has not read yet."""
         return (yield Ask(methods.CONFIG_SHOW, params.Nothing())).result
 
     @operation
     def reload_config(self) -> Steps[Map]:
-        """Have the service read its files again; raise InvalidArgument where one is wrong."""
+        """Make the service read its files again; raise InvalidArgument if one is wrong."""
         return (yield Ask(methods.CONFIG_RELOAD, params.Nothing())).result
 
     @operation
     def show(self, model: str) -> Steps[Map]:
-        """Return where `model` comes from, how it was verified, and its kernels."""
+        """Return the origin of `model`, how it was verified, what serves it, and its kernels."""
         return (yield Ask(methods.MODEL_SHOW, params.ModelParams(name=model))).result
 
     @operation
     def export(self, model: str) -> Steps[ExportedFiles]:
-        """Return the files of `model` as the service keeps them, open for reading: compiled, and sources."""
+        """Return the files of `model`, open for reading: the compiled file and its sources."""
         answer = yield Ask(methods.MODEL_EXPORT, params.ExportParams(name=model))
         return exported(answer.result, answer.descriptors)
 
@@ -193,19 +195,19 @@ class Operations(Inferences):
         state: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Steps[Map]:
-        """Add an ONNX or `.honed` file; returns when it is compiled, or known why not.
+        """Add an ONNX or `.honed` file, and return when it is compiled, or cannot be.
 
-        `name` defaults to the file's stem. `engine` is "fastest", "opencl" or "onnxruntime", None what the
-        service is configured for; the CPU engine may serve the model long before it is compiled, and without
-        `wait` this returns then. "engine_name" and "engine_why" of the result say which one serves.
+        Needs an administrator's rights. `name` defaults to the file's stem. External data is sent along from
+        the file's folder. The CPU engine serves the model before it is compiled; without `wait`, the call
+        returns then. "engine_name" and "engine_why" of the result say which engine serves.
 
-        `variants` are more shapes, set by set, that it is compiled for, too; "notes" of the result has what
-        came of each. External data is sent along from the file's folder. `device` is one of the service's,
-        or "fastest" to have them compared; None leaves that to the service. `calibration` is a folder of .npz
-        files, each with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
-        `state` are inputs by the output that each is given next in a sequence, where names do not tell.
-        `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
-        served.
+        `shapes` sets open sizes, and `variants` names further sets of shapes to compile; "notes" of the
+        result reports on each. `precision` is "auto", "fp32" or "fp16"; `engine` is "fastest", "opencl" or
+        "onnxruntime", None as configured. `device` is one of the service's, or "fastest" to compare them.
+        `calibration` is a folder of .npz files with one set of inputs each, on which honed measures the
+        errors of fp16. `state` maps outputs to the inputs that they become in a sequence, where names do not
+        show it. `progress` receives each Progress map. Raises ModelRefused, with every reason, if no engine
+        can serve the model.
         """
         options = params.LoadOptions(
             shapes=shapes_of(shapes or {}),
@@ -232,16 +234,18 @@ class Operations(Inferences):
         unchanged_since: int | None = None,
         progress: Progress | None = None,
     ) -> Steps[BringResult]:
-        """Have the service serve an ONNX file of the app's own; return when it does, or the reason is known.
+        """Upload an ONNX file as a model of this user, and return when it is served, or cannot be.
 
-        `model` is a path or the file's bytes, `external` the files of external data that go with it, by the
-        names it has for them; those that are not given are taken from beside a path, or from `folder`. With
-        the engine "opencl" the app runs the model by itself, and asks for its compiled form alone
-        (`answer`). Files that changed after `unchanged_since`, in nanoseconds since 1970, are refused with
-        InvalidArgument. The rest is as for `add`. Nobody but this user, and root, sees the model, whose name
-        is in the result; bringing one file again returns at once. Raises ModelRefused with every reason where
-        it cannot be served, MissingFiles where external data is not there, ResourceExhausted where the user's
-        quota is full, PermissionDenied where the service takes no models of apps.
+        `model` is a path or the file's bytes. `external` maps the names of external data in the model to
+        files; the others are read from the folder of the path, or from `folder`. With engine "opencl", the
+        app runs the model itself, and asks for its compiled model alone (`answer`). `unchanged_since`, in
+        nanoseconds since 1970, refuses files that changed later, with InvalidArgument. Other parameters are
+        those of `add`.
+
+        Only this user and root see the model, whose name is in the result; uploading the same file again
+        returns at once. Raises ModelRefused, with every reason, if no engine can serve the model,
+        MissingFiles if external data is missing, ResourceExhausted if the user's quota is full, and
+        PermissionDenied if the service takes no models of apps.
         """
         options = params.BringOptions(
             shapes=shapes_of(shapes) if shapes else None,
@@ -252,11 +256,11 @@ class Operations(Inferences):
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
-        """Serve a faster form of `model`, a `.honed` file, if the service finds it right and faster.
+        """Publish a new version of `model`, a `.honed` file, if the service finds it right and faster.
 
-        `expected` is the SHA-256 of the compiled file served when it was made (`export` tells). The result
-        says in "published" whether it is served, and in "sentence" why. Raises AlreadyExists where another
-        version came meanwhile, ModelRefused where it is not this model.
+        `expected` is the SHA-256 of the compiled file that `export` returned when the version was compiled.
+        The result says in "published" whether it is served, and in "sentence" why. Raises AlreadyExists if
+        the model has changed since, and ModelRefused if the file is of another model.
         """
         given = params.PublishParams(name=model, expected=expected, why=why)
         descriptor = files.open_model(Path(path))
@@ -267,21 +271,21 @@ class Operations(Inferences):
 
     @operation
     def history(self, model: str) -> Steps[Map]:
-        """Return the versions of `model`: what was served when, and why each came and went."""
+        """Return the versions of `model`: when each was served, and why it was published and replaced."""
         return (yield Ask(methods.MODEL_HISTORY, params.HistoryParams(name=model))).result
 
     @operation
     def rollback(self, model: str, version: int | None = None) -> Steps[Map]:
-        """Serve an earlier version of `model` again, None: the one before; the one left stays out."""
+        """Serve an earlier version of `model`, by default the previous one; do not publish this one again."""
         given = params.RollbackParams(name=model, version=version)
         return (yield Ask(methods.MODEL_ROLLBACK, given, None)).result
 
     @operation
     def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> Steps[Map]:
-        """Serve a version, None: the present one, and let no other take its place; 0 allows that again.
+        """Serve `version`, by default the present one, and publish no other until `version` 0 is passed.
 
-        With `engine`, "opencl" or "onnxruntime", that serves whichever is faster, and no version is pinned;
-        "" lets the service choose again.
+        With `engine`, "opencl" or "onnxruntime", that engine serves even if it is slower, and no version is
+        pinned; "" lets the service choose again.
         """
         given = params.PinParams(name=model, version=version, engine=engine)
         return (yield Ask(methods.MODEL_PIN, given, None)).result
@@ -296,9 +300,10 @@ class Operations(Inferences):
         warm_up: int | None = None,
         warm_up_shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> Steps[Map]:
-        """Change how `model` is served (docs/protocol.md, ModelSet), and give all of its settings.
+        """Change the settings of `model`, and return all of them; None leaves a setting as it is.
 
-        Raises InvalidArgument where its requests cannot be run together.
+        docs/protocol.md explains them under ModelSet. Raises InvalidArgument if requests of the model cannot
+        run as one batch.
         """
         given = params.SetParams(
             name=model,
@@ -311,10 +316,10 @@ class Operations(Inferences):
 
     @operation
     def report(self, text: str = "", tuning: params.TuningFigures | None = None) -> Steps[None]:
-        """Report what a tuner does.
+        """Report the work of a tuner.
 
-        The service shows `text` in its status while this connection lasts, and from then on its metrics
-        include `tuning`, the figures of tuning so far.
+        The service shows `text` in its status while this connection lasts, and includes `tuning`, the
+        figures of tuning so far, in its metrics.
         """
         yield Ask(methods.TUNER_REPORT, params.TunerReportParams(text=text, tuning=tuning))
 
@@ -326,38 +331,38 @@ class Operations(Inferences):
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> Steps[tuple[Map, list[int]]]:
-        """Have the service tune, or work on its records (docs/protocol.md, TunerRun).
+        """Run a command of the compiler on the service's models and records (docs/protocol.md, TunerRun).
 
-        Returns the result, and the open files that came with it, which are the caller's.
+        Returns the result and the descriptors that came with it, which the caller closes.
         """
         answer = yield Ask(methods.TUNER_RUN, params, None, descriptors, progress)
         return answer.result, answer.descriptors
 
     @operation
     def stop_tuner(self, model: str) -> Steps[None]:
-        """End a `run_tuner` of this model soon, which uses what was found; raise NotFound where none runs."""
+        """Stop a search of `run_tuner`, which publishes its results; raise NotFound if there is none."""
         yield Ask(methods.TUNER_STOP, params.TunerStopParams(model=model))
 
     @operation
     def export_hints(self, *, spread: bool = False) -> Steps[BinaryIO]:
-        """Return the measurements of tuning here that other machines can use, as JSON lines in an open file.
+        """Return the tuning records that other machines can use, as JSON lines in an open file.
 
-        With `spread`, the file holds what a prior can be learned from: fast, slow and refused schedules of
-        each task.
+        With `spread`, the file holds fast, slow and refused schedules of each task, to learn a prior from.
         """
         given = params.HintsExportParams(spread=spread or None)
         return exported_file((yield Ask(methods.HINTS_EXPORT, given, None)).descriptors)
 
     @operation
     def import_hints(self, descriptor: int, *, device: str | None = None) -> Steps[HintsImported]:
-        """Have the service take in what other machines learned, to be tried before it counts.
+        """Import tuning records of other machines as hints, which the tuner verifies and times itself.
 
-        The file holds JSON lines (docs/protocol.md, HintsImport) of a device, by its spec.
+        `descriptor` is of a file of JSON lines (docs/protocol.md, HintsImport). `device` is an OpenCL device,
+        by default the service's.
         """
         given, row = params.HintsImportParams(device=device), methods.HINTS_IMPORT
         return row.result_of((yield Ask(row, given, None, (descriptor,))).result)
 
     @operation
     def remove(self, model: str) -> Steps[None]:
-        """Remove `model` and its files for good."""
+        """Remove `model` and its files."""
         yield Ask(methods.REPOSITORY_MODEL_UNLOAD, params.UnloadParams(model_name=model))

@@ -30,9 +30,9 @@ class Region:
     """Shared memory of `nbytes` bytes; `array` places NumPy arrays in it. Close it after its last use."""
 
     def __init__(self, name: str, nbytes: int) -> None:
-        """Make a region of `nbytes` bytes.
+        """Reserve `nbytes` bytes.
 
-        Raises InvalidArgument for a size below 1, ResourceExhausted where memory is short.
+        Raises InvalidArgument for a size below 1, and ResourceExhausted if memory is short.
         """
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes is not possible; ask for at least 1")
@@ -59,14 +59,14 @@ class Region:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether `close` was called."""
         return not self._end.alive
 
     def array(self, dtype_name: str, shape: Sequence[int], offset: int | None = None) -> NDArray[Any]:
         """Return a view of the region as an array of NumPy type `dtype_name` and `shape`.
 
-        `offset` is in bytes; None places the array behind the ones placed before it. Raises InvalidArgument
-        where it does not fit.
+        `offset` is in bytes; None places the array after the ones placed before, at a multiple of 64. Raises
+        InvalidArgument if the array does not fit.
         """
         kind = dtype(dtype_name)
         nbytes = kind.itemsize * math.prod(shape)
@@ -86,11 +86,11 @@ class Region:
         return flat.reshape(tuple(shape))
 
     def clear(self) -> None:
-        """Forget which arrays were placed; the next lies at the start."""
+        """Forget the arrays placed so far: the next one lies at the start of the region."""
         self._used = 0
 
     def room(self, nbytes: int) -> int:
-        """Reserve `nbytes` bytes behind the arrays placed before; return their offset in bytes."""
+        """Reserve `nbytes` bytes after the arrays placed before, and return their offset in bytes."""
         start = -(-self._used // ROOM_ALIGN) * ROOM_ALIGN
         self._used = start + nbytes
         return start
@@ -106,7 +106,7 @@ class Region:
         return start if array.flags.c_contiguous and array.nbytes else None
 
     def close(self) -> None:
-        """Close the descriptor; arrays made from the region stay valid until they go."""
+        """Close the descriptor; arrays of the region stay valid as long as they exist."""
         self._end()
 
     def __enter__(self) -> Region:

@@ -63,7 +63,7 @@ def load(
     processes. The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is
     called with how many are built and how many there are. `parts` is the process for partitions that the CPU
     engine runs; without it, a model that has some gets a process of its own. Raises NotFound, ModelFileError,
-    DeviceError, or ModelRefused where the CPU engine does not take a partition.
+    DeviceError, or ModelRefused if the CPU engine cannot run a partition.
     """
     chosen = device if isinstance(device, Device) else select(device)
     return Executor(
@@ -133,10 +133,10 @@ class _HeldPorts:
 
 
 class Executor:
-    """One model on one device. Calls from several threads take turns.
+    """A model on one device, whose calls from several threads run one after the other.
 
     After a DeviceError of `run` or `profile` the device's state is unknown, and every later call raises
-    DeviceError: start a new process, as a faulted context can spoil its whole process.
+    DeviceError: start a new process, because a faulted context can damage the whole process.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Executor:
 
     @property
     def model(self) -> CompiledModel:
-        """What is being run."""
+        """The compiled model."""
         return self.file.model
 
     @property
@@ -331,7 +331,7 @@ class Executor:
                 return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
 
     def close(self) -> None:
-        """Free the device's memory and let go of the file; later calls raise InvalidArgument."""
+        """Free the device's memory and close the file; later calls raise InvalidArgument."""
         with self._lock:
             self._unusable = "closed"
             self._segments.clear()
