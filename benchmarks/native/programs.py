@@ -1,118 +1,122 @@
-"""The programs: how each is installed, and how it is run alone and beside honed."""
+"""The programs: how each is installed, and its command line."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
+import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from . import models
+from benchmarks.beside import models
+from benchmarks.beside.comparison import Program
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
 _NPM = ("onnxruntime-node@1.30.0", "@huggingface/transformers@4.3.2", "sherpa-onnx-node@1.13.8")
 _PYPI = ("sherpa-onnx==2.0.1", "sherpa-onnx-core==2.0.1", "piper_phonemize==1.1.0")
-_TOLERANCE = 1e-3
-_ROUTED = re.compile(r"^honed: .* (\d+) of (\d+) runs routed$", re.MULTILINE)
-
-PROGRAMS: dict[str, Callable[[Path], Sequence[str]]] = {
-    "transformers.js": lambda folder: ("node", str(folder / "embed.mjs"), str(folder / "models"), "bert"),
-    "onnxruntime-node": lambda folder: ("node", str(folder / "image.cjs"), str(folder / "images.onnx")),
-    "sherpa-onnx-node": lambda folder: ("node", str(folder / "speech.cjs"), str(folder / "gtcrn.onnx")),
-    "sherpa-onnx (Python)": lambda folder: (
-        sys.executable,
-        str(folder / "speech.py"),
-        str(folder / "gtcrn.onnx"),
-    ),
-    "piper_phonemize": lambda folder: (sys.executable, str(folder / "vowels.py")),
-}
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a program answered, the milliseconds of its calls, its largest memory, and its runs.
-
-    `runs` are those of ONNX Runtime beside honed, of which `routed` were answered by the service.
-    """
-
-    answer: Any
-    times: Sequence[float]
-    memory_mib: float
-    routed: int
-    runs: int
-    log: str
+_DEBIAN = (
+    *("gcc", "libc6-dev", "libonnxruntime-dev", "python3-gi", "gstreamer1.0-plugins-bad"),
+    *("gstreamer1.0-plugins-base", "gir1.2-gst-plugins-base-1.0", "gir1.2-gst-plugins-bad-1.0"),
+)
+_COMPILE = "gcc -O2 -Wall -Wextra -Werror -I/usr/include/onnxruntime /work/image.c -o /work/"
+# Runs a program in the root $0 with the folder $1 as its /run/honed; its mounts end with it.
+_INSIDE = (
+    'mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && mount --bind "$1" "$0/run/honed" &&'
+    ' root=$0 && shift && exec chroot "$root" "$@"'
+)
 
 
 def install(folder: Path) -> None:
     """Install the programs, and write their models, unless they are there."""
-    done = folder / "installed"
-    if done.exists():
-        return
     folder.mkdir(parents=True, exist_ok=True)
-    # Their install scripts fetch libraries for GPUs, which need not be had.
-    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder), *_NPM]
-    subprocess.run(npm, check=True, stdout=subprocess.DEVNULL)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(folder / "python"),
-        *_PYPI,
-    ]
-    subprocess.run(pip, check=True)
-    for script in (*_HERE.glob("*.mjs"), *_HERE.glob("*.cjs"), _HERE / "speech.py", _HERE / "vowels.py"):
-        (folder / script.name).write_bytes(script.read_bytes())  # beside node_modules, where node looks
-    models.write_embedder(folder / "models" / "bert")
-    models.write_images(folder / "images.onnx")
-    models.write_denoiser(folder / "gtcrn.onnx")
-    done.touch()
+    if not (folder / "installed").exists():
+        # Their install scripts fetch libraries for GPUs, which need not be had.
+        npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
+        subprocess.run([*npm, *_NPM], check=True, stdout=subprocess.DEVNULL)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+        subprocess.run([*pip, str(folder / "python"), *_PYPI], check=True)
+        models.write_embedder(folder / "models" / "bert")
+        models.write_images(folder / "images.onnx")
+        models.write_denoiser(folder / "gtcrn.onnx")
+        (folder / "installed").touch()
+    for script in (*_HERE.glob("[!_]*.*js"), *_HERE.glob("[!_]*.py"), _HERE.parent / "beside" / "turns.py"):
+        shutil.copy(script, folder)  # beside node_modules, where node looks
 
 
-def built(folder: Path) -> Path:
+def install_debian(folder: Path) -> None:
+    """Install Debian 13 with its ONNX Runtime and GStreamer, unless it is there; for root."""
+    root = folder / "trixie"
+    work = root / "work"
+    if not (root / "installed").exists():
+        debian = ["debootstrap", "--variant=minbase", "trixie", str(root)]
+        subprocess.run(debian, check=True, stdout=subprocess.DEVNULL)
+        apt = "apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends"
+        command = ["chroot", str(root), "sh", "-c", f"{apt} {' '.join(_DEBIAN)}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        (root / "installed").touch()
+    for place in (work, root / "run" / "honed"):
+        place.mkdir(exist_ok=True)
+    for name in ("images.onnx", "frames.py", "turns.py"):
+        shutil.copy(folder / name, work)
+    shutil.copy(_HERE / "image.c", work)
+    compilers = (f"{_COMPILE}linked -lonnxruntime", f"{_COMPILE}opened -DOPENED")
+    subprocess.run(["chroot", str(root), "sh", "-c", " && ".join(compilers)], check=True)
+
+
+def build(folder: Path) -> Path:
     """Return the preload library, made of this source."""
     subprocess.run(["make", "-s", "-C", str(_ROOT / "libhoned"), f"BUILD={folder / 'libhoned'}"], check=True)
     return folder / "libhoned" / "libhoned-ort.so"
 
 
-def run(
-    folder: Path, name: str, seconds: float, library: Path | None = None, socket: str = "", **more: str
-) -> Ran:
-    """Run a program, beside honed where there is a library to preload."""
-    beside = {"LD_PRELOAD": str(library), "HONED_SOCKET": socket, "HONED_ORT_LOG": "1"} if library else {}
-    environment = {**os.environ, "PYTHONPATH": str(folder / "python"), **beside, **more}
-    command = ["/usr/bin/env", *PROGRAMS[name](folder), str(seconds)]
-    with tempfile.TemporaryFile("w+") as errors:
-        begun = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-        assert begun.stdout is not None
-        out = begun.stdout.read()
-        _, status, usage = os.wait4(begun.pid, 0)
-        begun.returncode = os.waitstatus_to_exitcode(status)
-        errors.seek(0)
-        log = errors.read()
-    if begun.returncode:
-        raise SystemExit(f"{name} ended with {begun.returncode}: {log}")
-    said = json.loads(out.splitlines()[-1])
-    counts = [tuple(map(int, each)) for each in _ROUTED.findall(log)]
-    routed, runs = (sum(each[i] for each in counts) for i in range(2))
-    return Ran(said["answer"], said["times"], usage.ru_maxrss / 1024, routed, runs, log)
+def programs(folder: Path, library: Path) -> Mapping[str, Program]:
+    """Install programs from npm and PyPI; return how they run, beside a preload library."""
+    install(folder)
+    python = str(folder / "python")
+
+    def here(*command: str) -> Program:
+        def program(socket: str) -> list[str]:
+            return ["env", f"PYTHONPATH={python}", *_variables(socket, str(library)), *command]
+
+        return program
+
+    return {
+        "transformers.js": here("node", str(folder / "embed.mjs"), str(folder / "models"), "bert"),
+        "onnxruntime-node": here("node", str(folder / "image.cjs"), str(folder / "images.onnx")),
+        "sherpa-onnx-node": here("node", str(folder / "speech.cjs"), str(folder / "gtcrn.onnx")),
+        "sherpa-onnx": here(sys.executable, str(folder / "speech.py"), str(folder / "gtcrn.onnx")),
+        "piper_phonemize": here(sys.executable, str(folder / "vowels.py")),
+    }
 
 
-def near(answer: Any, expected: Any) -> bool:
-    """Return whether two answers are equal, numbers within a tolerance."""
-    if isinstance(answer, list) and isinstance(expected, list):
-        return len(answer) == len(expected) and all(map(near, answer, expected))
-    if isinstance(answer, float | int) and isinstance(expected, float | int):
-        return math.isclose(answer, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    return bool(answer == expected)
+def debian_programs(folder: Path, library: Path) -> Mapping[str, Program]:
+    """Return how Debian 13's programs run; none where they cannot be installed."""
+    if os.geteuid() or not shutil.which("debootstrap"):
+        print("Debian's programs are left out: they need root and debootstrap", file=sys.stderr)
+        return {}
+    install_debian(folder)
+    shutil.copy(library, folder / "trixie" / "work")
+
+    def inside(*command: str) -> Program:
+        def program(socket: str) -> list[str]:
+            run = str(Path(socket).parent) if socket else "/mnt"
+            name = f"/run/honed/{Path(socket).name}" if socket else ""
+            variables = _variables(name, f"/work/{library.name}")
+            root = str(folder / "trixie")
+            return ["unshare", "--mount", "sh", "-c", _INSIDE, root, run, "env", *variables, *command]
+
+        return program
+
+    images = "/work/images.onnx"
+    return {
+        "C, linked": inside("/work/linked", images),
+        "C, dlopen": inside("/work/opened", images, "libonnxruntime.so.1.21"),
+        "GStreamer": inside("python3", "/work/frames.py", images),
+    }
+
+
+def _variables(socket: str, library: str) -> list[str]:
+    """Return what a program has in its environment beside honed; nothing alone."""
+    return [f"LD_PRELOAD={library}", f"HONED_SOCKET={socket}", "HONED_ORT_LOG=1"] if socket else []

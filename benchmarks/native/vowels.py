@@ -1,15 +1,6 @@
-"""Adds vowels to Arabic by piper_phonemize: vowels.py SECONDS."""
-
-import json
-import sys
-import time
+"""Adds vowels to Arabic by piper_phonemize: vowels.py."""
 
 import piper_phonemize
+from turns import take_turns
 
-times = []
-end = time.monotonic() + float(sys.argv[1])
-while time.monotonic() < end:
-    begun = time.perf_counter()
-    answer = piper_phonemize.tashkeel_run("مرحبا بالعالم كيف حالك اليوم")
-    times.append((time.perf_counter() - begun) * 1e3)
-print(json.dumps({"answer": answer, "times": times}))
+take_turns(lambda: piper_phonemize.tashkeel_run("مرحبا بالعالم كيف حالك اليوم"))

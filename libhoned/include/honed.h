@@ -156,6 +156,16 @@ HONED_API const char *honed_models_state(const honed_models *models, size_t inde
 HONED_API const char *honed_models_reason(const honed_models *models, size_t index);
 HONED_API const char *honed_models_engine(const honed_models *models, size_t index);
 
+/*
+ * Has the service run the ONNX file at `path`, with its external data, for this user alone. `*found` is what it takes and gives,
+ * as of honed_describe, with the name for requests. Bring it each time the program starts: a file that the service has is not
+ * taken again, and one that is not used for long may go. The first time takes as long as ONNX Runtime needs to load it.
+ * `precision` is "auto", or "fp32" where the service may not compute in fp16. FAILED_PRECONDITION where the file cannot be read
+ * or served, RESOURCE_EXHAUSTED where the user's quota is full, PERMISSION_DENIED where the service takes no models.
+ */
+HONED_API HONED_MUST_CHECK honed_code honed_bring(honed_service *service, const char *path, const char *precision,
+                                                  honed_model **found);
+
 /* ---- Tensors ---- */
 
 HONED_API const char *honed_tensor_name(const honed_tensor *tensor);

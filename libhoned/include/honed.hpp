@@ -150,6 +150,12 @@ public:
         check(honed_describe(c(), name.c_str(), &found));
         return model(found);
     }
+    model bring(const std::string &path, const std::string &precision = "auto")
+    {
+        honed_model *found;
+        check(honed_bring(c(), path.c_str(), precision.c_str(), &found));
+        return model(found);
+    }
     bool ready(const std::string &name)
     {
         int is = 0;

@@ -285,11 +285,13 @@ void session_released(OrtSession *address)
     say(text);
 }
 
-/* Of sessions that the program leaves to its end. */
+/* Of sessions that the program leaves to its end, and of all. */
 __attribute__((destructor)) static void say_totals(void)
 {
     char text[MOST_KINDS * LINE_BYTES];
-    for (size_t i = 0; settings.log && usable() && i < BUCKETS; i++) {
+    if (!settings.log || !uses || !usable())
+        return;
+    for (size_t i = 0; i < BUCKETS; i++) {
         enter();
         for (struct session *session = table[i]; session; session = session->next) {
             total_text(session, text);
@@ -297,6 +299,9 @@ __attribute__((destructor)) static void say_totals(void)
         }
         leave();
     }
+    snprintf(text, sizeof text, "honed: switching has cost %.1f ms in %.1f s\n", (double)account.excess / 1e6,
+             (double)(now() - account.begun) / 1e9);
+    say(text);
 }
 
 struct session *session_like(const struct session *session)

@@ -81,8 +81,9 @@ static honed_code hand_over(struct session *session, const struct kept_kind *kin
     int descriptor = open_file(session), folder = open_folder(session);
     honed_code code = HONED_FAILED_PRECONDITION;
     if (descriptor >= 0) {
+        struct bring_options options = {.precision = settings.half ? "auto" : "fp32", .shapes = &kind->shapes};
         honed_service_timeout(service, BRING_TIMEOUT);
-        code = bring(service, descriptor, name, folder, &kind->shapes, settings.half ? "auto" : "fp32", model);
+        code = bring(service, descriptor, name, folder, &options, model);
     } else {
         fail(&service->failure, code, "the model's file has changed since the app opened it");
     }

@@ -3,6 +3,7 @@
  *
  *   driver every SOCKET ROUNDS      everything, whatever is answered; prints how often each code came
  *   driver load SOCKET COUNT        so many inferences of "small" that must be right, 8 on their way; prints memory on the way
+ *   driver bring SOCKET FILE        a file of one's own; prints its model's name
  *
  * The model is y = x + [0, 1, ...] + 1 with 8 elements.
  */
@@ -238,12 +239,28 @@ static void load(const char *path, unsigned long count)
     honed_service_free(service);
 }
 
+/* ---- A file of one's own ---- */
+
+static void bring(const char *path, const char *file)
+{
+    honed_service *service = honed_service_new(path);
+    honed_model *model;
+    must(honed_bring(service, file, "auto", &model) == HONED_OK, honed_service_error(service));
+    honed_request *request = honed_request_new(service, honed_model_name(model));
+    printf("%s %zu\n", honed_model_name(model), honed_model_input_count(model));
+    honed_request_free(request);
+    honed_model_free(model);
+    honed_service_free(service);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 4)
         return 2;
     if (!strcmp(argv[1], "every"))
         every(argv[2], strtoul(argv[3], NULL, 10));
+    else if (!strcmp(argv[1], "bring"))
+        bring(argv[2], argv[3]);
     else
         load(argv[2], strtoul(argv[3], NULL, 10));
     return fflush(stdout) ? 1 : 0;

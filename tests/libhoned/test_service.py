@@ -16,6 +16,8 @@ from honed.runtime import Client
 from tests.daemon.conftest import SIZE, service, small_model, start_service
 from tests.daemon.running import DEADLINE, Service, start
 from tests.decoders import decoder
+from tests.ort.app import SIZE as OWN
+from tests.ort.app import feed, model
 
 from .binding import CODES, FP32, Library
 from .calls import Floats, Request, floats, opened
@@ -58,6 +60,44 @@ def test_a_model_is_described(library: Library, connected: int) -> None:
         assert library.tensor_bytes(tensor) == 4 * SIZE
         assert library.tensor_data(tensor) is None
     library.model_free(model)
+
+
+def test_a_file_of_the_programs_own_is_brought_with_its_external_data(
+    library: Library, driver: Path, start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    """The model is described, and answers by its name; bringing it again gives the same name."""
+    path, found = tmp_path / "own.onnx", ctypes.c_void_p()
+    path.write_bytes(model(location="weights.bin", folder=tmp_path))
+    running = start_service(config='[serve]\nengine = "fastest"\n')
+    with opened(library, running.socket) as connected:
+        names = []
+        for _ in range(2):
+            code = library.bring(connected, str(path), "auto", ctypes.byref(found))
+            assert code == CODES["OK"], library.service_error(connected)
+            names.append(library.model_name(found))
+            assert library.model_input_count(found) == 2
+            library.model_free(found)
+        assert names[0] == names[1]
+        with Request(library, connected, names[0]) as request:
+            inputs = feed(rows=3)
+            for name, value in inputs.items():
+                request.input(name, value)
+            assert request.infer() == CODES["OK"], request.error
+            weights = np.fromfile(tmp_path / "weights.bin", np.float32).reshape(OWN, OWN)
+            expected = np.maximum(inputs["x"] @ weights, 0) + inputs["bias"]
+            np.testing.assert_allclose(request.outputs()["y"], expected, atol=1e-3)
+        brought = subprocess.run([driver, "bring", running.socket, path], capture_output=True, text=True)
+        assert brought.stdout == f"{names[0]} 2\n", brought.stderr
+        (tmp_path / "none.onnx").write_bytes(b"no model")
+        for wrong, told in (("none.onnx", "not an ONNX model"), ("missing.onnx", "cannot be read")):
+            code = library.bring(connected, str(tmp_path / wrong), "auto", ctypes.byref(found))
+            assert (code, found.value) == (CODES["FAILED_PRECONDITION"], None)
+            assert told in library.service_error(connected)
+        (tmp_path / "weights.bin").unlink()
+        assert (
+            library.bring(connected, str(path), "fp32", ctypes.byref(found)) == CODES["FAILED_PRECONDITION"]
+        )
+        assert "weights.bin" in library.service_error(connected)
 
 
 def test_models_are_listed(library: Library, connected: int) -> None:

@@ -35,6 +35,7 @@ static void describe(honed::service &service)
         must(output.name() == "y" && output.bytes() == 32, "an output of a model that is gone");
     must(service.ready("small") && service.models()[0].state == "READY", "it is not ready");
     must(thrown([&] { service.describe("nosuch"); }) == HONED_NOT_FOUND, "a model that is not there is described");
+    must(thrown([&] { service.bring("/nosuch.onnx"); }) == HONED_FAILED_PRECONDITION, "a file that is not there is brought");
 }
 
 static void infer(honed::service &service)

@@ -6,12 +6,14 @@
  * LIBRARY is opened with dlopen and asked by dlsym; "-" where the program is linked with it. It prints what came of all runs, of
  * which those are routed that give y = x + 1000, as a service of the tests does. Keys:
  *   until (so many runs of a thread were routed, or two minutes have passed), runs, threads, sessions (each thread has one of its own, or all share them), bytes=1 (sessions out of memory), kinds (of
- *   shapes, in turns), rows (of the first), milliseconds (runs go on for so long), pause (ms between two runs), and case, one of
+ *   shapes, in turns), rows (of the first), milliseconds (runs go on for so long; -1: until standard input ends), pause (ms between
+ *   two runs), and case, one of
  *   given (outputs), misfit (outputs of another shape), twice (one output asked for twice), profile, initializer, clone (of
  *   options with an initializer), terminate, fork, release (a session made anew again and again).
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -160,11 +162,21 @@ static void run(void *session, long number, struct result *result)
         usleep((useconds_t)rest * 1000);
 }
 
+static int input_ended(void)
+{
+    struct pollfd input = {.fd = 0, .events = POLLIN};
+    char byte;
+    return poll(&input, 1, 0) > 0 && read(0, &byte, 1) <= 0;
+}
+
 static void *work(void *argument)
 {
     struct result *result = argument;
     int64_t end = now() + (until ? 120000 : milliseconds) * 1000000;
-    for (long i = 0; until || milliseconds ? now() < end && (!until || result->routed < until) : i < runs; i++) {
+    if (milliseconds < 0)
+        while (!input_ended())
+            run(shared[0], 0, result);
+    for (long i = 0; until || milliseconds ? milliseconds >= 0 && now() < end && (!until || result->routed < until) : i < runs; i++) {
         if (!strcmp(scenario, "release") && i % 25 == 24) {
             void *mine = session();
             for (int j = 0; j < 30; j++)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from benchmarks.native.programs import PROGRAMS, install, near, run
+from benchmarks.beside.comparison import Program, Running, near
+from benchmarks.native.programs import install, programs
 
-from tests.daemon.running import IDLE, NO_TUNER, Service, serving
+from tests.daemon.running import IDLE, NO_TUNER, Service, serving, wait_for
 
 from .conftest import Made
 
@@ -25,14 +24,15 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 CONFIG = IDLE + NO_TUNER
+NAMES = ("transformers.js", "onnxruntime-node", "sherpa-onnx-node", "sherpa-onnx", "piper_phonemize")
 OFTEN = "2.5"  # an allowance by which runs are routed on a busy machine, too
-TRIES = 10
+SECONDS = 8.0
 
 
 @pytest.fixture(scope="module")
-def programs(made_once: Made) -> Path:
-    """The folder with all programs and their models."""
-    return made_once("native-programs", install)
+def every(made_once: Made, preload: Path) -> Mapping[str, Program]:
+    """All programs from npm and PyPI, with their models."""
+    return programs(made_once("native-programs", install), preload / "libhoned-ort.so")
 
 
 @pytest.fixture(scope="module")
@@ -42,41 +42,27 @@ def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterat
         yield running
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_answers_are_the_same(programs: Path, preload: Path, service: Service, name: str) -> None:
-    """Whether runs are routed or not, a program gives the answers that it gives alone."""
-    library = preload / "libhoned-ort.so"
-    alone = run(programs, name, 2)
-    beside = run(programs, name, 10, library, str(service.socket), HONED_ORT_ALLOWANCE=OFTEN)
-    assert near(beside.answer, alone.answer)
-    assert "runs routed" in beside.log
-
-
-def test_runs_are_routed_whatever_happens_to_the_service(
-    programs: Path, preload: Path, service: Service
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_the_same(
+    every: Mapping[str, Program], service: Service, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The service is stopped, killed and started again while a program runs: its answers stay."""
-    name, library = "onnxruntime-node", preload / "libhoned-ort.so"
-    alone = run(programs, name, 2)
-    for _ in range(TRIES):  # until its model is compiled
-        service.hasten()
-        beside = run(programs, name, 30, library, str(service.socket), HONED_ORT_ALLOWANCE=OFTEN)
-        assert near(beside.answer, alone.answer)
-        if beside.routed:
-            break
-    assert beside.routed
-    with ThreadPoolExecutor(1) as others:
-        going_on = others.submit(
-            run, programs, name, 40, library, str(service.socket), HONED_ORT_ALLOWANCE=OFTEN
-        )
-        time.sleep(10)
-        service.process.send_signal(signal.SIGSTOP)
-        time.sleep(5)
-        service.process.send_signal(signal.SIGCONT)
-        time.sleep(5)
-        service.kill()
-        time.sleep(2)
-        service.restart()
-        disturbed = going_on.result()
-    assert near(disturbed.answer, alone.answer)
-    assert max(disturbed.times) < 5000
+    """Whether runs are routed or not, a program gives the answers that it gives alone."""
+    monkeypatch.setenv("HONED_ORT_ALLOWANCE", OFTEN)
+    with Running(every[name]("")) as alone, Running(every[name](str(service.socket))) as beside:
+
+        def is_routed() -> bool:
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                beside.use()
+                assert near(beside.found, alone.found)
+            with service.client() as client:
+                return any(each["inference_count"] for each in client.statistics())
+
+        if name == "onnxruntime-node":
+            wait_for(is_routed, "its runs to be routed", service)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            is_routed()
+        ended = beside.end()
+    assert ended.runs >= beside.uses
+    assert name != "onnxruntime-node" or ended.routed

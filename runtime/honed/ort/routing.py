@@ -5,6 +5,7 @@ Nothing here raises in an app's call, and nothing waits for the service beyond a
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import queue
@@ -40,11 +41,15 @@ Shape = tuple[int, ...]
 Own = Callable[..., list[Any]]
 
 
+def _say(line: str) -> None:
+    print(f"honed: {line}", file=sys.stderr, flush=True)
+
+
 def _allowance(said: str) -> float:
     try:
         return max(0.0, float(said))
     except ValueError:
-        print(f"honed: HONED_ORT_ALLOWANCE is {said!r}; give a number such as 1.3", file=sys.stderr)
+        _say(f"HONED_ORT_ALLOWANCE is {said!r}; give a number such as 1.3")
         return 1.0
 
 
@@ -102,6 +107,9 @@ class _Kind:
         self.reported = 0, 0  # own and routed runs
         self.said: tuple[str, str] = self.route.state, self.route.why
 
+    def __str__(self) -> str:
+        return ", ".join("x".join(map(str, shape)) for shape in self.shapes.values())
+
     def report(self) -> RunReport:
         """Return what is new since the last report."""
         route, (own, routed) = self.route, self.reported
@@ -133,7 +141,10 @@ class _Session:
         self._kinds: dict[Any, _Kind] = {}
         self._name = ""  # of its model in the service
         self.lock = threading.Lock()
+        self._title = Path(self._file).name if self._file is not None else "a model in memory"
         _sessions.add(self)
+        if _LOG:
+            weakref.finalize(self, _tell_runs, self._title, self._kinds)
 
     def run(self, own: Own, session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
         """Run as ONNX Runtime does."""
@@ -273,11 +284,25 @@ class _Session:
             return
         kind.said = said
         if _LOG:
-            shapes = ", ".join("x".join(map(str, shape)) for shape in kind.shapes.values())
             times = f"own {route.own_median / 1e6:.3f} ms, routed {route.routed_median / 1e6:.3f} ms"
             why = f"; {said[1]}" if said[1] else ""
-            name = Path(self._file).name if self._file is not None else "a model in memory"
-            print(f"honed: {name} ({shapes}): {route.state}; {times}{why}", file=sys.stderr)
+            _say(f"{self._title} ({kind}): {route.state}; {times}{why}")
+
+
+def _tell_runs(title: str, kinds: Mapping[Any, _Kind]) -> None:
+    for kind in kinds.values():
+        runs = kind.route.own_runs + kind.route.routed_runs
+        _say(f"{title} ({kind}): {kind.route.routed_runs} of {runs} runs routed")
+
+
+def _tell_cost() -> None:
+    account = _process.account
+    seconds = (_now() - account.begun) / 1e9
+    _say(f"switching has cost {account.excess / 1e6:.1f} ms in {seconds:.1f} s")
+
+
+if _LOG:
+    atexit.register(_tell_cost)
 
 
 def route(module: ModuleType) -> None:

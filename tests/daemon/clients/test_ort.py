@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -286,63 +285,6 @@ print(json.dumps(routes(session)[0].why))
     assert (
         ran(service, script, path.parent) == "model.onnx has changed since the app opened it; open it again"
     )
-
-
-def test_whatever_the_service_does_no_run_fails_or_takes_long(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, path: Path
-) -> None:
-    """A run takes at most a deadline and an own run, though the service is killed, stopped or lost."""
-    script = """
-policy.Route._deadline = lambda self: 300_000_000
-policy.Route._affords = lambda *_: True
-session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-own = session.run(None, feed())[0]
-until_routed(session, feed())
-print("ready", flush=True)
-longest, runs, wrong = 0.0, 0, 0
-import threading
-stop = threading.Event()
-threading.Thread(target=lambda: (input(), stop.set()), daemon=True).start()
-while not stop.is_set():
-    begun = time.monotonic()
-    found = session.run(None, feed())[0]
-    longest = max(longest, time.monotonic() - begun)
-    wrong += not np.allclose(found, own, atol=1e-3)
-    runs += 1
-    time.sleep(0.005)
-before = routes(session)[0].routed_runs
-until_routed(session, feed())
-print(json.dumps([wrong, longest, runs, routes(session)[0].routed_runs > before]))
-"""
-    with serving(tmp_path_factory, cache_dir, config=CONFIG) as service:
-        process = begun(service, script, path.parent)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        os.kill(service.process.pid, signal.SIGSTOP)
-        time.sleep(1.5)
-        os.kill(service.process.pid, signal.SIGCONT)
-        if (worker := service.worker) is not None:
-            worker.kill()  # the device is lost
-        time.sleep(1.0)
-        with service.client() as client:
-            for entry in client.models():
-                client.remove(entry["name"])  # as it would be for others' sake
-        time.sleep(1.0)
-        service.kill()
-        time.sleep(1.0)
-        service.restart()
-        service.wait_listening()
-        service.wait_ready()
-        service.configure(CONFIG + "[apps]\nenabled = false\n")
-        time.sleep(0.5)
-        service.configure(CONFIG)
-        time.sleep(0.5)
-        out, err = process.communicate("\n", timeout=400)
-        assert process.returncode == 0, err
-        wrong, longest, runs, routed = json.loads(out)
-    assert (wrong, routed) == (0, True)
-    assert runs > 20
-    assert longest < 3.0, "a deadline of 0.3 s, on a machine that others keep busy"
 
 
 # What the service does for such apps

@@ -1,0 +1,1 @@
+"""Programs with an ONNX Runtime of their own, alone and beside honed."""
