@@ -11,7 +11,7 @@ import pytest
 from honed.protocol import strict
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import NAME
-from honed.protocol.params import InferParams
+from honed.protocol.params import PrepareParams
 from honed.runtime.calling import calls, files, transport
 from honed.runtime.calling.shared_memory import Region
 
@@ -47,42 +47,31 @@ def test_names_made_from_files(file: str, name: str) -> None:
 def test_arrays_in_a_region_are_named_and_others_sent() -> None:
     with Region("r1", 4096) as region:
         inside = region.array("float32", (4,))
-        call = calls.infer_call(
-            "m",
-            {"a": inside, "b": np.arange(3)},
-            {"y": inside},
-            [region],
-            timeout=1,
-            priority=2,
-            finite=False,
-        )
+        place = calls.place_of(inside, [region])
+        arrays = {"a": inside, "b": np.arange(3)}
+        call = calls.infer_call("m", arrays, {"y": place}, {"a": place}, calls.Asking())
     plain = strict.to_plain(call.params, omit_defaults=True)
     place = {"shared_memory_region": "r1", "shared_memory_offset": 0, "shared_memory_byte_size": 16}
     assert plain["inputs"][0]["parameters"] == place
     assert plain["inputs"][1] == {"name": "b", "datatype": "INT64", "shape": [3]}
-    assert [bytes(c) for c in plain["raw_input_contents"]] == [np.arange(3).tobytes()]
+    assert call.contents(arrays) == [np.arange(3).tobytes()]
     assert plain["outputs"] == [{"name": "y", "parameters": place}]
     assert call.shared == {"y"}
 
 
 def test_scalars_empty_and_boolean_arrays() -> None:
-    call = calls.infer_call(
-        "m",
-        {"s": np.float32(2), "e": np.zeros((0, 3), np.float16), "b": np.array([True, False])},
-        None,
-        [],
-        timeout=1,
-        priority=2,
-        finite=False,
+    arrays = calls.portable(
+        {"s": np.float32(2), "e": np.zeros((0, 3), np.float16), "b": np.array([True, False])}
     )
+    call = calls.infer_call("m", arrays, None, {}, calls.Asking())
     assert [tensor.shape for tensor in call.params.inputs] == [(), (0, 3), (2,)]
-    assert [bytes(c) for c in call.params.raw_input_contents or ()] == [b"\0\0\0\x40", b"", b"\x01\x00"]
+    assert call.contents(arrays) == [b"\0\0\0\x40", b"", b"\x01\x00"]
 
 
 def test_types_that_are_not_carried_are_refused() -> None:
     for value in (np.array([1j]), np.array([object()])):
         with pytest.raises(InvalidArgument, match=r"not supported|text is wanted"):
-            calls.infer_call("m", {"x": value}, None, [], timeout=1, priority=2, finite=False)
+            calls.infer_call("m", {"x": value}, None, {}, calls.Asking()).contents({"x": value})
 
 
 OUTPUT = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {}}
@@ -90,16 +79,19 @@ RESULT = {
     "model_name": "m",
     "model_version": "1",
     "id": "",
-    "parameters": {"queue_us": 1, "compute_us": 1, "of a later service": 1},
+    "parameters": {"queue_us": 1, "compute_us": 1, "engine": "cpu", "of a later service": 1},
     "outputs": [OUTPUT],
     "raw_output_contents": [b"12345678"],
 }
-CALL = calls.InferCall(InferParams(model_name="m", inputs=()), {}, frozenset())
+CALL = calls.InferCall(PrepareParams(model_name="m", inputs=()))
 
 
 def test_a_result_becomes_arrays() -> None:
-    out = calls.infer_result(CALL, {**RESULT, "of a later service": {}})
-    assert out["y"].tobytes() == b"12345678"
+    for shape in ([2], [1, 2], [2]):
+        outputs = [{**OUTPUT, "shape": shape}]
+        answer = CALL.answer({**RESULT, "outputs": outputs, "of a later service": {}}, {})
+        assert answer.outputs["y"].tobytes() == b"12345678"
+        assert answer.outputs["y"].shape == tuple(shape)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +107,7 @@ def test_a_result_becomes_arrays() -> None:
 )
 def test_results_that_make_no_sense(result: dict[str, object]) -> None:
     with pytest.raises(Internal):
-        calls.infer_result(CALL, result)
+        CALL.answer(result, {})
 
 
 def missing(*names: str) -> MissingFiles:

@@ -15,7 +15,7 @@ from typing import Final
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import Loader
-from honed.daemon.serving.plan import CheckedForm
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
 from honed.daemon.worker.calls import RunStep, SetSequence, StepRan
 from honed.daemon.worker.shared_memory import RegionTable
@@ -130,16 +130,18 @@ class FormTrial:
             yield self._steps(level, Step(1, self._tokens, rows + on))
 
     def _steps(self, level: int, step: Step) -> Steps:
-        async def ask(model: ServedModel | None, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
+        async def ask(
+            model: ServedModel | None, _: InferencePlan, asked: Callable[[str], RunStep]
+        ) -> StepRan:
             if model is None:
                 return await self.device.step(asked(self.key))
             return await self.cpu.step(asked(model.manifest.source_key))
 
-        params, regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
+        (params, data), regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
         params = dataclasses.replace(params, parameters=InferOptions(last_token=True))
         return Steps(
             alike=alike_of(params, self.decoder, step.before, regions, self.max_answer_bytes),
-            data=params.raw_input_contents or (),
+            data=data,
             step=step,
             number=self.numbers[level],
             regions=regions,

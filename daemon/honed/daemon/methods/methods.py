@@ -113,8 +113,6 @@ class Api:
 
     def answer(self, call: ApiCall, method: str) -> Work:
         """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
-        if method == methods.MODEL_INFER.name and (like := self.inferring.again(call)) is not None:
-            return like
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
@@ -379,7 +377,9 @@ def _named(params: ModelParams) -> str:
 _answers(methods.METRICS)(lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
 _answers(methods.CONFIG_SHOW)(lambda api, _, __: api.reloader.show())
 _answers(methods.CONFIG_RELOAD)(lambda api, _, __: api.reloader.reload())
-_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.start(call, params))
+_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.infer(call, params))
+_answers(methods.MODEL_PREPARE)(lambda api, call, params: api.inferring.prepare(call.connection, params))
+_answers(methods.MODEL_RUN)(lambda api, call, params: api.inferring.run(call, params))
 _answers(methods.MODEL_PUBLISH)(lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _answers(methods.MODEL_ROLLBACK)(lambda api, _, params: api.publisher.rollback(params))
 _answers(methods.MODEL_PIN)(lambda api, _, params: api.publisher.pin(params))
