@@ -164,11 +164,15 @@ class InferencePipeline:
     async def _run(self, call: InferCall) -> Map:
         self.check_running()  # it may have waited in a sequence
         connection, runner = call.connection, call.runner()
-        with self.leasing.serving(call.entry.name, connection.peer.pid):
+        counted = self.leasing.came(call.entry.name, connection.peer.pid)
+        try:
             plan = self.plan(call, runner)
             result, ran = await self.pool.asking.infer(
                 connection.client, runner, plan, call.data, call.id, call.seconds(plan)
             )
+        finally:
+            if counted:
+                self.leasing.went(call.entry.name)
         for answered in call.answered:
             answered(runner, plan, ran.observed)
         self._ran(runner, plan, ran)
