@@ -113,10 +113,14 @@ class PrepareParams:
 
 @dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class RunParams:
-    """Parameters of ModelRun: the number that ModelPrepare gave, and what is each request's own."""
+    """Parameters of ModelRun: the number that ModelPrepare gave, and what is each request's own.
+
+    `timeout` in microseconds; None: as prepared.
+    """
 
     number: int
     id: str | None = None
+    timeout: int | None = None
     raw_input_contents: tuple[Data, ...] | None = None
 
 

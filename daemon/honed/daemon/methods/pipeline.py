@@ -30,9 +30,10 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection
 from honed.daemon.worker.calls import InferenceResult
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, NotPrepared
 from honed.protocol.methods import check_version
-from honed.protocol.params import Data, InferParams, PrepareParams, RunParams
+from honed.protocol.params import InferParams, PrepareParams, RunParams
 from honed.protocol.results import Prepared
 from honed.protocol.strict import Map
 
@@ -104,18 +105,17 @@ class InferencePipeline:
         if prepared is not None:
             entry = self.registry.find(prepared.params.model_name)
             if entry is None or entry.manifest.owner == prepared.owner:
-                data, name = params.raw_input_contents or (), params.id or ""
-                return Driven(self._infer(call.connection, prepared.params, prepared.known, data, name))
+                return Driven(self._infer(call.connection, prepared.params, prepared.known, params))
         raise NotPrepared(f"no request is prepared as {params.number} on this connection; prepare it")
 
     def infer(self, call: ApiCall, params: InferParams) -> Driven[Map]:
         """Return the work for ModelInfer."""
-        data, name = params.raw_input_contents or (), params.id or ""
-        params = dataclasses.replace(params, raw_input_contents=None, id=None)
-        return Driven(self._infer(call.connection, params, {}, data, name))
+        whole = strict.like(PrepareParams, params)
+        run = RunParams(number=0, id=params.id, raw_input_contents=params.raw_input_contents)
+        return Driven(self._infer(call.connection, whole, {}, run))
 
     async def _infer(
-        self, connection: Connection, params: PrepareParams, known: Known, data: tuple[Data, ...], name: str
+        self, connection: Connection, params: PrepareParams, known: Known, run: RunParams
     ) -> Map:
         """Return the result of a request.
 
@@ -124,17 +124,26 @@ class InferencePipeline:
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
             check_version(params.model_version)
+            deadline = None
+            if run.timeout is not None:
+                deadline = begun + plans.checked_timeout(run.timeout) / 1e6
             entry = self.registry.model(params.model_name)
             if compiled_only.wants_compiled(params):
                 params = compiled_only.with_scalars(params, entry.manifest.interface)
             call = InferCall(
-                connection=connection, entry=entry, params=params, data=data, id=name, known=known
+                connection=connection,
+                entry=entry,
+                params=params,
+                data=run.raw_input_contents or (),
+                id=run.id or "",
+                known=known,
+                deadline=deadline,
             )
             while True:
                 try:
                     return await self._of(call.entry).infer(call)
                 except Replaced:
-                    deadline = begun + plans.timeout_us(params.parameters) / 1e6
+                    deadline = deadline or begun + plans.timeout_us(params.parameters) / 1e6
                     entry = self.registry.model(entry.name)
                     call = dataclasses.replace(call, entry=entry, deadline=deadline)
 

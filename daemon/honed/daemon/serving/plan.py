@@ -281,7 +281,13 @@ def _without_state(params: PrepareParams) -> HonedError:
 
 def timeout_us(options: InferOptions | None) -> int:
     """Return the microseconds until the answer is worthless; raise InvalidArgument if out of range."""
-    timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    return checked_timeout(
+        DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    )
+
+
+def checked_timeout(timeout: int) -> int:
+    """Return microseconds that a request may take; raise InvalidArgument if out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
     return timeout

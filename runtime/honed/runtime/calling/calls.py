@@ -7,6 +7,7 @@ Nothing is sent or received here; a client's own regions of shared memory are ma
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import uuid
@@ -242,7 +243,7 @@ class Inferences:
             wanted: dict[str, RegionPlace | None] | None = None
             if outputs is not None:
                 wanted = {name: place_of(into[name], regions) if into else None for name in outputs}
-            asking = Asking(seconds, priority, finite, sequence, compiled)
+            asking = Asking(priority, finite, sequence, compiled)
             like = (
                 *(model, asking, lent, None if wanted is None else (*wanted.items(),)),
                 *((name, array.dtype, array.shape, places.get(name)) for name, array in arrays.items()),
@@ -252,8 +253,7 @@ class Inferences:
                     call = self._known.get(like)
                     if not isinstance(call, InferCall):
                         call = infer_call(model, arrays, wanted, places, asking, lent)
-                    limit = None if seconds is None else seconds + GRACE
-                    reply = yield from self._sent(like, call, call.contents(arrays), limit)
+                    reply = yield from self._sent(like, call, call.contents(arrays), seconds)
                     answered = call.answer(reply, into)
             except AnswerTooLarge as error:
                 if sequence is not None or error.nbytes <= asked:
@@ -270,25 +270,29 @@ class Inferences:
         like: Hashable,
         prepared: PreparedRequest,
         contents: Sequence[Data],
-        limit: float | None,
+        seconds: float | None,
         name: str | None = None,
     ) -> Steps[Map]:
-        """Return the result of a request whose `id` is `name`; `like` are those that differ in data alone.
+        """Return the result of a request whose `id` is `name`; `like` are those that differ in these alone.
 
         The first of them is sent whole, as is one whose number the service does not know any more.
         """
+        micros = methods.MAX_TIMEOUT_US if seconds is None else max(1, round(seconds * 1e6))
+        limit = None if seconds is None else seconds + GRACE
+        own: Map = {"id": name, "raw_input_contents": tuple(contents)}
         if like in self._known and self._prepares:
             try:
                 if (number := prepared.number) is None:
                     answered = yield Ask(methods.MODEL_PREPARE, prepared.params, limit)
                     number = prepared.number = methods.MODEL_PREPARE.result_of(answered.result).number
-                run = RunParams(number=number, id=name, raw_input_contents=tuple(contents))
+                run = RunParams(number=number, timeout=micros, **own)
                 return (yield Ask(methods.MODEL_RUN, run, limit)).result
             except NotPrepared:
                 prepared.number = None
             except Unimplemented:
                 self._prepares = False
-        whole = strict.like(InferParams, prepared.params, id=name, raw_input_contents=tuple(contents))
+        options = dataclasses.replace(prepared.params.parameters or InferOptions(), timeout=micros)
+        whole = strict.like(InferParams, prepared.params, parameters=options, **own)
         reply = yield Ask(methods.MODEL_INFER, whole, limit)
         if like not in self._known:
             while len(self._known) >= _KNOWN:
@@ -356,9 +360,8 @@ def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
 
 
 class Asking(NamedTuple):
-    """What a request says beside its tensors; `timeout` is in seconds, None: no limit."""
+    """What a request says beside its tensors and its timeout."""
 
-    timeout: float | None = None
     priority: int = 2
     finite: bool = False
     sequence: InSequence | None = None
@@ -405,9 +408,8 @@ def infer_call(
 
 
 def _options(asking: Asking, lent: Lent | None) -> InferOptions:
-    timeout, sequence = asking.timeout, asking.sequence
-    micros = methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6))
-    said: Map = {"timeout": micros, "priority": asking.priority, "finite": asking.finite}
+    sequence = asking.sequence
+    said: Map = {"priority": asking.priority, "finite": asking.finite}
     if sequence is not None:
         said |= {"sequence_id": sequence.id, "last_token": sequence.last_token or None}
         said |= {"sequence_start": sequence.start or None, "sequence_end": sequence.end or None}
