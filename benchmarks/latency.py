@@ -1,9 +1,12 @@
-"""What a small request costs, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
+"""What a request costs, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
 
-Each checkout has a service of its own, on the first OpenCL device, with the same small model for each engine,
-and a client in a process of its own. Blocks of requests alternate, and who begins is left to chance. For
+Each checkout has a service of its own, on the first OpenCL device, with the same models for each engine, and
+a client in a process of its own. The models of `--cases` do next to nothing: `tiny`, `1MB` and `4MB` take and
+give one tensor, a `detector` takes 1.2 MB and gives twelve tensors of 120 KB in all, and a `step` is that of
+a decoder's sequence, by the CPU engine. Blocks of requests alternate, and who begins is left to chance. For
 each block there is the median latency of its requests, the processor time that client, service and worker
-took for one of them, and the worker's without what a run itself took, by the fastest tenth of the runs.
+took for one of them, the worker's without what a run itself took, by the fastest tenth of the runs, and how
+often processes waited (switches) and touched pages for the first time (faults).
 Printed are of each checkout the figure that a tenth of the blocks do not exceed, which other processes
 hardly raise, and the ratio of the two; then medians over blocks of the ratios of neighbours. At the end
 stands what is resident at rest.
@@ -20,16 +23,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+
+if __package__:  # else this is a client of any checkout
+    from tests.decoders import decoder
 
 _HERE = Path(__file__).resolve()
 _FOLDERS = ("", "daemon", "runtime", "tuner")
 _ENGINES = ("gpu", "cpu")
+# Of each case the floats of its inputs and its outputs; a decoder's step has none.
+_CASES: dict[str, tuple[list[int], list[int]]] = {
+    "tiny": ([8], [8]),
+    "1MB": ([1 << 18], [1 << 18]),
+    "4MB": ([1 << 20], [1 << 20]),
+    "detector": ([3 * 320 * 320], [2560] * 12),
+    "step": ([], []),
+}
+_STEPS = 200  # of a sequence
 _CONFIG = "[tuner]\nspawn = false\n"
 _READY_SECONDS = 120.0
 _REST_SECONDS = 3.0
@@ -38,47 +55,78 @@ _PARTS = ("client", "service")
 _PROCESSES = (*_PARTS, *_ENGINES)
 
 
-def model(path: Path, tensors: int, floats: int) -> None:
-    """Write a model of so many inputs and outputs of so many floats each, a sum and a rectifier each."""
+def model(path: Path, inputs: list[int], outputs: list[int]) -> None:
+    """Write a model whose outputs are the first elements of its input, rectified after a sum."""
     import onnx
     from onnx import TensorProto, helper
 
-    inputs = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [floats]) for i in range(tensors)]
-    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [floats]) for i in range(tensors)]
-    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    def infos(sizes: list[int], name: str) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(f"{name}{i}", TensorProto.FLOAT, [n]) for i, n in enumerate(sizes)
+        ]
+
+    constants = [helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])]
     nodes = []
-    for i in range(tensors):
-        nodes.append(helper.make_node("Add", [f"x{i}", "one"], [f"s{i}"]))
+    for i, size in enumerate(outputs):
+        source = f"x{i % len(inputs)}"
+        if size < inputs[i % len(inputs)]:
+            constants.append(helper.make_tensor(f"from{i}", TensorProto.INT64, [1], [i * size]))
+            constants.append(helper.make_tensor(f"to{i}", TensorProto.INT64, [1], [i * size + size]))
+            nodes.append(helper.make_node("Slice", [source, f"from{i}", f"to{i}"], [f"c{i}"]))
+            source = f"c{i}"
+        nodes.append(helper.make_node("Add", [source, "one"], [f"s{i}"]))
         nodes.append(helper.make_node("Relu", [f"s{i}"], [f"y{i}"]))
-    graph = helper.make_graph(nodes, "small", inputs, outputs, [one])
+    graph = helper.make_graph(nodes, "small", infos(inputs, "x"), infos(outputs, "y"), constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def serve_blocks(socket: str, path: str) -> None:
+def serve_blocks(socket: str, folder: str) -> None:
     """The client's process: adds the models, then makes as many requests as each line of input says."""
     from honed.runtime import Client
 
     with Client(socket) as client:
+        vars(client)["_in_app"] = None  # another checkout's client may run small models itself
         end = time.monotonic() + _READY_SECONDS
         while not _is_ready(client):
             if time.monotonic() > end:
                 raise SystemExit("the service does not become ready; its log says why")
             time.sleep(0.1)
-        for engine in _ENGINES:
-            client.add(path, name=engine, engine=engine)
-        given = {t["name"]: np.ones(t["shape"], np.float32) for t in client.metadata(_ENGINES[0])["inputs"]}
+        given = {}
+        for path in sorted(Path(folder).glob("*.onnx")):
+            engines = _ENGINES if path.stem != "step" else ("cpu",)
+            for engine in engines:
+                client.add(path, name=f"{path.stem}-{engine}", engine=engine)
+            given[path.stem] = {
+                t["name"]: np.ones([max(1, n) for n in t["shape"]], np.float32)
+                for t in client.metadata(f"{path.stem}-{engines[0]}")["inputs"]
+            }
         status = client.status()
         workers = {each["engine"]: each["worker"]["pid"] for each in status["devices"]}
         print(json.dumps([os.getpid(), status["pid"], *map(workers.get, _ENGINES)]), flush=True)
         for line in sys.stdin:
-            engine, requests = line.split()
+            case, engine, requests = line.split()
             taken, ran = [], []
-            for _ in range(int(requests)):
+            for infer in _requests(client, case, engine, given[case], int(requests)):
                 began = time.perf_counter()
-                answer = client.answer(engine, given)
+                answer = infer()
                 taken.append(time.perf_counter() - began)
                 ran.append(answer.compute_us)
             print(json.dumps([median(taken) * 1e6, float(np.percentile(ran, _TENTH))]), flush=True)
+
+
+def _requests(
+    client: Any, case: str, engine: str, given: dict[str, np.ndarray], count: int
+) -> Iterator[Callable[[], Any]]:
+    """Yield what makes each request; for a step those of sequences."""
+    from honed.runtime.calling.calls import InSequence
+
+    if case != "step":
+        yield from [lambda: client.answer(f"{case}-{engine}", given)] * count
+        return
+    ids = {"input_ids": np.ones((1, 1), np.int64)}
+    for number in range(count):
+        sequence = InSequence(f"bench{os.getpid()}", start=number % _STEPS == 0, last_token=True)
+        yield lambda: client.answer(f"{case}-{engine}", ids, sequence=sequence)  # noqa: B023
 
 
 def _is_ready(client: object) -> bool:
@@ -92,23 +140,26 @@ def _is_ready(client: object) -> bool:
 
 @dataclass(slots=True)
 class Side:
-    """One checkout at work, and microseconds of its blocks by engine: latency, and processor time."""
+    """One checkout at work, and figures of its blocks by case and engine."""
 
     client: subprocess.Popen[str]
     pids: dict[str, int]
-    blocks: dict[str, list[dict[str, float]]] = field(default_factory=lambda: {e: [] for e in _ENGINES})
+    blocks: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
 
-    def block(self, engine: str, requests: int) -> dict[str, float]:
+    def block(self, case: str, engine: str, requests: int) -> dict[str, float]:
         """What one request takes, of so many."""
         assert self.client.stdin is not None
         pids = {name: self.pids[of] for name, of in (*zip(_PARTS, _PARTS, strict=True), ("worker", engine))}
-        before = {name: _processor_seconds(pid) for name, pid in pids.items()}
-        self.client.stdin.write(f"{engine} {requests}\n")
+        before = {name: _spent(pid) for name, pid in pids.items()}
+        self.client.stdin.write(f"{case} {engine} {requests}\n")
         self.client.stdin.flush()
         latency, ran = json.loads(_line(self.client))
-        spent = {n: (_processor_seconds(pid) - before[n]) * 1e6 / requests for n, pid in pids.items()}
-        beside = {"worker beside the run": spent["worker"] - ran}
-        return {"latency": latency, **spent, **beside, "all processes": sum(spent.values())}
+        spent = {name: (_spent(pid) - before[name]) / requests for name, pid in pids.items()}
+        times = {name: float(each[0]) * 1e6 for name, each in spent.items()}
+        figures = {"latency": latency, **times, "worker beside the run": times["worker"] - ran}
+        figures["all processes"] = sum(times.values())
+        figures["switches"], figures["faults"] = (float(sum(e[at] for e in spent.values())) for at in (1, 2))
+        return figures
 
     def resident(self) -> dict[str, float]:
         """Proportional MiB of service and workers."""
@@ -128,13 +179,23 @@ def _processor_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def _spent(pid: int) -> np.ndarray:
+    """Seconds of the processor, switches between threads, and pages touched for the first time."""
+    switches = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        found = [line.split()[1] for line in status.read_text().splitlines() if "_ctxt_switches" in line]
+        switches += sum(map(int, found))
+    faults = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+    return np.array([_processor_seconds(pid), switches, faults])
+
+
 def _proportional_mib(pid: int) -> float:
     rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) / 1024
 
 
 @contextlib.contextmanager
-def running(root: Path, folder: Path, onnx_file: Path) -> Iterator[Side]:
+def running(root: Path, folder: Path, models: Path) -> Iterator[Side]:
     """The service and the client of a checkout, ended at the end."""
     folder.mkdir()
     config, socket = folder / "honed.toml", folder / "s"
@@ -148,7 +209,7 @@ def running(root: Path, folder: Path, onnx_file: Path) -> Iterator[Side]:
         daemon = subprocess.Popen(service, env=environment, stdin=subprocess.DEVNULL, stderr=log, cwd=folder)
         stack.callback(daemon.wait)
         stack.callback(daemon.terminate)
-        command = [sys.executable, str(_HERE), "--client", str(socket), str(onnx_file)]
+        command = [sys.executable, str(_HERE), "--client", str(socket), str(models)]
         client = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
         )
@@ -157,34 +218,41 @@ def running(root: Path, folder: Path, onnx_file: Path) -> Iterator[Side]:
         yield Side(client, dict(zip(_PROCESSES, json.loads(_line(client)), strict=True)))
 
 
-def compare(roots: dict[str, Path], tensors: int, floats: int, requests: int, blocks: int) -> None:
+def compare(roots: dict[str, Path], cases: list[str], requests: int, blocks: int) -> None:
     """Print a row for each figure: of each checkout, and the ratio of the last to the first."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lat-")))
-        model(folder / "small.onnx", tensors, floats)
-        sides = [
-            stack.enter_context(running(root, folder / name, folder / "small.onnx"))
-            for name, root in roots.items()
-        ]
+        models = folder / "models"
+        models.mkdir()
+        for case in cases:
+            if case == "step":
+                decoder(models / "step.onnx")
+            else:
+                model(models / f"{case}.onnx", *_CASES[case])
+        sides = [stack.enter_context(running(root, folder / name, models)) for name, root in roots.items()]
         order = random.Random(0)
-        turns = [(side, engine) for side in sides for engine in _ENGINES]
-        for side, engine in turns:
-            side.block(engine, requests)  # does not count
+        kinds = [(case, engine) for case in cases for engine in (_ENGINES if case != "step" else ("cpu",))]
+        turns = [(side, *kind) for side in sides for kind in kinds]
+        for side, case, engine in turns:
+            side.block(case, engine, requests)  # does not count
         for _ in range(blocks):
-            for side, engine in order.sample(turns, len(turns)):
-                side.blocks[engine].append(side.block(engine, requests))
+            for side, case, engine in order.sample(turns, len(turns)):
+                side.blocks[case, engine].append(side.block(case, engine, requests))
         time.sleep(_REST_SECONDS)
-        print(f"{tensors} tensors in and out of {floats} floats; {blocks} blocks of {requests}; each request")
-        print(f"| engine, figure | {' | '.join(roots)} | now / before | median of ratios (quartiles) |")
+        print(f"{blocks} blocks of {requests}; each request")
+        print(f"| case, engine, figure | {' | '.join(roots)} | now / before | median of ratios (quartiles) |")
         print(f"|---|{'---:|' * (len(roots) + 2)}")
-        for engine in _ENGINES:
-            for name in sides[0].blocks[engine][0]:
-                figures = [[block[name] for block in side.blocks[engine]] for side in sides]
-                low, middle, high = np.percentile(np.divide(figures[-1], figures[0]), (25, 50, 75))
+        for kind in kinds:
+            for name in sides[0].blocks[kind][0]:
+                figures = [np.array([block[name] for block in side.blocks[kind]]) for side in sides]
+                ratios = figures[-1] / np.maximum(figures[0], 1e-3)
+                low, middle, high = np.percentile(ratios, (25, 50, 75))
                 least = [float(np.percentile(each, _TENTH)) for each in figures]
-                shown = " | ".join(f"{each:4.0f} us" for each in least)
-                ratios = f"{least[-1] / least[0]:.2f} | {middle:.2f} ({low:.2f} to {high:.2f})"
-                print(f"| {engine}: {name} | {shown} | {ratios} |")
+                unit = ".1f" if name in ("switches", "faults") else ".0f"
+                shown = " | ".join(f"{each:{unit}}{'' if unit == '.1f' else ' us'}" for each in least)
+                over = least[-1] / max(least[0], 1e-3)
+                row = f"{shown} | {over:.2f} | {middle:.2f} ({low:.2f} to {high:.2f})"
+                print(f"| {' '.join(kind)}: {name} | {row} |")
         for name in sides[0].resident():
             mib = [side.resident()[name] for side in sides]
             shown = " | ".join(f"{each:.1f} MiB" for each in mib)
@@ -198,13 +266,12 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout")
-    parser.add_argument("--tensors", type=int, default=1, help="inputs and outputs of the model")
-    parser.add_argument("--floats", type=int, default=8, help="in each of them")
+    parser.add_argument("--cases", nargs="+", choices=_CASES, default=[*_CASES], help="which models")
     parser.add_argument("--requests", type=int, default=100, help="in a block")
     parser.add_argument("--blocks", type=int, default=30, help="of each checkout and engine")
     given = parser.parse_args()
     before = {"before": given.against.resolve()} if given.against is not None else {}
-    compare(before | {"now": _HERE.parents[1]}, given.tensors, given.floats, given.requests, given.blocks)
+    compare(before | {"now": _HERE.parents[1]}, given.cases, given.requests, given.blocks)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,16 @@
 #include "../src/request.h"
 #include "../src/transport.h"
 
-enum { MOST_LINES = 16, MOST_OUTPUTS = MOST_TENSORS, LEAST_SHARED = 1 << 16 };
+enum { MOST_LINES = 16, MOST_REQUESTS = 8, MOST_OUTPUTS = MOST_TENSORS, LEAST_SHARED = 1 << 16 };
 
 /* ---- Connections: each belongs to one run at a time ---- */
 
 struct line {
     honed_service *service;
     honed_buffer *buffer; /* may be NULL */
+    honed_request *requests[MOST_REQUESTS]; /* of the latest kinds, which the service has prepared */
+    uint64_t kinds[MOST_REQUESTS];
+    size_t made;
     bool taken;
 };
 static struct line lines[MOST_LINES];
@@ -236,19 +239,32 @@ static bool take_outputs(const struct runtime *runtime, const struct run *run, c
     return whole;
 }
 
+/* One for runs of this kind, which those before left; NULL where memory is short. */
+static honed_request *request_for(struct line *line, const char *model, uint64_t kind)
+{
+    size_t at = line->made % MOST_REQUESTS;
+    for (size_t i = 0; i < MOST_REQUESTS; i++)
+        if (line->requests[i] && line->kinds[i] == kind && !strcmp(line->requests[i]->model, model))
+            return line->requests[i];
+    honed_request_free(line->requests[at]);
+    line->requests[at] = honed_request_new(line->service, model);
+    if (!line->requests[at])
+        return NULL;
+    line->requests[at]->compiled = true;
+    line->kinds[at] = kind;
+    line->made++;
+    return line->requests[at];
+}
+
 bool answer_run(const struct runtime *runtime, const struct run *run, const struct read_kind *kind, struct line *line,
                 const char *model, int64_t deadline)
 {
     honed_request *request;
-    bool answered;
     if (!line->service)
         line->service = honed_service_new(NULL);
-    request = line->service ? honed_request_new(line->service, model) : NULL;
+    request = line->service ? request_for(line, model, kind->hash) : NULL;
     if (!request)
         return false;
-    request->compiled = true;
     honed_request_timeout(request, (int)((deadline + 999999) / 1000000));
-    answered = fill_request(run, kind, line, request) && !honed_infer(request) && take_outputs(runtime, run, request);
-    honed_request_free(request);
-    return answered;
+    return fill_request(run, kind, line, request) && !honed_infer(request) && take_outputs(runtime, run, request);
 }

@@ -102,5 +102,6 @@ void take_answer(struct call *call, const struct message *message, const struct 
         take_contents(request, message, contents);
         take_parameters(request, message, find(message, result, "parameters"));
         request->flags &= HONED_SEQUENCE_LAST_TOKEN;
+        request->answered_on = request->service->connections;
     }
 }

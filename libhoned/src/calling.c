@@ -8,6 +8,8 @@ void request_ended(struct call *call)
     honed_request *request = (honed_request *)call;
     honed_service *service = request->service;
     request->failure = call->failure;
+    frame_free(request->run);
+    request->run = NULL;
     if (call->failure.code)
         tensors_free(&request->outputs);
     if (!request->collected)

@@ -12,6 +12,7 @@ struct frame *frame_new(size_t room)
     if (!frame)
         return NULL;
     frame->room = room;
+    frame->references = 1;
     frame->bytes = malloc(room);
     if (!frame->bytes) {
         free(frame);
@@ -20,10 +21,16 @@ struct frame *frame_new(size_t room)
     return frame;
 }
 
+void frame_keep(struct frame *frame)
+{
+    frame->references++;
+}
+
 void frame_free(struct frame *frame)
 {
-    if (frame)
-        free(frame->bytes);
+    if (!frame || --frame->references)
+        return;
+    free(frame->bytes);
     free(frame);
 }
 
@@ -102,6 +109,11 @@ void put_bytes(struct frame *frame, const void *data, size_t size)
     }
     msgpack_pack_bin(&to, size);
     msgpack_pack_bin_body(&to, data, size);
+}
+
+void put_packed(struct frame *frame, const void *data, size_t size)
+{
+    write_to_frame(frame, data, size);
 }
 
 /* The parameters, one map, follow. */

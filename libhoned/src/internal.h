@@ -24,6 +24,7 @@ struct failure {
 /* A message on its way to the service. */
 struct frame {
     struct frame *next;
+    size_t references;
     struct call *call; /* that waits for the answer; NULL where none does */
     const int *descriptors; /* sent with the first byte; they stay their owner's */
     size_t descriptor_count;
@@ -50,7 +51,7 @@ struct call {
     struct failure failure;
     /* Takes the result; a failure is that of the call. */
     void (*take)(struct call *call, const struct message *message, const struct value *result);
-    /* Takes what an error says beside its code; may be NULL. */
+    /* Takes what an error says beside its code; may be NULL. It may hold another frame, which is sent then. */
     void (*refused)(struct call *call, const struct message *message, const struct value *error);
     /* Told when it has ended, whichever way; may be NULL. */
     void (*ended)(struct call *call);
@@ -109,7 +110,8 @@ void succeed(struct failure *failure);
 
 /* frame.c: the msgpack_pack functions of frames. After the last one `failed` says whether memory was short. */
 struct frame *frame_new(size_t room);
-void frame_free(struct frame *frame);
+void frame_keep(struct frame *frame);
+void frame_free(struct frame *frame); /* unless somebody else keeps it */
 void put_request(struct frame *frame, uint32_t msgid, const char *method);
 void put_notification(struct frame *frame, const char *method);
 void put_map(struct frame *frame, size_t pairs);
@@ -119,6 +121,7 @@ void put_uint(struct frame *frame, uint64_t value);
 void put_int(struct frame *frame, int64_t value);
 void put_bool(struct frame *frame, bool value);
 void put_bytes(struct frame *frame, const void *data, size_t size);
+void put_packed(struct frame *frame, const void *data, size_t size); /* what was put into another frame */
 
 /* service.c */
 void service_keep(honed_service *service);

@@ -15,6 +15,7 @@ honed_request *honed_request_new(honed_service *service, const char *model)
     }
     request->call.take = take_answer;
     request->call.ended = request_ended;
+    request->call.refused = take_refusal;
     request->service = service;
     request->timeout = -1;
     service_keep(service);
@@ -61,6 +62,7 @@ void honed_request_free(honed_request *request)
         return;
     service = request->service;
     honed_request_cancel(request);
+    forget_form(request);
     forget_done(service, request);
     free_bindings(&request->inputs);
     free_bindings(&request->wanted);

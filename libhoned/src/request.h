@@ -22,6 +22,12 @@ struct bindings {
     struct binding *of;
 };
 
+/* A request but for its data and timeout, packed: pairs of its map, and behind them those of its parameters. */
+struct likeness {
+    struct frame *packed;
+    size_t pairs, options_at, options;
+};
+
 struct honed_request {
     struct call call; /* first: calls are taken for it */
     honed_service *service;
@@ -40,6 +46,14 @@ struct honed_request {
     uint64_t queue_us, compute_us;
     char engine[ENGINE_BYTES];
     struct failure failure;
+    /* What calls have in common that differ in their data and timeout, and the connection on which it was answered. */
+    struct likeness form;
+    uint32_t answered_on;
+    struct call preparing;
+    uint64_t number; /* by which the service knows the form, on one connection */
+    uint32_t number_on;
+    struct frame *run; /* the call by that number that is under way; NULL for one that was sent whole */
+    size_t contents_at;
 };
 
 /* request.c */
@@ -49,6 +63,10 @@ void forget_done(honed_service *service, honed_request *request); /* it does not
 /* asking.c. Until when the answer is of use, in ms; and the message, or NULL and the failure why. */
 int time_limit(const honed_request *request);
 struct frame *message_of(honed_request *request);
+void forget_form(honed_request *request);
+void take_number(struct call *call, const struct message *message, const struct value *result);
+/* Holds the whole request in the place of one by a number that the service does not know any more. */
+void take_refusal(struct call *call, const struct message *message, const struct value *error);
 
 /* answer.c */
 void take_answer(struct call *call, const struct message *message, const struct value *result);

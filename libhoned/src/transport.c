@@ -199,8 +199,12 @@ static void take_messages(honed_service *service)
                        "the service sent what is no message of its protocol; compare versions");
         else
             message_consume(&service->incoming);
-        if (answered)
+        if (answered && answered->state == CALL_HELD) {
+            call_release(service, answered);
+            flush(service);
+        } else if (answered) {
             call_end(service, answered);
+        }
     }
 }
 

@@ -40,10 +40,18 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 
 
+PREPARED: list[dict[str, Any]] = []  # by all clients, each under its number, from 1 on
+
+
 def right(request: Message) -> dict[str, Any]:
     """The result that a service would give."""
     _, _, method, (params,) = request
-    if method != "ModelInfer":
+    if method == "ModelPrepare":
+        PREPARED.append(params)
+        return {"number": len(PREPARED)}
+    if method == "ModelRun":
+        params = PREPARED[params["number"] - 1]
+    elif method != "ModelInfer":
         return RIGHT[method]
     wanted = params.get("outputs") or [{"name": "y"}, {"name": "z"}]
     outputs = [{"name": w["name"], "datatype": "FP32", "shape": [8], "parameters": {}} for w in wanted]

@@ -217,6 +217,100 @@ def test_answers_come_in_any_order_and_in_pieces(library: Library, tmp_path: Pat
             request.free()
 
 
+def test_calls_that_are_alike_are_prepared(library: Library, tmp_path: Path) -> None:
+    with (
+        Fake(tmp_path / "s") as fake,
+        opened(library, fake.path) as service,
+        made(library, service) as request,
+    ):
+        for _ in range(4):
+            assert request.infer() == CODES["OK"]
+        assert fake.methods() == ["ModelInfer", "ModelPrepare", "ModelInfer", "ModelRun", "ModelRun"]
+        whole, prepared, _, run, _ = (message[3][0] for message in fake.got)
+        assert "timeout" not in prepared["parameters"]
+        assert run == {
+            "number": run["number"],
+            "timeout": whole["parameters"].pop("timeout"),
+            "raw_input_contents": whole.pop("raw_input_contents"),
+        }
+        assert prepared == whole
+        library.request_timeout(request.c, 1234)  # which each run has of its own
+        assert request.infer() == CODES["OK"]
+        assert (fake.methods()[-1], fake.got[-1][3][0]["timeout"]) == ("ModelRun", 1_234_000)
+        fake.got.clear()
+        library.request_priority(request.c, 1)  # another form
+        for _ in range(3):
+            assert request.infer() == CODES["OK"]
+        assert fake.methods() == ["ModelInfer", "ModelPrepare", "ModelInfer", "ModelRun"]
+        assert request.infer() == CODES["OK"]
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_a_number_that_the_service_forgot_is_not_seen(
+    library: Library, tmp_path: Path, submitted: bool
+) -> None:
+    x, known = np.arange(8, dtype=np.float32), [True]
+
+    def answers(connection: Connection, request: Message) -> None:
+        if request[2] == "ModelRun" and not known[0]:
+            connection.refuse(request, "NOT_PREPARED", "prepare it")
+            return
+        result = right(request)
+        if "raw_input_contents" in request[3][0]:
+            result["raw_output_contents"] = [request[3][0]["raw_input_contents"][0]] * 2
+        connection.answer(request, result)
+
+    def called(request: Request, service: int) -> bytes:
+        x[:] += 1
+        expected = x.tobytes()
+        if submitted:
+            assert library.submit(request.c) == CODES["OK"]
+            x[:] += 100  # it was read
+            assert library.collect(service, PATIENCE) == request.c
+            assert library.request_code(request.c) == CODES["OK"], request.error
+        else:
+            assert request.infer() == CODES["OK"], request.error
+        assert request.outputs()["y"].tobytes() == expected
+        return expected
+
+    with (
+        Fake(tmp_path / "s", answers) as fake,
+        opened(library, fake.path) as service,
+        Request(library, service, "small") as request,
+    ):
+        request.input("x", x)
+        for known[0] in (True, True, True, False, True, True, False, False):
+            called(request, service)
+        initials = "".join(method.removeprefix("Model")[0] for method in fake.methods())
+        assert initials == "IPIRRIPIRRIPI"
+
+
+def test_a_service_that_prepares_nothing(library: Library, tmp_path: Path) -> None:
+    def answers(connection: Connection, request: Message) -> None:
+        if request[2] == "ModelPrepare":
+            connection.refuse(request, "UNIMPLEMENTED", "there is no method 'ModelPrepare'")
+        else:
+            connection.answer(request)
+
+    with (
+        Fake(tmp_path / "s", answers) as fake,
+        opened(library, fake.path) as service,
+        made(library, service) as request,
+    ):
+        for _ in range(5):
+            assert request.infer() == CODES["OK"]
+        assert fake.methods() == ["ModelInfer", "ModelPrepare", *["ModelInfer"] * 4]
+
+
+def test_numbers_end_with_their_connection(library: Library, tmp_path: Path) -> None:
+    with opened(library, tmp_path / "s") as service, made(library, service) as request:
+        for _ in range(2):
+            with Fake(tmp_path / "s") as fake:
+                for _ in range(3):
+                    assert library.infer_patiently(request.c, PATIENCE) == CODES["OK"]
+                assert fake.methods() == ["ModelInfer", "ModelPrepare", "ModelInfer", "ModelRun"]
+
+
 def test_a_deadline_passes_and_the_request_is_cancelled(library: Library, tmp_path: Path) -> None:
     with (
         Fake(tmp_path / "s", lambda connection, request: None) as fake,
@@ -437,6 +531,9 @@ def test_a_message_larger_than_the_sockets_buffers_goes_both_ways(library: Libra
     large = np.arange(1 << 21, dtype=np.float32)
 
     def answers(connection: Connection, request: Message) -> None:
+        if request[2] == "ModelPrepare":
+            connection.answer(request)
+            return
         contents = request[3][0]["raw_input_contents"]
         given = {"name": "y", "datatype": "FP32", "shape": [1 << 21]}
         connection.answer(request, right(request) | {"outputs": [given], "raw_output_contents": contents})

@@ -94,6 +94,7 @@ class FakeService:
     def _serve(self, client: socket.socket) -> None:
         unpacker = msgpack.Unpacker(max_buffer_size=1 << 28)
         regions: dict[str, mmap.mmap] = {}
+        prepared: list[Any] = []
         self._clients.add(client)
         with client, contextlib.suppress(OSError):
             while True:
@@ -104,6 +105,13 @@ class FakeService:
                 for request in unpacker:
                     if request[2] == "SystemSharedMemoryRegister":
                         regions[request[3][0]["name"]] = mmap.mmap(descriptors[0], request[3][0]["byte_size"])
+                    if request[2] == "ModelPrepare":
+                        prepared += request[3]
+                        client.sendall(msgpack.packb([1, request[1], None, {"number": len(prepared)}]))
+                        continue
+                    if request[2] == "ModelRun":  # which is the whole request from here on
+                        whole = prepared[request[3][0]["number"] - 1] | request[3][0]
+                        request = [*request[:2], "ModelInfer", [whole]]
                     self._answer(client, request, regions)
                 for descriptor in descriptors:
                     with os.fdopen(descriptor, "rb") as file:

@@ -1,4 +1,4 @@
-"""Work that ends before its caller goes on, also when that is cancelled; and deadlines of many things."""
+"""Work that ends before its caller goes on, work without tasks, and deadlines of many things."""
 
 from __future__ import annotations
 
@@ -107,6 +107,51 @@ class Ending:
         """Raise the error that it ended with, if any."""
         if self._error is not None:
             raise self._error
+
+
+# ---- A coroutine that goes on at once when what it waits for ends: a task goes on a turn later ----
+
+
+class Driven(Generic[T]):
+    """Work that is done without a task, from one callback to the next.
+
+    It may await futures and `Ending`s, and ask for no current task, as `asyncio.timeout` does.
+    """
+
+    __slots__ = ("_cancelled", "_done", "_waits", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._waits: Any = None  # what it waits for
+        self._cancelled = False
+        self._done: Callable[[Any, BaseException | None], None] = lambda _, __: None
+
+    def begin(self, done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Do the work; `done` is called once with its result or error, perhaps before this returns."""
+        self._done = done
+        self._go_on()
+
+    def cancel(self) -> None:
+        """Have it end with CancelledError where it waits, unless it has ended."""
+        if self._waits is not None and not self._waits.cancel():
+            self._cancelled = True
+
+    def _go_on(self, _: object = None) -> None:
+        self._waits = None
+        try:
+            if self._cancelled:
+                self._cancelled = False
+                waits = self._work.throw(asyncio.CancelledError())
+            else:
+                waits = self._work.send(None)
+        except StopIteration as end:
+            self._done(end.value, None)
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - whatever it is, it is the result
+            self._done(None, error)
+        else:
+            waits._asyncio_future_blocking = False
+            self._waits = waits
+            waits.add_done_callback(self._go_on)
 
 
 # ---- Things that must end in time, with one timer for all: nearly all do, and none

@@ -6,8 +6,9 @@ for each, and nothing else knows them: layers ask `Feature`s by what is here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 from honed.daemon.core.model import ServedModel
@@ -15,16 +16,19 @@ from honed.daemon.serving.loader import VersionComparer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.names import Shapes
 from honed.daemon.transport.connection import Callbacks, Connection, WithDescriptors
-from honed.protocol.params import InferParams, LoadParams
-from honed.protocol.results import Inferred, ObservedSizes
+from honed.protocol.params import Data, LoadParams, PrepareParams
+from honed.protocol.results import ObservedSizes
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 
 P = TypeVar("P")
 R = TypeVar("R")
+T = TypeVar("T")
+# What was found out of the parameters of requests, by what it is, with what it depends on beside them.
+Known = dict[Hashable, tuple[object, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class ApiCall:
     """A request, by whom, with its number, parameters and descriptors."""
 
@@ -44,22 +48,43 @@ Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | Me
 Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class InferCall:
     """A request on its way through the features of its model `entry`.
 
-    Features replace what they change: `runner_of` gives what answers inputs of some shapes in the place of
-    `entry`, `deadline` (monotonic seconds) counts in the place of the timeout of `params`, with `alone` the
-    request is not joined with others, and each of `answered` is called when the request was answered.
+    `data` and `id` are its own, `params` what it was prepared with; `known` has what was found out of these,
+    for all requests of them. Features replace what they change: `runner_of` gives what answers inputs of
+    some shapes in the place of `entry`, `deadline` (monotonic seconds) counts in the place of the timeout of
+    `params`, with `alone` the request is not joined with others, and each of `answered` is called when the
+    request was answered.
     """
 
     connection: Connection
     entry: ServedModel
-    params: InferParams
+    params: PrepareParams
+    data: tuple[Data, ...]
+    id: str
+    known: Known = field(default_factory=dict)
     runner_of: Callable[[Shapes, str], ServedModel] | None = None
     deadline: float | None = None
     alone: bool = False
     answered: tuple[Answered, ...] = ()
+
+    def instead(self, params: PrepareParams, data: tuple[Data, ...]) -> InferCall:
+        """Return the request with other parameters and data."""
+        return replace(self, params=params, data=data, known={})
+
+    def seconds(self, plan: InferencePlan) -> float:
+        """Return how long the request may still take."""
+        return plan.timeout if self.deadline is None else self.deadline - time.monotonic()
+
+    def kept(self, what: Hashable, depends: object, found: Callable[[], T]) -> T:
+        """Return `what` was found out of `params` before, as long as what it `depends` on is equal."""
+        held = self.known.get(what)
+        if held is None or held[0] != depends:
+            held = self.known[what] = depends, found()
+        result: T = held[1]
+        return result
 
     @property
     def shapes(self) -> Shapes:
@@ -73,8 +98,9 @@ class InferCall:
         return self.runner_of(self.shapes if shapes is None else shapes, variant)
 
 
-InferAnswer = Inferred | Map  # the result of ModelInfer, perhaps as it travels
-Infer = Callable[[InferCall], Awaitable[InferAnswer]]
+# Answers a request: with the result of ModelInfer, as it travels. It asks for no task of its own, in which it
+# does not run: `asyncio.timeout` would.
+Infer = Callable[[InferCall], Awaitable[Map]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import mmap
+import re
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -30,6 +31,9 @@ from .wire import (
 
 _APART: Final = b"\xd6\x01"  # an extension type of 4 bytes, which no peer may send
 _TIMESTAMP: Final = msgpack.Timestamp
+# Bytes that begin no container: a message of few others is nested no deeper. And those of extension types.
+_PLAIN: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF))
+_EXTENDED: Final = re.compile(b"[\xc7-\xc9\xd4-\xd8]")
 _INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # what has to be looked into
 
 
@@ -128,7 +132,9 @@ class Decoder:
             )
         except (ValueError, msgpack.UnpackException):
             return None
-        message = _as_message(value) if _flat_enough(value, self._limits.max_depth) else None
+        depth = self._limits.max_depth
+        flat = len(self._buffer.translate(None, _PLAIN)) <= depth and not _EXTENDED.search(self._buffer)
+        message = _as_message(value) if flat or _flat_enough(value, depth) else None
         if message is not None:
             self.frame_bytes = len(self._buffer)
             self._buffer.clear()
@@ -185,13 +191,19 @@ def _flat_enough(value: Any, max_depth: int) -> bool:
 
     A timestamp is an extension type.
     """
-    if not max_depth:
-        return False
-    for inner in value if type(value) is list else value.values():
-        kind = type(inner)
-        if kind in _INSIDE and (kind is _TIMESTAMP or not _flat_enough(inner, max_depth - 1)):
+    level = [value]
+    for _ in range(max_depth):
+        inside: list[Any] = []
+        for each in level:
+            inner = each if type(each) is list else each.values()
+            if not _INSIDE.isdisjoint(map(type, inner)):
+                inside += [one for one in inner if type(one) in _INSIDE]
+        if not inside:
+            return True
+        if _TIMESTAMP in map(type, inside):
             return False
-    return True
+        level = inside
+    return False
 
 
 def _refused(_code: int, _data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The errors that honed raises on purpose: each is one sentence that says what is wrong and what to do.
 
 The `code` of an error is what travels over the socket; the names are gRPC's status codes, which the
-Open Inference Protocol uses.
+Open Inference Protocol uses, and NOT_PREPARED, of which clients alone learn.
 """
 
 from __future__ import annotations
@@ -83,6 +83,12 @@ class DeadlineExceeded(HonedError):
     """Raised when the request's own deadline passed before it was answered."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+class NotPrepared(HonedError):
+    """The number of a prepared request is not known, or not any more: it is to be prepared again."""
+
+    code = "NOT_PREPARED"
 
 
 class Cancelled(HonedError):

@@ -78,7 +78,7 @@ class OutputTensor:
 ROOM_ALIGN = 64  # bytes; the room for outputs, and each of them in it, starts at a multiple
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferOptions:
     """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.
 
@@ -102,15 +102,34 @@ class InferOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferParams:
-    """Parameters of ModelInfer."""
+class PrepareParams:
+    """Parameters of ModelPrepare: a request but for its data and `id`."""
 
     model_name: str
     model_version: str | None = None
-    id: str | None = None
     parameters: InferOptions | None = None
     inputs: tuple[InputTensor, ...]
     outputs: tuple[OutputTensor, ...] | None = None
+
+
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+class RunParams:
+    """Parameters of ModelRun: the number that ModelPrepare gave, and what is each request's own.
+
+    `timeout` in microseconds; None: as prepared.
+    """
+
+    number: int
+    id: str | None = None
+    timeout: int | None = None
+    raw_input_contents: tuple[Data, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferParams(PrepareParams):
+    """Parameters of ModelInfer: ModelPrepare and ModelRun in one."""
+
+    id: str | None = None
     raw_input_contents: tuple[Data, ...] | None = None
 
 

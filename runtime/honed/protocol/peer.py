@@ -155,31 +155,27 @@ class Peer:
         return None
 
     def _event(self, message: Message, descriptors: list[int]) -> Event | None:
-        match message:
-            case Request() if not self._serves:
+        if isinstance(message, Notification):
+            return NotificationReceived(message.method, message.params)
+        msgid = message.msgid
+        if isinstance(message, Request):
+            if not self._serves:
                 raise PeerFault(InvalidArgument("a request came to a client; send answers and notifications"))
-            case Request(msgid=msgid, method=method, params=params):
-                if msgid in self._unanswered:
-                    raise PeerFault(
-                        InvalidArgument(
-                            f"message number {msgid} is used by an unanswered request; use another"
-                        )
-                    )
-                self._unanswered[msgid] = self._decoder.frame_bytes
-                self._unanswered_bytes += self._decoder.frame_bytes
-                return RequestReceived(msgid, method, params, descriptors)
-            case Response(msgid=msgid, error=error, result=result):
-                if msgid in self._given_up:
-                    self._given_up.remove(msgid)
-                    return None
-                if msgid not in self._calls:
-                    raise PeerFault(InvalidArgument(f"answer {msgid} is to no request; answer requests only"))
-                self._calls.remove(msgid)
-                return ResponseReceived(
-                    msgid, error_from_map(error) if error is not None else None, result, descriptors
+            if msgid in self._unanswered:
+                raise PeerFault(
+                    InvalidArgument(f"message number {msgid} is used by an unanswered request; use another")
                 )
-            case Notification(method=method, params=params):
-                return NotificationReceived(method, params)
+            self._unanswered[msgid] = self._decoder.frame_bytes
+            self._unanswered_bytes += self._decoder.frame_bytes
+            return RequestReceived(msgid, message.method, message.params, descriptors)
+        if msgid in self._given_up:
+            self._given_up.remove(msgid)
+            return None
+        if msgid not in self._calls:
+            raise PeerFault(InvalidArgument(f"answer {msgid} is to no request; answer requests only"))
+        self._calls.remove(msgid)
+        error = error_from_map(message.error) if message.error is not None else None
+        return ResponseReceived(msgid, error, message.result, descriptors)
 
     def call(self, method: str, params: Map, descriptors: Sequence[int] = ()) -> int:
         """Send a call to the peer; return the number that `ResponseReceived` will have.

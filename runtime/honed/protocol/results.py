@@ -86,6 +86,13 @@ class InferredOutput:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class Prepared:
+    """The result of ModelPrepare: the number of the request for ModelRun on this connection."""
+
+    number: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Inferred:
     """The result of ModelInfer."""
 

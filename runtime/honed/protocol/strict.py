@@ -305,8 +305,10 @@ def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
     def decode(plain: Any) -> Any:
         if not isinstance(plain, list):
             raise _Wrong(f" is {shown(plain)} instead of a list")
+        if not plain:
+            return ()
         known = at_once and kinds.issuperset(map(type, plain))
-        if known and (not integers or not plain or (min(plain) in INTEGERS and max(plain) in INTEGERS)):
+        if known and (not integers or (min(plain) in INTEGERS and max(plain) in INTEGERS)):
             return tuple(plain)
         return decode_items(plain)
 

@@ -35,7 +35,7 @@ class FrameLimits:
     max_text: int = 1 << 30  # bytes of str in all, those below 32 not counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class Request:
     """`[0, msgid, method, [params]]`."""
 
@@ -44,7 +44,7 @@ class Request:
     params: Map
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class Response:
     """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
 
@@ -53,7 +53,7 @@ class Response:
     result: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class Notification:
     """`[2, method, [params]]`."""
 
@@ -87,13 +87,13 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     not copied.
     """
     limits = limits or _USUAL
-    field = "result" if type(message) is Response else "params"
-    body = getattr(message, field)
+    body = message.result if isinstance(message, Response) else message.params
     for value in body.values() if type(body) is dict else ():
         if type(value) is list and _holds_large(value):
             break
     else:
         return [encode(message, limits)]
+    field = "result" if isinstance(message, Response) else "params"
     apart: dict[bytes, memoryview] = {}
     changes: Map = {field: {key: _set_apart(value, apart) for key, value in body.items()}}
     frame = encode(replace(message, **changes), limits)
@@ -157,20 +157,13 @@ def _check_bytes(nbytes: int, limits: FrameLimits) -> None:
 
 
 def _as_list(message: Message) -> list[Any]:
-    match message:
-        case Request():
-            _own_msgid(message.msgid)
-            return [REQUEST, message.msgid, message.method, [message.params]]
-        case Response():
-            _own_msgid(message.msgid)
-            return [RESPONSE, message.msgid, message.error, message.result if message.error is None else None]
-        case Notification():
-            return [NOTIFICATION, message.method, [message.params]]
-
-
-def _own_msgid(msgid: int) -> None:
-    if not 0 <= msgid <= MAX_MSGID:
-        raise OwnFault(f"message number {msgid} is not between 0 and {MAX_MSGID}")
+    if isinstance(message, Notification):
+        return [NOTIFICATION, message.method, [message.params]]
+    if not 0 <= message.msgid <= MAX_MSGID:
+        raise OwnFault(f"message number {message.msgid} is not between 0 and {MAX_MSGID}")
+    if isinstance(message, Request):
+        return [REQUEST, message.msgid, message.method, [message.params]]
+    return [RESPONSE, message.msgid, message.error, message.result if message.error is None else None]
 
 
 class Arrivals:

@@ -1,4 +1,4 @@
-"""Requests that are like one before on their connection are answered as if each were the first."""
+"""Whole requests on one connection are answered as if each were the first."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ ANOTHER: dict[str, dict[str, Any]] = {
 }
 
 
-def answered(raw: Raw, params: dict[str, Any]) -> Any:
+def answered(raw: Raw, params: dict[str, Any], method: str = "ModelInfer") -> Any:
     """The answer without its times."""
-    _, _, error, result = raw.call("ModelInfer", params)
-    if result is not None:
+    _, _, error, result = raw.call(method, params)
+    if result is not None and "parameters" in result:
         for name in ("queue_us", "compute_us"):
             assert result["parameters"].pop(name) >= 0
     return error or result

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.serving.plan import Answered, CheckedForm, InferencePlan, check
+from honed.daemon.serving.plan import Answered, InferencePlan, check
 from honed.daemon.store.compiled import closed
 from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, WantedOutput
 from honed.daemon.worker.shared_memory import RegionTable
@@ -47,7 +47,9 @@ def regions() -> Iterator[RegionTable]:
 def planned(regions: RegionTable, **changes: Any) -> InferencePlan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
     parsed = parse(InferParams, params)
-    return check(parsed, closed(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
+    plan = check(parsed, closed(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
+    plan.check_data(parsed.raw_input_contents or ())
+    return plan
 
 
 def placed(entry: dict[str, Any], offset: int, size: int, name: str = "r") -> dict[str, Any]:
@@ -65,8 +67,8 @@ def test_a_plain_request(regions: RegionTable) -> None:
     worker = plan.form()
     assert worker.inputs[0] == GivenInput(name="a", dtype="float32", shape=(2, 3), place=None)
     assert [(output.name, output.place) for output in worker.outputs] == [("y", None), ("empty", None)]
-    assert plan.for_worker("key").asked == worker
-    assert plan.for_worker("key").raw == tuple(RAW)
+    call = plan.call(RAW, "key")
+    assert (call.asked, call.raw) == (worker, tuple(RAW))
 
 
 def test_inputs_in_any_order(regions: RegionTable) -> None:
@@ -89,8 +91,8 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
         WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
     )
     ran = InferenceResult(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
-    result = plan.result(ran, Answered(1, 2, "gpu"))
-    assert result.outputs[0].parameters["shared_memory_offset"] == 4086
+    result = plan.answer(ran, "", Answered(1, 2, "gpu"))
+    assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
 
 
 def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
@@ -100,14 +102,14 @@ def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
     ran = InferenceResult(
         raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0
     )
-    outputs = plan.result(ran, Answered(1, 2, "gpu")).outputs
-    assert outputs[0].parameters == placed({}, 192, 10)["parameters"]
-    assert outputs[1].parameters == {}
+    outputs = plan.answer(ran, "", Answered(1, 2, "gpu"))["outputs"]
+    assert outputs[0]["parameters"] == placed({}, 192, 10)["parameters"]
+    assert outputs[1]["parameters"] == {}
 
 
 def test_what_was_asked_for(regions: RegionTable) -> None:
-    plan = planned(regions, id="7", parameters={"timeout": 1500, "priority": 1, "finite": True})
-    assert (plan.id, plan.timeout, plan.priority, plan.finite) == ("7", 0.0015, 1, True)
+    plan = planned(regions, parameters={"timeout": 1500, "priority": 1, "finite": True})
+    assert (plan.timeout, plan.priority, plan.finite) == (0.0015, 1, True)
     assert [t.name for t, _ in planned(regions, outputs=[{"name": "empty"}]).outputs] == ["empty"]
 
 
@@ -164,26 +166,40 @@ def test_a_region_lives_as_long_as_it_is_held() -> None:
     assert held.release()
 
 
-def test_what_is_kept_for_requests_that_are_alike_holds_nothing_of_one(regions: RegionTable) -> None:
-    data, kept = [memoryview(bytes(each)) for each in RAW], "an id"
-    plan = planned(regions, id=kept, raw_input_contents=data)
-    form = CheckedForm(plan)
-    assert form.fits(data, regions)
+def test_a_plan_holds_nothing_of_one_request(regions: RegionTable) -> None:
+    data, name = [memoryview(bytes(each)) for each in RAW], "an id"
+    plan = planned(regions, id=name, raw_input_contents=data)
     outputs = [bytes(10), b""]
     ran = InferenceResult(
         raw=tuple(outputs), shapes=((5,), (0, 2)), offsets=(), input_ns=0, infer_ns=2000, output_ns=0
     )
-    answer = form.answer(ran, kept, Answered(1, 2, "gpu"))
-    assert (answer["id"], answer["raw_output_contents"]) == (kept, outputs)
-    assert form.call(data, "key").raw == tuple(data)
+    plan.check_data(data)
+    answer = plan.answer(ran, name, Answered(1, 2, "gpu"))
+    assert (answer["id"], answer["raw_output_contents"]) == (name, outputs)
+    assert plan.call(data, "key").raw == tuple(data)
     del answer
-    for each in (*data, kept, outputs[0]):
-        assert not held_by(form, each)
+    for each in (*data, name, outputs[0]):
+        assert not held_by(plan, each)
 
 
-def held_by(form: CheckedForm, sought: object) -> list[object]:
-    """What holds an object, of all that a form leads to."""
-    seen, left, found = set(), [form], []
+def test_answers_of_other_shapes_and_engines_are_told_apart(regions: RegionTable) -> None:
+    plan = planned(regions)
+
+    def told(size: int, engine: str) -> tuple[list[int], str, str]:
+        ran = InferenceResult(
+            raw=(), shapes=((size,), (0, 2)), offsets=(), input_ns=0, infer_ns=0, output_ns=0
+        )
+        answer = plan.answer(ran, "", Answered(1, 2, engine, f"device of {engine}"))
+        parameters = answer["parameters"]
+        return answer["outputs"][0]["shape"], parameters["engine"], parameters["device"]
+
+    for size, engine in ((5, "gpu"), (6, "gpu"), (6, "cpu"), (5, "gpu")):
+        assert told(size, engine) == ([size], engine, f"device of {engine}")
+
+
+def held_by(plan: InferencePlan, sought: object) -> list[object]:
+    """What holds an object, of all that a plan leads to."""
+    seen, left, found = set(), [plan], []
     while left:
         each = left.pop()
         if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):

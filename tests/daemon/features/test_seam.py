@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,14 +15,14 @@ import pytest
 from honed.daemon import assembly
 from honed.daemon.core import messages
 from honed.daemon.core.model import ServedModel
-from honed.daemon.feature import ApiCall, Feature, Infer, InferAnswer, InferCall
+from honed.daemon.feature import ApiCall, Feature, Infer, InferCall
 from honed.daemon.features.batching import Batcher
 from honed.daemon.features.sequences import Sequencer, SequenceSettings
 from honed.daemon.features.sizes import SizeSpecialiser
 from honed.daemon.features.user_models import UserModels
 from honed.daemon.features.variants import ShapeVariants
 from honed.daemon.methods.methods import Api
-from honed.daemon.methods.pipeline import InferencePipeline
+from honed.daemon.methods.pipeline import MOST_PREPARED, InferencePipeline
 from honed.daemon.observe.statefile import StateFile
 from honed.daemon.serving import plan
 from honed.daemon.settings.schema import Limits
@@ -30,13 +31,21 @@ from honed.protocol.errors import (
     HonedError,
     InvalidArgument,
     ModelRefused,
+    NotFound,
+    NotPrepared,
     SequenceLost,
-    Unavailable,
     Unimplemented,
 )
-from honed.protocol.methods import parse
-from honed.protocol.params import InferOptions, InferParams, LoadOptions, LoadParams
+from honed.protocol.params import (
+    InferOptions,
+    InputTensor,
+    LoadOptions,
+    LoadParams,
+    PrepareParams,
+    RunParams,
+)
 from honed.protocol.results import ModelSettings, ShownPart
+from honed.protocol.strict import Map
 from tests.daemon.changes.test_variants_keeper import Place
 from tests.daemon.core.serving_world import given
 
@@ -99,7 +108,7 @@ def test_what_leaves_open_nobody_knows_is_wrapped_where_it_has_variants(feature:
 
 def refused(options: InferOptions) -> HonedError:
     """Why a request with these options is refused, for a model without state."""
-    given = InferParams(model_name="m", inputs=(), parameters=options)
+    given = PrepareParams(model_name="m", inputs=(), parameters=options)
     with pytest.raises(HonedError) as raised:
         plan.check(given, STATIC, None, cast(Any, None), max_bytes=1 << 20, keep=False)
     return raised.value
@@ -147,15 +156,17 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
     assert asked[2:] == [4, 4]
 
 
-def test_what_a_request_says_is_parsed_once_for_those_like_it(tmp_path: Path) -> None:
+def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path: Path) -> None:
     place = Place(tmp_path, ModelRefused("no"))
-    asked: list[InferParams] = []
+    asked: list[InferCall] = []
+    found: list[object] = []
 
     class Noting(Feature):
         def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-            async def note(call: InferCall) -> InferAnswer:
-                asked.append(call.params)
-                return {}
+            async def note(call: InferCall) -> Map:
+                asked.append(call)
+                call.kept("what", call.entry.manifest.settings, lambda: found.append(call.id))
+                return {"id": call.id}
 
             return note
 
@@ -167,28 +178,41 @@ def test_what_a_request_says_is_parsed_once_for_those_like_it(tmp_path: Path) ->
         ledger=place.ledger,
         features=(Noting(),),
     )
-    connection = SimpleNamespace(number=1, when_closed=lambda _: None)
+    closing: list[Callable[[], object]] = []
+    connections = [SimpleNamespace(number=n, when_closed=closing.append) for n in (1, 2)]
+    tensor = InputTensor(name="x", datatype="FP32", shape=(1,))
+    params = PrepareParams(model_name="m", inputs=(tensor,))
 
-    def request(data: object, name: object = None) -> ApiCall:
-        tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
-        params = {"model_name": "m", "id": name, "inputs": [tensor], "raw_input_contents": data}
-        return ApiCall(connection=cast(Any, connection), msgid=1, params=params, descriptors=[])
+    def run(number: int, name: str, connection: int = 0) -> Map:
+        call = ApiCall(connection=cast(Any, connections[connection]), msgid=1, params={}, descriptors=[])
+        answers: list[Map] = []
+        work = pipeline.run(call, RunParams(number=number, id=name, raw_input_contents=(b"abcd",)))
+        work.begin(lambda result, error: answers.append(result or {"error": error}))
+        return answers[0]
 
-    first = request([b"abcd"], "one")
-    assert pipeline.again(first) is None
-    asyncio.run(cast(Any, pipeline.start(first, parse(InferParams, first.params))))
-    asyncio.run(cast(Any, pipeline.again(request([b"efgh"]))))
-    assert (asked[1].raw_input_contents, asked[1].id) == ((b"efgh",), None)
-    assert asked[1].inputs is asked[0].inputs
-    for wrong in (request(b"efgh"), request(["efgh"]), request([b"efgh"], 7)):
-        assert pipeline.again(wrong) is None  # which is parsed, and refused
+    def prepare(connection: int = 0) -> int:
+        return asyncio.run(pipeline.prepare(cast(Any, connections[connection]), params)).number
+
+    number = prepare()
+    assert [run(number, name)["id"] for name in ("one", "two", "")] == ["one", "two", ""]
+    assert (asked[1].data, asked[1].params, found) == ((b"abcd",), params, ["one"])
     entry = place.registry.get("m")
     place.handle(messages.SettingsChanged(model=entry.number, settings=ModelSettings(max_batch=4)))
-    assert pipeline.again(request([b"efgh"])) is None
-    asyncio.run(cast(Any, pipeline.start(first, parse(InferParams, first.params))))
-    pipeline.stopping = True
-    with pytest.raises(Unavailable):
-        pipeline.again(request([b"efgh"]))
+    assert run(number, "three")["id"] == "three"
+    assert found == ["one", "three"]  # what it depends on has changed
+    with pytest.raises(NotPrepared):
+        run(number, "", connection=1)
+    other = prepare(connection=1)
+    assert other != number
+    closing[1]()
+    with pytest.raises(NotPrepared):
+        run(other, "", connection=1)
+    numbers = [prepare() for _ in range(MOST_PREPARED)]
+    with pytest.raises(NotPrepared):
+        run(number, "")
+    assert run(numbers[0], "oldest")["id"] == "oldest"
+    place.handle(messages.Removed("m"))
+    assert isinstance(run(numbers[0], "")["error"], NotFound)
 
 
 def test_files_of_features_are_read_beside_the_event_loop(

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from honed.daemon.core.model import ServedModel
-from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall
+from honed.daemon.feature import Feature, Infer, InferCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
@@ -25,7 +25,8 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.store.names import Shapes
 from honed.daemon.worker.calls import RunBatch
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
-from honed.protocol.results import Inferred, ModelSettings
+from honed.protocol.results import ModelSettings
+from honed.protocol.strict import Map
 
 _MARGIN_RUNS = 2.0  # that a request is begun before its deadline
 _FORGET = 0.8  # of what is known of a run's time, with each that comes
@@ -173,15 +174,12 @@ class Gatherer(Generic[W, A]):
         group.waiting[member.number] = _Waiting(member=member, request=request, answered=future)
         group.gathering.arrived(member)
         self._look(group)
+        late = asyncio.get_running_loop().call_later(timeout, _refuse_late, future)
         try:
-            async with asyncio.timeout(timeout):
-                result: A = await future
-                return result
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                "the request's deadline passed before it was answered; allow more time"
-            ) from error
+            result: A = await future
+            return result
         finally:
+            late.cancel()
             if group.waiting.pop(member.number, None) is not None:
                 group.gathering.left(member.number)
                 self._look(group)
@@ -227,6 +225,12 @@ class Gatherer(Generic[W, A]):
                 member.answered.set_result(result)
 
 
+def _refuse_late(waits: asyncio.Future[A]) -> None:
+    if not waits.done():
+        error = DeadlineExceeded("the request's deadline passed before it was answered; allow more time")
+        waits.set_exception(error)
+
+
 def _end_unless_awaited(
     run: asyncio.Task[None], members: Sequence[_Waiting[W, A]], _: asyncio.Future[A]
 ) -> None:
@@ -255,7 +259,7 @@ class Batcher(Feature):
         self._leasing = leasing
         self._plan = plan
         self._ledger = ledger
-        self._gatherer: Gatherer[_Request, Inferred] = Gatherer(self._answers)
+        self._gatherer: Gatherer[_Request, Map] = Gatherer(self._answers)
         self._numbers = count(1)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
@@ -263,7 +267,7 @@ class Batcher(Feature):
         if entry.manifest.settings.max_batch < 2:
             return None
 
-        async def infer_joined(call: InferCall) -> InferAnswer:
+        async def infer_joined(call: InferCall) -> Map:
             entry = call.entry
             if call.alone or not joinable(call.shapes, entry.manifest.settings):
                 return await infer(call)
@@ -277,15 +281,15 @@ class Batcher(Feature):
 
         return infer_joined
 
-    async def _infer(self, call: InferCall, plan: InferencePlan) -> Inferred:
+    async def _infer(self, call: InferCall, plan: InferencePlan) -> Map:
         """Return the result of a request that `joinable` allows to be run with others; raise its error."""
-        now = time.monotonic()
+        now, timeout = time.monotonic(), call.seconds(plan)
         member = BatchMember(
             number=next(self._numbers),
             user=call.connection.client.user,
             rows=rows_of(plan),
             arrived=now,
-            deadline=now + plan.timeout,
+            deadline=now + timeout,
         )
         request = _Request(member=member, call=call, plan=plan)
         settings = call.entry.manifest.settings
@@ -301,12 +305,12 @@ class Batcher(Feature):
         for region in plan.regions:
             region.hold()  # its client may let go of it while the request waits
         try:
-            return await self._gatherer.answer(kind, gathering, member, request, plan.timeout)
+            return await self._gatherer.answer(kind, gathering, member, request, timeout)
         finally:
             for region in plan.regions:
                 self._pool.asking.release(region)
 
-    async def _answers(self, members: Sequence[_Request]) -> Sequence[Inferred | HonedError]:
+    async def _answers(self, members: Sequence[_Request]) -> Sequence[Map | HonedError]:
         """Return the results in the order of the requests; raise an error that all of them share."""
         if len(members) > 1:
             try:
@@ -317,16 +321,17 @@ class Batcher(Feature):
                 _log.info("model %s: %d requests are run one by one: %s", name, len(members), error)
         return await asyncio.gather(*map(self._alone, members))
 
-    async def _alone(self, request: _Request) -> Inferred | HonedError:
-        runner, client = request.call.runner(), request.call.connection.client
+    async def _alone(self, request: _Request) -> Map | HonedError:
+        call, plan, left = request.call, request.plan, request.member.deadline - time.monotonic()
+        runner, client = call.runner(), call.connection.client
         try:
-            result, _ = await self._pool.asking.infer(client, runner, request.plan)
+            result, ran = await self._pool.asking.infer(client, runner, plan, call.data, call.id, left)
         except HonedError as error:
             return error
-        self._spent(runner, result.parameters.compute_us / 1e6, fits=not request.plan.open)
+        self._spent(runner, ran.infer_ns / 1e9, fits=not plan.open)
         return result
 
-    async def _as_one(self, members: Sequence[_Request]) -> list[Inferred]:
+    async def _as_one(self, members: Sequence[_Request]) -> list[Map]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
         rows, first = sum(map(rows_of, plans)), members[0].call
@@ -336,7 +341,7 @@ class Batcher(Feature):
         fits = compiled is not None and all(shapes[t.name] == t.shape for t in compiled.inputs)
 
         def call(key: str) -> RunBatch:
-            return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
+            return RunBatch(key=key, members=tuple(m.plan.call(m.call.data, key) for m in members))
 
         batch, work = await self._pool.asking.ask_for(
             first.connection.client,
@@ -351,7 +356,9 @@ class Batcher(Feature):
         runner.statistics.ran_joined(len(plans))
         self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)
         return [
-            member.plan.result(ran, self._pool.asking.noted(runner, work, ran, member.member.arrived))
+            member.plan.answer(
+                ran, member.call.id, self._pool.asking.noted(runner, work, ran, member.member.arrived)
+            )
             for member, ran in zip(members, batch.members, strict=True)
         ]
 

@@ -26,13 +26,13 @@ from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall, Work
+from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.loader import Loader, VersionComparer
-from honed.daemon.serving.plan import CheckedForm
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import Pool
 from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import TrialResult
@@ -51,7 +51,7 @@ from honed.daemon.worker.calls import (
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
-from honed.protocol.params import InferOptions, InferParams, InputTensor
+from honed.protocol.params import Data, InferOptions, InputTensor, PrepareParams
 from honed.protocol.strict import Map
 from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
@@ -59,7 +59,7 @@ from honed.runtime.dtypes import dtype
 from .decoding import FORMS, Decoder, Form, Piece, decoder_of, pieces, rows_of
 from .form_trials import FormTrial
 from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
-from .stepping import Alike, Steps, alike_of
+from .stepping import Steps, alike_of
 from .variants import VariantCompiler
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Decoders(Feature):
         if decoder is None:
             return None
 
-        async def infer_step(call: InferCall) -> InferAnswer:
+        async def infer_step(call: InferCall) -> Map:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
@@ -168,7 +168,7 @@ class Decoders(Feature):
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
 
-    async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder, deadline: float) -> InferAnswer:
+    async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder, deadline: float) -> Map:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
         options, source = params.parameters or InferOptions(), source_of(entry)
         first, now = bool(options.sequence_start), time.monotonic()
@@ -179,7 +179,7 @@ class Decoders(Feature):
             sequence = sequences.resume(key, source, now)
         if options.sequence_end and not params.inputs:
             sequences.drop(key)
-            return nothing(params, entry)
+            return nothing(call)
         try:
             with self.leasing.serving(entry.name, call.connection.peer.pid):
                 result = await self._step(sequence, call, decoder, deadline)
@@ -193,27 +193,28 @@ class Decoders(Feature):
             sequences.drop(key)
         return result
 
-    async def _step(
-        self, sequence: HeldSequence, call: InferCall, decoder: Decoder, deadline: float
-    ) -> InferAnswer:
+    async def _step(self, sequence: HeldSequence, call: InferCall, decoder: Decoder, deadline: float) -> Map:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
-        alike, most = sequence.alike, sequences.settings.max_tokens
-        if isinstance(alike, Alike) and alike.fits(call, decoder, limit):
-            step = Step(alike.size.batch, alike.size.tokens, sequence.rows)
-        else:
-            alike = alike_of(call.params, decoder, sequence.rows, regions, limit)
-            sequence.alike = alike if alike.form.kept and not alike.has_state else None
-            step = alike.size
+        most, rows = sequences.settings.max_tokens, sequence.rows
+        alike = call.kept(
+            ("step", bool(rows)),  # the first brings what the others leave out
+            (decoder, limit, regions.changes),
+            lambda: alike_of(call.params, decoder, rows, regions, limit),
+        )
+        alike.plan.check_data(call.data)
+        step = Step(alike.size.batch, alike.size.tokens, rows)
+        if alike.has_state:  # which tells how many rows there are
+            step = decoder.step(call.params, rows)
         if step.after > most:
             raise ResourceExhausted(
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        took: list[tuple[PendingRequest[Any], StepRan, CheckedForm]] = []
+        took: list[tuple[PendingRequest[Any], StepRan, InferencePlan]] = []
 
         async def ask(
-            runner: ServedModel | None, form: CheckedForm, asked: Callable[[str], RunStep]
+            runner: ServedModel | None, plan: InferencePlan, asked: Callable[[str], RunStep]
         ) -> StepRan:
             assert runner is not None
             file = runner is entry
@@ -221,21 +222,21 @@ class Decoders(Feature):
                 call.connection.client,
                 runner,
                 asked,
-                regions=form.regions,
-                priority=form.plan.priority,
+                regions=plan.regions,
+                priority=plan.priority,
                 timeout=deadline - time.monotonic(),
                 open_shape=file,
-                empty=form.empty if file else None,
+                empty=plan.empty if file else None,
                 held=True,
             )
-            took.append((work, ran, form))
+            took.append((work, ran, plan))
             if not runner.away and (not file or runner.compiled is None):
                 self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 
         steps = Steps(
             alike=alike,
-            data=call.params.raw_input_contents or (),
+            data=call.data,
             step=step,
             number=sequence.number,
             regions=regions,
@@ -255,13 +256,12 @@ class Decoders(Feature):
                     raise
                 forms = {}
         if not forms and sequence.on_device and step.before:
-            params = await self._taken_back(sequence, entry, call.params, decoder)
+            params, data = await self._taken_back(sequence, entry, call, decoder)
             whole = alike_of(params, decoder, step.before, regions, limit)
-            data = params.raw_input_contents or ()
             await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
         elif not forms:
             await steps.by_file(entry)
-        work, ran, form = took[-1]
+        work, ran, plan = took[-1]
         sequence.on_device = bool(forms)
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
         answer = ran.result
@@ -269,7 +269,7 @@ class Decoders(Feature):
             spent = sum(each.result.infer_ns for _, each, _ in took)
             answer = dataclasses.replace(answer, infer_ns=spent)
         answered = self.pool.asking.noted(entry, work, answer, arrived)
-        result = form.answer(answer, call.params.id or "", answered)
+        result = plan.answer(answer, call.id, answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if alike.last_token or whole_runs else _joined(result, found)
 
@@ -286,19 +286,16 @@ class Decoders(Feature):
         return found
 
     async def _taken_back(
-        self, sequence: HeldSequence, entry: ServedModel, params: InferParams, decoder: Decoder
-    ) -> InferParams:
+        self, sequence: HeldSequence, entry: ServedModel, call: InferCall, decoder: Decoder
+    ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request with the state that the device has, for the CPU engine to go on."""
         state = await self._read(self.pool.device_of(entry), sequence)
         inputs = tuple(
             InputTensor(name=each.name, datatype=dtype(each.dtype).datatype, shape=each.shape)
             for each in state.tensors
         )
-        return dataclasses.replace(
-            params,
-            inputs=(*inputs, *params.inputs),
-            raw_input_contents=(*state.raw, *(params.raw_input_contents or ())),
-        )
+        params = dataclasses.replace(call.params, inputs=(*inputs, *call.params.inputs))
+        return params, (*state.raw, *call.data)
 
     async def _handed_over(
         self, sequence: HeldSequence, entry: ServedModel, decoder: Decoder, step: Step

@@ -16,7 +16,7 @@ from honed.daemon.store.names import variant_name
 from honed.daemon.worker.calls import HeldTensor
 from honed.daemon.worker.step_inputs import Step, is_made, values_of
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.params import Data, InferParams, InputTensor
+from honed.protocol.params import Data, InputTensor, PrepareParams
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.growth import ROWS_MASK
 
@@ -116,7 +116,7 @@ class Decoder:
     _shapes: dict[Form, dict[str, tuple[int, ...]]] = field(init=False, default_factory=dict, compare=False)
     _variants: dict[tuple[str, Form], str] = field(init=False, default_factory=dict, compare=False)
 
-    def step(self, params: InferParams, rows: int) -> Step:
+    def step(self, params: PrepareParams, rows: int) -> Step:
         """Return the size of a request after `rows` tokens, or after those of the state that it brings.
 
         Raises InvalidArgument where it has no tokens.
@@ -132,14 +132,14 @@ class Decoder:
             f"input {self.tokens[0]!r} is missing, or has no tokens; give it with shape [batch, tokens]"
         )
 
-    def interface_for(self, params: InferParams, step: Step) -> Interface:
+    def interface_for(self, params: PrepareParams, step: Step) -> Interface:
         """Return the interface that a request is checked by: without what it may leave to the worker."""
         given = {tensor.name for tensor in params.inputs}
         left = self._state.union(t.name for t in self.made).union(self.constants if step.before else ())
         inputs = tuple(t for t in self.interface.inputs if t.name in given or t.name not in left)
         return dataclasses.replace(self.interface, inputs=inputs)
 
-    def brings_state(self, params: InferParams) -> bool:
+    def brings_state(self, params: PrepareParams) -> bool:
         """Return whether a request has some of the state itself."""
         return any(tensor.name in self._state for tensor in params.inputs)
 
@@ -248,17 +248,14 @@ class Decoder:
         outputs = self.without_state.outputs
         return tuple(t.name for t in outputs if len(t.shape or ()) > 1 and (t.shape or ())[1] < 0)
 
-    def made_up(self, model: str, step: Step) -> InferParams:
+    def made_up(self, model: str, step: Step) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request for made-up tokens, which every vocabulary has, or for made-up embeddings."""
         (name,) = self.tokens
         spec = next(tensor for tensor in self.interface.inputs if tensor.name == name)
         shape = (1, step.tokens, *(spec.shape or ())[2:])
         numbers = [number % _MADE_UP for number in range(step.before, step.before + math.prod(shape))]
-        return InferParams(
-            model_name=model,
-            inputs=(InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=shape),),
-            raw_input_contents=(packed(spec.dtype, numbers),),
-        )
+        tensor = InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=shape)
+        return PrepareParams(model_name=model, inputs=(tensor,)), (packed(spec.dtype, numbers),)
 
     @functools.cached_property
     def of_forms(self) -> Interface:
@@ -313,14 +310,16 @@ class Decoder:
         starts = range(step.before, step.after, _PART)
         return tuple(Step(1, min(_PART, step.after - start), start) for start in starts)
 
-    def part(self, params: InferParams, tokens: Data, step: Step, part: Step) -> InferParams:
+    def part(
+        self, params: PrepareParams, tokens: Data, step: Step, part: Step
+    ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return what a part of a step is given, of a request that has nothing but tokens."""
         (tensor,) = params.inputs
         row, start = len(tokens) // step.tokens, part.before - step.before
         content = bytes(tokens[start * row : (start + part.tokens) * row])
         shape = (1, part.tokens, *tensor.shape[2:])
         cut = InputTensor(name=tensor.name, datatype=tensor.datatype, shape=shape)
-        return dataclasses.replace(params, inputs=(cut,), raw_input_contents=(content,))
+        return dataclasses.replace(params, inputs=(cut,)), (content,)
 
     def held(self, step: Step) -> tuple[HeldTensor, ...]:
         """Return what the worker holds of a sequence that has batches of that size."""
@@ -370,7 +369,7 @@ def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None
     return Decoder(interface=interface, pairs=pairs, made=made, constants=constants, tokens=tokens)
 
 
-def names(params: InferParams) -> tuple[str, ...]:
+def names(params: PrepareParams) -> tuple[str, ...]:
     """Return the names of a request's inputs."""
     return tuple(tensor.name for tensor in params.inputs)
 

@@ -16,7 +16,7 @@ from typing import Final
 from honed.daemon.aio import in_thread
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import Loader
-from honed.daemon.serving.plan import CheckedForm
+from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
 from honed.daemon.serving.trial import Trial, TrialResult
 from honed.daemon.worker.calls import ComparedTurn, RunStep, SetSequence, StepRan
@@ -138,14 +138,16 @@ class FormTrial:
             yield self._steps(level, Step(1, self._tokens, rows + on), engine)
 
     def _steps(self, level: int, step: Step, engine: Loader) -> Steps:
-        async def ask(model: ServedModel | None, _: CheckedForm, asked: Callable[[str], RunStep]) -> StepRan:
+        async def ask(
+            model: ServedModel | None, _: InferencePlan, asked: Callable[[str], RunStep]
+        ) -> StepRan:
             return await engine.step(asked(self.key if model is None else model.manifest.source_key))
 
-        params, regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
+        (params, data), regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
         params = dataclasses.replace(params, parameters=InferOptions(last_token=True))
         return Steps(
             alike=alike_of(params, self.decoder, step.before, regions, self.max_answer_bytes),
-            data=params.raw_input_contents or (),
+            data=data,
             step=step,
             number=self.numbers[level],
             regions=regions,

@@ -18,12 +18,13 @@ from typing import NamedTuple
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import Replaced
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall
+from honed.daemon.feature import Feature, Infer, InferCall
 from honed.daemon.serving.plan import in_sequence, nbytes, no_state, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.state_pairs import StatePair
+from honed.protocol import strict
 from honed.protocol.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -32,9 +33,17 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import VERSION
-from honed.protocol.params import ENGINE_NAMES, InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.params import (
+    ENGINE_NAMES,
+    Data,
+    InferOptions,
+    InputTensor,
+    OutputTensor,
+    PrepareParams,
+)
 from honed.protocol.results import Inferred, InferTimes
 from honed.protocol.service import SequencesStatus
+from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
 _REMEMBERED = 1000  # sequences that are gone, to say why
@@ -86,8 +95,7 @@ class HeldSequence:
     """One sequence. `source` is the model it was begun with, which may be replaced under its name.
 
     `tensors` are by input; `busy` while a request is under way. Of a decoder (`decoders.py`) a worker has the
-    state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`. `alike` is what
-    checking its last request gave, so that requests like it need no check.
+    state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`.
     """
 
     key: SequenceKey
@@ -100,7 +108,6 @@ class HeldSequence:
     rows: int = 0
     held_bytes: int = 0
     on_device: bool = False  # else the CPU engine has it
-    alike: object = None
 
     @property
     def nbytes(self) -> int:
@@ -226,7 +233,17 @@ class Sequences:
             self.drop(key, "its model was removed")
 
 
-def key_of(user: int, params: InferParams) -> SequenceKey | None:
+def _refuse_late(turn: asyncio.Future[None], key: SequenceKey) -> None:
+    if not turn.done():
+        turn.set_exception(
+            DeadlineExceeded(
+                f"the request's deadline passed before the one before it in {key.shown} was answered; "
+                "allow more time"
+            )
+        )
+
+
+def key_of(user: int, params: PrepareParams) -> SequenceKey | None:
     """Return the key of the sequence that a request belongs to, or None. Raises InvalidArgument."""
     options = params.parameters
     if options is None or not in_sequence(options):
@@ -240,13 +257,15 @@ def key_of(user: int, params: InferParams) -> SequenceKey | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestWithState:
-    """A request with its state. `params` are what is to be run, `asked` the outputs that its client wants.
+    """A request with its state: `params` and `data` are what is to be run.
 
-    `guessed` are the shapes of state that was made up for inputs whose sizes are open.
+    `asked` are the outputs that its client wants, `guessed` the shapes of state that was made up for inputs
+    whose sizes are open.
     """
 
     sequence: HeldSequence
-    params: InferParams
+    params: PrepareParams
+    data: tuple[Data, ...]
     asked: frozenset[str]
     first: bool
     last: bool
@@ -270,7 +289,7 @@ class Sequencer(Feature):
         if not pairs or any(pair.grows_on >= 0 for pair in pairs):
             return None
 
-        async def infer_in_sequence(call: InferCall) -> InferAnswer:
+        async def infer_in_sequence(call: InferCall) -> Map:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
@@ -287,20 +306,18 @@ class Sequencer(Feature):
 
         return infer_in_sequence
 
-    async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Inferred:
+    async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Map:
         entry, options = call.entry, call.params.parameters
         if options is not None and options.sequence_end and not call.params.inputs:
             self.sequences.resume(key, source_of(entry), time.monotonic())
             self.sequences.drop(key)
-            return nothing(call.params, entry)
+            return nothing(call)
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
-        woven = self.woven(key, entry, interface, call.params)
+        woven = self.woven(key, entry, interface, call.params, call.data)
         try:
-            result = await infer(dataclasses.replace(call, params=woven.params))
-            assert isinstance(result, Inferred)  # a model is no decoder besides
-            return self.taken(woven, result)
+            return self.taken(woven, await infer(call.instead(woven.params, woven.data)))
         except BaseException:
             self.sequences.failed(woven.sequence, first=woven.first)
             raise
@@ -343,20 +360,18 @@ class Sequencer(Feature):
         return deadline
 
     async def _waited(self, key: SequenceKey, deadline: float) -> None:
-        turn = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
         self._turns[key].append(turn)
+        late = loop.call_at(deadline, _refuse_late, turn, key)
         try:
-            async with asyncio.timeout_at(deadline):
-                await turn
-        except BaseException as error:
-            if not turn.cancelled():  # it came at the same time
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # it came at the same time
                 self.end_turn(key)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise DeadlineExceeded(
-                f"the request's deadline passed before the one before it in {key.shown} was answered; "
-                "allow more time"
-            ) from error
+            raise
+        finally:
+            late.cancel()
 
     def end_turn(self, key: SequenceKey) -> None:
         """Let the next request of a sequence have its turn."""
@@ -368,7 +383,12 @@ class Sequencer(Feature):
         del self._turns[key]
 
     def woven(
-        self, key: SequenceKey, entry: ServedModel, interface: Interface, params: InferParams
+        self,
+        key: SequenceKey,
+        entry: ServedModel,
+        interface: Interface,
+        params: PrepareParams,
+        data: tuple[Data, ...],
     ) -> RequestWithState:
         """Return the request with its state; `interface` is the one whose shapes state begins with.
 
@@ -386,22 +406,23 @@ class Sequencer(Feature):
         else:
             sequence = self.sequences.resume(key, source, now)
         try:
-            return _weave(sequence, interface, params, first=first, last=bool(options.sequence_end))
+            return _weave(sequence, interface, params, data, first=first, last=bool(options.sequence_end))
         except InvalidArgument:
             self.sequences.failed(sequence, first=first)
             raise
 
-    def taken(self, woven: RequestWithState, result: Inferred) -> Inferred:
+    def taken(self, woven: RequestWithState, result: Map) -> Map:
         """Return the answer without the state, and keep that; raise ResourceExhausted if it is too large."""
         tensors: dict[str, StateTensor] = {}
         given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
-        contents = iter(result.raw_output_contents)
+        contents = iter(result["raw_output_contents"])
         outputs, raw = [], []
-        for output in result.outputs:
-            data = None if output.parameters else next(contents)  # else it lies in shared memory
-            if output.name in given and data is not None:
-                tensors[given[output.name]] = StateTensor(output.shape, bytes(data))
-            if output.name in woven.asked:
+        for output in result["outputs"]:
+            name = output["name"]
+            data = None if output["parameters"] else next(contents)  # else it lies in shared memory
+            if name in given and data is not None:
+                tensors[given[name]] = StateTensor(tuple(output["shape"]), bytes(data))
+            if name in woven.asked:
                 outputs.append(output)
                 if data is not None:
                     raw.append(data)
@@ -414,20 +435,22 @@ class Sequencer(Feature):
         self.sequences.keep(woven.sequence, tensors, time.monotonic())
         if woven.last:
             self.sequences.drop(woven.sequence.key)
-        return dataclasses.replace(result, outputs=tuple(outputs), raw_output_contents=tuple(raw))
+        return {**result, "outputs": outputs, "raw_output_contents": raw}
 
 
-def nothing(params: InferParams, entry: ServedModel) -> Inferred:
+def nothing(call: InferCall) -> Map:
     """Return the result of a request that only ends its sequence."""
-    engine = kind_of(entry.engine)
-    return Inferred(
-        model_name=params.model_name,
+    engine = kind_of(call.entry.engine)
+    result = Inferred(
+        model_name=call.params.model_name,
         model_version=VERSION,
-        id=params.id or "",
+        id=call.id,
         parameters=InferTimes(queue_us=0, compute_us=0, engine=engine, engine_name=ENGINE_NAMES[engine]),
         outputs=(),
         raw_output_contents=(),
     )
+    plain: Map = strict.to_plain(result)
+    return plain
 
 
 def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
@@ -458,7 +481,13 @@ def without_sequence(options: InferOptions) -> InferOptions:
 
 
 def _weave(
-    sequence: HeldSequence, interface: Interface, params: InferParams, *, first: bool, last: bool
+    sequence: HeldSequence,
+    interface: Interface,
+    params: PrepareParams,
+    data: tuple[Data, ...],
+    *,
+    first: bool,
+    last: bool,
 ) -> RequestWithState:
     given = {tensor.name for tensor in params.inputs}
     guessed: dict[str, tuple[int, ...]] = {}
@@ -487,8 +516,8 @@ def _weave(
             parameters=plain,
             inputs=(*inputs, *params.inputs),
             outputs=outputs,
-            raw_input_contents=(*contents, *(params.raw_input_contents or ())),
         ),
+        data=(*contents, *data),
         asked=asked,
         first=first,
         last=last,
@@ -497,7 +526,7 @@ def _weave(
 
 
 def _outputs(
-    sequence: HeldSequence, interface: Interface, params: InferParams
+    sequence: HeldSequence, interface: Interface, params: PrepareParams
 ) -> tuple[frozenset[str], tuple[OutputTensor, ...]]:
     """Return the outputs that the client asked for, and those asked of the model, which include the state."""
     state = {pair.output.name for pair in sequence.pairs}

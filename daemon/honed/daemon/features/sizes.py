@@ -19,7 +19,7 @@ from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferAnswer, InferCall, Work
+from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.pool import Pool
@@ -27,6 +27,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes, ShownPart
+from honed.protocol.strict import Map
 
 Sizes = tuple[int, ...]
 # What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form
@@ -173,7 +174,7 @@ class SizeSpecialiser(Feature):
         if not parts and not variants:
             return None
 
-        def infer_counted(call: InferCall) -> Awaitable[InferAnswer]:
+        def infer_counted(call: InferCall) -> Awaitable[Map]:
             return infer(
                 replace(call, answered=(*call.answered, lambda model, _, sizes: self.observe(model, sizes)))
             )

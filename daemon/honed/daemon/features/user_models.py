@@ -29,7 +29,7 @@ from honed.daemon.changes.change import RECEIVED, Changes, Notify
 from honed.daemon.changes.staging import Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import ApiCall, Feature, Handler, Infer, InferAnswer, InferCall, Work
+from honed.daemon.feature import ApiCall, Feature, Handler, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.statefile import StateFile, save_at_intervals
 from honed.daemon.serving.selection import unfinished
@@ -51,6 +51,7 @@ from honed.protocol.errors import (
 from honed.protocol.methods import MODEL_BRING
 from honed.protocol.params import ENGINE_NAMES, BringOptions, BringParams
 from honed.protocol.results import BringResult, InferredTensor
+from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
@@ -389,7 +390,7 @@ class UserModels(Feature):
         if not is_own(entry.name):
             return None
 
-        async def infer_own(call: InferCall) -> InferAnswer:
+        async def infer_own(call: InferCall) -> Map:
             self.used(call.entry.name)
             if call.entry.on_cpu:
                 self.changes.checks.begin(call.entry.manifest)

@@ -17,7 +17,7 @@ from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, s
 from honed.daemon.core.messages import Added, LoadedProof, Rested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import ApiCall, Feature, Infer, InferAnswer, InferCall, Work
+from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog, Wish
 from honed.daemon.serving.engine_server import DeviceServer
@@ -34,6 +34,7 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import ENGINE_NAMES, LoadParams
 from honed.protocol.results import ObservedSizes, ShownVariant
+from honed.protocol.strict import Map
 from honed.runtime import HONED_VERSION
 
 _log = logging.getLogger(__name__)
@@ -287,7 +288,7 @@ class ShapeVariants(Feature):
         if not entry.open_sizes and not self.registry.variants(entry.name):
             return None
 
-        def infer_in_shapes(call: InferCall) -> Awaitable[InferAnswer]:
+        def infer_in_shapes(call: InferCall) -> Awaitable[Map]:
             entry = call.entry
 
             def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[ObservedSizes]) -> None:

@@ -116,8 +116,6 @@ class Api:
 
     def answer(self, call: ApiCall, method: str) -> Work:
         """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
-        if method == methods.MODEL_INFER.name and (like := self.inferring.again(call)) is not None:
-            return like
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
@@ -126,6 +124,8 @@ class Api:
         self.inferring.check_running()
         parsed = parse(known.params, call.params)
         own = model_named(parsed)
+        if own is None and known.right is not Right.OWN:
+            return handler(call, parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None
         owner = entry.manifest.owner if entry is not None else None
         if known.right is Right.OWN and owner != peer.uid:
@@ -384,7 +384,9 @@ def _named(params: ModelParams) -> str:
 _answers(methods.METRICS)(lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
 _answers(methods.CONFIG_SHOW)(lambda api, _, __: api.reloader.show())
 _answers(methods.CONFIG_RELOAD)(lambda api, _, __: api.reloader.reload())
-_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.start(call, params))
+_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.infer(call, params))
+_answers(methods.MODEL_PREPARE)(lambda api, call, params: api.inferring.prepare(call.connection, params))
+_answers(methods.MODEL_RUN)(lambda api, call, params: api.inferring.run(call, params))
 _answers(methods.MODEL_PUBLISH)(lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _answers(methods.MODEL_ROLLBACK)(lambda api, _, params: api.publisher.rollback(params))
 _answers(methods.MODEL_PIN)(lambda api, _, params: api.publisher.pin(params))

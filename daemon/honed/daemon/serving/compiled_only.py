@@ -9,10 +9,10 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.names import Shapes
 from honed.protocol.errors import NotCompiled
-from honed.protocol.params import InferParams
+from honed.protocol.params import PrepareParams
 
 
-def wants_compiled(params: InferParams) -> bool:
+def wants_compiled(params: PrepareParams) -> bool:
     """Return whether only a verified compiled form may answer a request."""
     return params.parameters is not None and bool(params.parameters.compiled)
 
@@ -24,7 +24,7 @@ def answers(model: ServedModel, shapes: Shapes) -> bool:
     return all(shapes.get(tensor.name) == tensor.shape for tensor in model.compiled.inputs)
 
 
-def check(model: ServedModel, params: InferParams) -> None:
+def check(model: ServedModel, params: PrepareParams) -> None:
     """Raise NotCompiled for a request that wants a compiled form which this model does not have."""
     if wants_compiled(params) and not answers(model, {each.name: each.shape for each in params.inputs}):
         raise NotCompiled(
@@ -43,7 +43,7 @@ def scalars(shapes: Shapes, interface: Interface | None) -> Shapes:
     return {name: () if name in single and math.prod(shape) == 1 else shape for name, shape in shapes.items()}
 
 
-def with_scalars(params: InferParams, interface: Interface | None) -> InferParams:
+def with_scalars(params: PrepareParams, interface: Interface | None) -> PrepareParams:
     """Return a request whose inputs have the shapes that `scalars` gives."""
     given = {each.name: each.shape for each in params.inputs}
     shapes = scalars(given, interface)

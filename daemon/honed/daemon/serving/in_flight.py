@@ -29,8 +29,10 @@ from honed.process.aio import taken
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import Cancelled, DeadlineExceeded, DeviceError, HonedError, OutOfMemory
+from honed.protocol.params import Data
 from honed.protocol.peer import ResponseReceived
-from honed.protocol.results import Inferred, ModelProfile, ProfiledRow
+from honed.protocol.results import ModelProfile, ProfiledRow
+from honed.protocol.strict import Map
 from honed.runtime.engines import LOWEST
 
 from .engine_server import DeviceServer
@@ -93,27 +95,30 @@ class InFlightRequests:
         self._numbers = itertools.count(1)
 
     async def infer(
-        self, client: ClientId, model: ServedModel, plan: InferencePlan
-    ) -> tuple[Inferred, InferenceResult]:
-        """Run an inference; return the result of ModelInfer and the worker's. Raises what went wrong."""
-        arrived = time.monotonic()
-        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open, empty=plan.empty)
-        await self._ask(client, model, plan.priority, plan.timeout, work)
-        ran, answered = self.inferred(model, plan, work, arrived)
-        return plan.result(ran, answered), ran
+        self,
+        client: ClientId,
+        model: ServedModel,
+        plan: InferencePlan,
+        data: Sequence[Data],
+        name: str,
+        timeout: float,
+    ) -> tuple[Map, InferenceResult]:
+        """Run an inference on data, whose `id` is `name`.
 
-    def inferred(
-        self, model: ServedModel, plan: InferencePlan, work: PendingRequest[InferenceResult], arrived: float
-    ) -> tuple[InferenceResult, Answered]:
-        """Return the worker's result of a request that has its answer, and note its times."""
-        [answer] = work.answers
+        Returns the result of ModelInfer, as it travels, and the worker's. Raises what went wrong.
+        """
+        arrived = time.monotonic()
+        work = PendingRequest(
+            call=partial(plan.call, data), regions=plan.regions, open=plan.open, empty=plan.empty
+        )
+        [answer] = await self._ask(client, model, plan.priority, timeout, work)
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         if not work.open and ran.manifest.decision.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        return answer, self.noted(model, work, answer, arrived)
+        return plan.answer(answer, name, self.noted(model, work, answer, arrived)), answer
 
     async def ask_for(
         self,

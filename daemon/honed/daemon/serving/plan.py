@@ -1,11 +1,13 @@
-"""ModelInfer against a model: everything is checked here, before the worker sees it. No I/O."""
+"""Requests against a model: everything is checked here, before the worker sees it. No I/O."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from honed.daemon.core.queue import PRIORITIES, Empty
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -17,7 +19,7 @@ from honed.daemon.worker.calls import (
     RunModel,
     WantedOutput,
 )
-from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup, RegionTable
+from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol import strict
 from honed.protocol.errors import AnswerTooLarge, HonedError, InvalidArgument, SequenceLost
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, MAX_TIMEOUT_US, VERSION
@@ -26,8 +28,8 @@ from honed.protocol.params import (
     ROOM_ALIGN,
     Data,
     InferOptions,
-    InferParams,
     InputTensor,
+    PrepareParams,
     RegionPlace,
 )
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
@@ -60,7 +62,7 @@ class RegionRange:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen takes four times as long to make
 class Answered:
     """Microseconds that a request waited and that its run took; what ran it: "gpu", "cpu" or "gpu+cpu"."""
 
@@ -70,15 +72,14 @@ class Answered:
     device: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)  # no slots: what each request needs is found once
 class InferencePlan:
-    """A checked request: what the worker is to be given and to give back.
+    """A checked request but for its data and `id`: what the worker is to be given and to give back.
 
     One that is `open` is in shapes that only the CPU engine takes; inputs have the shapes given.
     """
 
     model: str
-    id: str
     timeout: float  # seconds
     priority: int
     finite: bool
@@ -86,11 +87,11 @@ class InferencePlan:
     inputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
     outputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
     room: RegionRange | None  # for outputs without a place
-    raw: tuple[Data, ...]
     max_bytes: int  # of outputs inside the answer
     open: bool
+    _answer: tuple[object, Map] = field(init=False, default=(None, {}))
 
-    @property
+    @functools.cached_property
     def empty(self) -> Empty:
         """Where inputs have sizes of 0."""
         return tuple(
@@ -99,15 +100,38 @@ class InferencePlan:
             if t.shape and 0 in t.shape
         )
 
-    @property
+    @functools.cached_property
     def regions(self) -> list[HeldRegion]:
         """The regions it uses, each once."""
         named = (*self.inputs, *self.outputs, (None, self.room))
         return list({place.region.number: place.region for _, place in named if place}.values())
 
-    def for_worker(self, key: str) -> RunModel:
+    @functools.cached_property
+    def _sizes(self) -> list[int | None]:
+        """Bytes of the data that each request brings; None for text, whose length it tells itself."""
+        sent = [tensor for tensor, place in self.inputs if place is None]
+        return [None if _is_text(tensor) else nbytes(tensor) for tensor in sent]
+
+    def check_data(self, data: Sequence[Data]) -> None:
+        """Raise InvalidArgument for data of a request that are not of these inputs."""
+        if [len(each) for each in data] == self._sizes:
+            return
+        sent = [tensor for tensor, place in self.inputs if place is None]
+        for tensor, content in itertools.zip_longest(sent, data[: len(sent)]):
+            _check_content(tensor, content)
+        if len(data) > len(sent):
+            raise InvalidArgument(
+                f"raw_input_contents holds {len(data) - len(sent)} more than the inputs that are not in "
+                "shared memory; give one for each of those"
+            )
+
+    def call(self, data: Sequence[Data], key: str) -> RunModel:
         """Return the call for the worker that knows the model by `key`."""
-        return RunModel(key=key, form=self.form().packed(), raw=self.raw)
+        return RunModel(key=key, form=self._packed, raw=tuple(data))
+
+    @functools.cached_property
+    def _packed(self) -> bytes:
+        return self.form().packed()
 
     def form(self) -> RunForm:
         """Return what the worker is given and gives back, without the data."""
@@ -123,15 +147,24 @@ class InferencePlan:
             max_bytes=self.max_bytes,
         )
 
-    def result(self, ran: InferenceResult, answered: Answered) -> Inferred:
-        """Return the result of ModelInfer for a worker's answer."""
+    def answer(self, ran: InferenceResult, name: str, answered: Answered) -> Map:
+        """Return the result of ModelInfer, as it travels, for a request whose `id` is `name`."""
+        like = (ran.shapes, ran.offsets, answered.engine, answered.device)
+        if like != self._answer[0]:
+            self._answer = like, strict.to_plain(self._result(ran, answered))
+        usual = self._answer[1]
+        times = usual["parameters"] | {"queue_us": answered.queue_us, "compute_us": answered.compute_us}
+        return {**usual, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
+
+    def _result(self, ran: InferenceResult, answered: Answered) -> Inferred:
+        """Return what the results of runs have in common that give outputs of the same shapes."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
-            id=self.id,
+            id="",
             parameters=InferTimes(
-                queue_us=answered.queue_us,
-                compute_us=answered.compute_us,
+                queue_us=0,
+                compute_us=0,
                 engine=answered.engine,
                 engine_name=ENGINE_NAMES[answered.engine],
                 device=answered.device,
@@ -145,7 +178,7 @@ class InferencePlan:
                 )
                 for (t, place), shape in zip(self._answered(ran), ran.shapes, strict=True)
             ),
-            raw_output_contents=ran.raw,
+            raw_output_contents=(),
         )
 
     def _answered(self, ran: InferenceResult) -> Iterable[tuple[TensorSpec, RegionRange | None]]:
@@ -158,45 +191,6 @@ class InferencePlan:
         )
 
 
-class CheckedForm:
-    """What requests that were checked have in common, if they differ in their data and `id` alone."""
-
-    __slots__ = ("_answer", "_answered", "_sizes", "empty", "kept", "plan", "regions", "run")
-
-    def __init__(self, plan: InferencePlan) -> None:
-        """Initialise with the plan of one of them."""
-        # It outlasts the request, whose data are accounted to its client.
-        self.plan = dataclasses.replace(plan, raw=(), id="")
-        self.run = plan.form().packed()
-        self.empty = plan.empty
-        self.regions = plan.regions
-        self._sizes = [len(data) for data in plan.raw]
-        # The data of text is checked each time.
-        self.kept = not any(_is_text(tensor) for tensor, _ in plan.inputs)
-        self._answered: object = None
-        self._answer: Map = {}
-
-    def fits(self, data: Sequence[Data], regions: RegionTable) -> bool:
-        """Return whether the data of a request has the sizes of the one that was checked, in its regions."""
-        return [len(each) for each in data] == self._sizes and all(map(regions.has, self.regions))
-
-    def call(self, data: Sequence[Data], key: str) -> RunModel:
-        """Return the call for the worker that knows the model by `key`."""
-        return RunModel(key=key, form=self.run, raw=tuple(data))
-
-    def answer(self, ran: InferenceResult, name: str, answered: Answered) -> Map:
-        """Return the result of ModelInfer as it travels, for a request whose id is `name`."""
-        like = (ran.shapes, ran.offsets, answered.engine, answered.device)
-        if like != self._answered:
-            self._answer, self._answered = strict.to_plain(self.plan.result(ran, answered)), like
-            self._answer["raw_output_contents"] = []
-        times = self._answer["parameters"] | {
-            "queue_us": answered.queue_us,
-            "compute_us": answered.compute_us,
-        }
-        return {**self._answer, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
-
-
 def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
     """Return a tensor as metadata shows it; any number of dimensions is shown as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
@@ -204,7 +198,7 @@ def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
 
 
 def check(
-    params: InferParams,
+    params: PrepareParams,
     compiled: Interface | None,
     given: Interface | None,
     regions: RegionLookup,
@@ -212,7 +206,7 @@ def check(
     max_bytes: int,
     keep: bool,
 ) -> InferencePlan:
-    """Check a request and return its plan; raise InvalidArgument or NotFound if anything is wrong with it.
+    """Check a request but for its data, and return its plan; raise InvalidArgument or NotFound.
 
     `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
     runs that; one of them at least is there. Raises AnswerTooLarge where the answer would hold more than
@@ -238,7 +232,6 @@ def check(
         )
     return InferencePlan(
         model=params.model_name,
-        id=params.id or "",
         timeout=timeout_us(options) / 1e6,
         priority=_priority(options),
         finite=bool(options and options.finite),
@@ -246,7 +239,6 @@ def check(
         inputs=_inputs(params, inputs, regions),
         outputs=asked,
         room=room,
-        raw=params.raw_input_contents or (),
         max_bytes=max_bytes,
         open=only_open,
     )
@@ -274,7 +266,7 @@ def in_sequence(options: InferOptions | None) -> bool:
     return False
 
 
-def _without_state(params: InferParams) -> HonedError:
+def _without_state(params: PrepareParams) -> HonedError:
     """Return the error for a request in a sequence of a model that keeps no state.
 
     A sequence that goes on may have begun before its model was replaced.
@@ -289,7 +281,13 @@ def _without_state(params: InferParams) -> HonedError:
 
 def timeout_us(options: InferOptions | None) -> int:
     """Return the microseconds until the answer is worthless; raise InvalidArgument if out of range."""
-    timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    return checked_timeout(
+        DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    )
+
+
+def checked_timeout(timeout: int) -> int:
+    """Return microseconds that a request may take; raise InvalidArgument if out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
     return timeout
@@ -302,37 +300,26 @@ def _priority(options: InferOptions | None) -> int:
     return priority
 
 
-def _fits(params: InferParams, compiled: Interface) -> bool:
+def _fits(params: PrepareParams, compiled: Interface) -> bool:
     """Return whether every input of the compiled form comes in the shape that it was compiled for."""
     shapes = {tensor.name: tensor.shape for tensor in compiled.inputs}
     return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
 
 
 def _inputs(
-    params: InferParams, tensors: Sequence[TensorSpec], regions: RegionLookup
+    params: PrepareParams, tensors: Sequence[TensorSpec], regions: RegionLookup
 ) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     names = [entry.name for entry in params.inputs]
     if len(names) != len(known) or known.keys() != set(names):
         _check_names(known, names)
     placed = []
-    contents = params.raw_input_contents or ()
-    taken = 0
     for entry in params.inputs:
         tensor = known[entry.name]
         _check_input(entry, tensor)
         if entry.shape != tensor.shape:
             tensor = dataclasses.replace(tensor, shape=entry.shape)
-        place = _place(entry.parameters, tensor, regions)
-        if place is None:
-            _check_content(tensor, contents[taken] if taken < len(contents) else None)
-            taken += 1
-        placed.append((tensor, place))
-    if taken < len(contents):
-        raise InvalidArgument(
-            f"raw_input_contents holds {len(contents) - taken} more than the inputs that are not in shared "
-            "memory; give one for each of those"
-        )
+        placed.append((tensor, _place(entry.parameters, tensor, regions)))
     return tuple(placed)
 
 
@@ -347,7 +334,7 @@ def _check_names(known: dict[str, TensorSpec], names: list[str]) -> None:
 
 
 def _outputs(
-    params: InferParams, tensors: Sequence[TensorSpec], regions: RegionLookup
+    params: PrepareParams, tensors: Sequence[TensorSpec], regions: RegionLookup
 ) -> tuple[tuple[TensorSpec, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from honed.daemon.store.compiled import Interface
 from honed.protocol import strict
 from honed.protocol.methods import NAME
-from honed.protocol.params import BringOptions, BringParams, LoadParams, RegionName, RegionParams
+from honed.protocol.params import BringOptions, BringParams, LoadParams, RegionName, RegionParams, RunParams
 from honed.protocol.strict import Map
 
 MARK: Final = "@"
@@ -25,7 +25,7 @@ NOBODYS: Final = f"own-{'0' * 40}"  # that no contents are known to have
 _DEFAULTS: Final = BringOptions(shapes={}, precision="auto", engine="fastest")
 _FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
 # The last one makes one, whose name none may have.
-_NO_MODELS: Final = (RegionName, RegionParams, LoadParams)
+_NO_MODELS: Final = (RegionName, RegionParams, LoadParams, RunParams)
 P = TypeVar("P")
 R = TypeVar("R")
 

@@ -1,7 +1,7 @@
 """What keeps one client from having what is there for all: turns in the event loop, and shares of the memory.
 
-At a stretch only so much time goes to messages; what is left waits for the next iteration of the loop, and
-then processes take turns, whatever the number of their connections.
+At a stretch only so much time goes to messages, and as much more as none went to them; what is left waits
+for the next iteration of the loop, and then processes take turns, whatever the number of their connections.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 BUDGET_SECONDS = 0.0002  # at a stretch; a single message may take longer
-_STRETCHES = (
-    5  # times the budget: after so long another stretch begins without an iteration of the loop for it
-)
 Work = Callable[[], None]
 
 
@@ -30,7 +27,7 @@ class RoundRobin:
         self._loop = loop
         self._budget = self._left = budget
         self._clock = clock
-        self._begun = clock()  # the present stretch
+        self._ended = clock()  # the latest work
         self._waiting: dict[Hashable, deque[Work]] = {}  # by owner, whose turn is next first
         self._scheduled = False
         self._running = False
@@ -40,19 +37,15 @@ class RoundRobin:
         self._waiting.setdefault(owner, deque()).append(work)
         if self._running:
             return
-        if not self._scheduled and self._clock() - self._begun > _STRETCHES * self._budget:
-            self._refill()
+        self._left = min(self._budget, self._left + self._clock() - self._ended)  # nobody waited meanwhile
         self._run()
         if self._waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._next_iteration)
 
-    def _refill(self) -> None:
-        self._left, self._begun = self._budget, self._clock()
-
     def _next_iteration(self) -> None:
         self._scheduled = False
-        self._refill()
+        self._left = self._budget
         self._run()
         if self._waiting and not self._scheduled:
             self._scheduled = True
@@ -66,7 +59,8 @@ class RoundRobin:
                 try:
                     self._take()()
                 finally:
-                    self._left -= self._clock() - begun
+                    self._ended = self._clock()
+                    self._left -= self._ended - begun
         finally:
             self._running = False
 

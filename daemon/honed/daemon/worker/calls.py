@@ -196,7 +196,7 @@ class WantedOutput:
     place: RegionSlice | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class InferenceResult:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
@@ -240,7 +240,7 @@ def _unpacked(form: bytes) -> RunForm:
     return strict.from_plain(RunForm, msgpack.unpackb(form), where="the form of a run")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class RunModel(WorkerCall[InferenceResult]):
     """Run once on the data of those inputs that have no place.
 
@@ -292,7 +292,7 @@ class HeldTensor:
     once: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class StepRan:
     """The result of a step, the rows that growing state has now, and the bytes of the sequence's state."""
 
@@ -301,7 +301,7 @@ class StepRan:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
 class RunStep(WorkerCall[StepRan]):
     """Run the next step of a sequence, whose state the worker holds and gives to the model.
 

@@ -62,6 +62,8 @@ class HeldRegion:
 class RegionLookup(Protocol):
     """Where a request's regions are looked up."""
 
+    changes: int
+
     def get(self, name: str) -> HeldRegion:
         """Return the region of that name; raise NotFound if there is none."""
 
@@ -77,6 +79,7 @@ class RegionTable:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._regions: dict[str, HeldRegion] = {}
+        self.changes = 0  # so far: as long as it is the same, so are the regions
 
     def add(self, params: RegionParams, descriptor: int) -> None:
         """Register a client's memfd; the descriptor stays the caller's, the table keeps a duplicate.
@@ -91,6 +94,7 @@ class RegionTable:
         offset = params.offset or 0
         check_memfd(descriptor, offset, params.byte_size)
         self._regions[params.name] = HeldRegion(params.name, os.dup(descriptor), offset, params.byte_size)
+        self.changes += 1
 
     def get(self, name: str) -> HeldRegion:
         """Return the region of that name; raise NotFound if there is none."""
@@ -98,10 +102,6 @@ class RegionTable:
         if found is None:
             raise unknown(name)
         return found
-
-    def has(self, region: HeldRegion) -> bool:
-        """Return whether a region is registered still."""
-        return self._regions.get(region.name) is region
 
     def select(self, name: str | None) -> list[HeldRegion]:
         """Return the region of that name, or all; raise NotFound if there is none of that name."""
@@ -112,6 +112,7 @@ class RegionTable:
         removed = self.select(name)
         for region in removed:
             del self._regions[region.name]
+            self.changes += 1
         return removed
 
 

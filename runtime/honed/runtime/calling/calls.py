@@ -7,24 +7,27 @@ Nothing is sent or received here; a client's own regions of shared memory are ma
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol import methods
+from honed.protocol import methods, strict
 from honed.protocol.errors import (
     AlreadyExists,
     AnswerTooLarge,
     HonedError,
     Internal,
     InvalidArgument,
+    NotPrepared,
     ResourceExhausted,
+    Unimplemented,
 )
 from honed.protocol.params import (
     Data,
@@ -32,32 +35,113 @@ from honed.protocol.params import (
     InferParams,
     InputTensor,
     OutputTensor,
+    PrepareParams,
     RegionName,
     RegionParams,
     RegionPlace,
+    RunParams,
     engine_name,
 )
 from honed.protocol.strict import Map
-from honed.runtime.dtypes import STRING, dtype, from_datatype, is_text
+from honed.runtime.dtypes import STRING, DType, dtype, from_datatype, is_text
 from honed.runtime.encodings import decode_text, encode_text
 
 from . import shared_memory, transport
-from .shared_memory import Region, Scratch
+from .shared_memory import LARGE, Region, Scratch
 from .steps import Ask, Steps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
 _NOT_LENT: Final = contextlib.nullcontext()
+_KNOWN: Final = 64  # requests that are remembered
 
 
-@dataclass(frozen=True, slots=True)
-class InferCall:
-    """Parameters of a ModelInfer, and the arrays its outputs must end up in."""
+@dataclass(slots=True, eq=False)
+class PreparedRequest:
+    """What requests have in common that differ in their data alone, and its number; None: it has none yet."""
 
-    params: InferParams
-    into: dict[str, NDArray[Any]]  # arrays the caller wants written
-    shared: frozenset[str]  # those of `into` that the service writes itself
-    lent: Region | None = None  # where outputs may be answered that have no place of the caller's
+    params: PrepareParams
+    number: int | None = None
+
+
+class _Output(NamedTuple):
+    """An output of a result, and where it lies in the region that was lent; None: it was sent."""
+
+    name: str
+    kind: DType
+    shape: tuple[int, ...]
+    offset: int | None
+
+
+@dataclass(slots=True, eq=False)
+class InferCall(PreparedRequest):
+    """An inference but for its arrays: where its inputs go, and where its outputs lie.
+
+    Inputs are `sent`, or copied to the places in `copied`, or lie in a region of the caller's. The service
+    itself writes `shared` outputs, and may answer others in `lent`.
+    """
+
+    sent: tuple[str, ...] = ()
+    copied: tuple[tuple[str, NDArray[Any]], ...] = ()
+    shared: frozenset[str] = frozenset()
+    lent: Region | None = None
+    _read: tuple[object, Sequence[_Output]] = None, ()  # what the latest result said of its outputs
+
+    def contents(self, arrays: Mapping[str, NDArray[Any]]) -> list[Data]:
+        """Return the data to be sent, and copy what goes to shared memory there."""
+        for name, place in self.copied:
+            place[...] = arrays[name]
+        return [_content(arrays[name]) for name in self.sent]
+
+    def answer(self, result: Map, into: Mapping[str, NDArray[Any]]) -> InferenceAnswer:
+        """Return the answer that a result is; outputs among `into` are written there.
+
+        Raises Internal where the result is invalid, InvalidArgument where an array that the caller gave for
+        an output is of another shape or type.
+        """
+        try:
+            told, parameters = result["outputs"], result["parameters"]
+            read = self._read
+            if told != read[0]:
+                read = self._read = told, [*map(self._output, told)]
+            contents = iter(result["raw_output_contents"])
+            arrays = {output.name: self._array(output, contents) for output in read[1]}
+            engine, device = str(parameters["engine"]), str(parameters.get("device", ""))
+            queue_us, compute_us = int(parameters["queue_us"]), int(parameters["compute_us"])
+        except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
+            raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
+        outputs = {name: self._delivered(name, array, into.get(name)) for name, array in arrays.items()}
+        return InferenceAnswer(outputs, engine, queue_us, compute_us, device)
+
+    def _output(self, output: Map) -> _Output:
+        place, offset = output["parameters"], None
+        if place and self.lent is not None:
+            offset = int(place["shared_memory_offset"])
+        return _Output(output["name"], from_datatype(output["datatype"]), tuple(output["shape"]), offset)
+
+    def _array(self, output: _Output, contents: Iterator[bytes]) -> NDArray[Any]:
+        """Return an output as it arrived; for one that is `shared` a stand-in of its type and shape."""
+        name, kind, shape, offset = output
+        if name in self.shared:
+            return np.broadcast_to(np.empty((), kind.numpy), shape)
+        if offset is not None and self.lent is not None:
+            return self.lent.array(kind.name, shape, offset)
+        if kind is STRING:
+            return decode_text(next(contents), shape)
+        return np.frombuffer(next(contents), kind.numpy).reshape(shape)
+
+    def _delivered(self, name: str, array: NDArray[Any], target: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the output in the array that the caller gave for it, or else in a new array of its own."""
+        if target is None:
+            return array.copy()  # frombuffer's own is read-only
+        if target.shape != array.shape or target.dtype != array.dtype:
+            raise InvalidArgument(
+                f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
+                f"{target.dtype} {target.shape}; make them equal"
+            )
+        if name not in self.shared:
+            target[...] = array
+        return target
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +152,7 @@ class Lent:
     room: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen takes four times as long to make
 class InferenceAnswer:
     """The result of a request: outputs by name, the engine that answered, and times in microseconds.
 
@@ -117,6 +201,9 @@ class Inferences:
         self._regions: dict[str, Region] = {}
         self._made = 0  # regions so far
         self._scratch = Scratch()
+        # Requests that were made, by what they have in common: those like them are prepared.
+        self._known: dict[Hashable, PreparedRequest] = {}
+        self._prepares = True  # the service does
         self._link: Any = None
 
     def _answered(
@@ -136,9 +223,11 @@ class Inferences:
         """
         seconds = limit_of(self.timeout if timeout is None else timeout)
         arrays, asked = portable(inputs), 0
+        into: Mapping[str, NDArray[Any]] = outputs if isinstance(outputs, Mapping) else {}
         while True:
             regions = list(self._regions.values())
-            sizes = unplaced(arrays, regions)
+            places = {name: place_of(array, regions) for name, array in arrays.items()} if regions else {}
+            sizes = [0 if is_text(a) else a.nbytes for name, a in arrays.items() if places.get(name) is None]
             given, room = self._scratch.bytes_for(model, sizes)
             if sequence is not None and not sequence.last_token:
                 room = 0  # state comes back in line
@@ -150,23 +239,21 @@ class Inferences:
                     why = error
             if lent is None:
                 self._scratch.check_sendable(sizes, why)
+            wanted: dict[str, RegionPlace | None] | None = None
+            if outputs is not None:
+                wanted = {name: place_of(into[name], regions) if into else None for name in outputs}
+            asking = Asking(priority, finite, sequence, compiled)
+            like = (
+                *(model, asking, lent, None if wanted is None else (*wanted.items(),)),
+                *((name, array.dtype, array.shape, places.get(name)) for name, array in arrays.items()),
+            )
             try:
                 with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
-                    call = infer_call(
-                        model,
-                        arrays,
-                        outputs,
-                        regions,
-                        timeout=seconds,
-                        priority=priority,
-                        finite=finite,
-                        sequence=sequence,
-                        lent=lent,
-                        compiled=compiled,
-                    )
-                    limit = None if seconds is None else seconds + GRACE
-                    reply = yield Ask(methods.MODEL_INFER, call.params, limit)
-                    answered = answer(call, reply.result)
+                    call = self._known.get(like)
+                    if not isinstance(call, InferCall):
+                        call = infer_call(model, arrays, wanted, places, asking, lent)
+                    reply = yield from self._sent(like, call, call.contents(arrays), seconds)
+                    answered = call.answer(reply, into)
             except AnswerTooLarge as error:
                 if sequence is not None or error.nbytes <= asked:
                     raise
@@ -176,6 +263,41 @@ class Inferences:
             made = [a.nbytes for name, a in answered.outputs.items() if name not in call.shared]
             self._scratch.answered(model, made)
             return answered
+
+    def _sent(
+        self,
+        like: Hashable,
+        prepared: PreparedRequest,
+        contents: Sequence[Data],
+        seconds: float | None,
+        name: str | None = None,
+    ) -> Steps[Map]:
+        """Return the result of a request whose `id` is `name`; `like` are those that differ in these alone.
+
+        The first of them is sent whole, as is one whose number the service does not know any more.
+        """
+        micros = methods.MAX_TIMEOUT_US if seconds is None else max(1, round(seconds * 1e6))
+        limit = None if seconds is None else seconds + GRACE
+        own: Map = {"id": name, "raw_input_contents": tuple(contents)}
+        if like in self._known and self._prepares:
+            try:
+                if (number := prepared.number) is None:
+                    answered = yield Ask(methods.MODEL_PREPARE, prepared.params, limit)
+                    number = prepared.number = methods.MODEL_PREPARE.result_of(answered.result).number
+                run = RunParams(number=number, timeout=micros, **own)
+                return (yield Ask(methods.MODEL_RUN, run, limit)).result
+            except NotPrepared:
+                prepared.number = None
+            except Unimplemented:
+                self._prepares = False
+        options = dataclasses.replace(prepared.params.parameters or InferOptions(), timeout=micros)
+        whole = strict.copy_fields(InferParams, prepared.params, parameters=options, **own)
+        reply = yield Ask(methods.MODEL_INFER, whole, limit)
+        if like not in self._known:
+            while len(self._known) >= _KNOWN:
+                self._known.pop(next(iter(self._known)), None)
+            self._known[like] = prepared
+        return reply.result
 
     def _lent(self, given: int, room: int) -> Steps[Lent]:
         """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
@@ -209,6 +331,9 @@ class Inferences:
     def _discard(self, region: Region) -> None:
         """Close a region, which will not be registered again."""
         self._regions.pop(region.name, None)
+        for like, call in list(self._known.items()):
+            if isinstance(call, InferCall) and call.lent is region:
+                self._known.pop(like, None)
         region.close()
 
     def _new_region(self, nbytes: int) -> Region:
@@ -233,151 +358,73 @@ def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
     return {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in dense.items()}
 
 
-def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
-    """Return the bytes of each array that lies in none of the regions; 0 for an array of text."""
-    left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
-    return [0 if is_text(a) else a.nbytes for a in left]
+class Asking(NamedTuple):
+    """What a request says beside its tensors and its timeout."""
+
+    priority: int = 2
+    finite: bool = False
+    sequence: InSequence | None = None
+    compiled: bool = False
 
 
 def infer_call(
     model: str,
     inputs: Mapping[str, NDArray[Any]],
-    outputs: Outputs | None,
-    regions: Iterable[Region],
-    *,
-    timeout: float | None,
-    priority: int,
-    finite: bool,
-    sequence: InSequence | None = None,
+    outputs: Iterable[str] | Mapping[str, RegionPlace | None] | None,
+    places: Mapping[str, RegionPlace | None],
+    asking: Asking,
     lent: Lent | None = None,
-    compiled: bool = False,
 ) -> InferCall:
-    """Return the ModelInfer for arrays from `portable`; those that lie in one of `regions` are not copied.
+    """Return the inference for arrays from `portable`; those that have one of `places` are not copied.
 
-    The others are copied into `lent`, or sent along. `timeout` is in seconds; None: no limit.
+    The others are copied into `lent`, or sent along. `outputs` may have places, too.
 
     Raises InvalidArgument for element types honed does not carry.
     """
-    known = list(regions)
-    described, contents = _inputs(inputs, known, lent)
-    into = dict(outputs) if isinstance(outputs, Mapping) else {}
-    places = {name: _place(array, known) for name, array in into.items()}
-    wanted = None
-    if outputs is not None:
-        wanted = tuple(OutputTensor(name=name, parameters=places.get(name)) for name in outputs)
-    params = InferParams(
-        model_name=model,
-        inputs=tuple(described),
-        outputs=wanted,
-        raw_input_contents=tuple(contents),
-        parameters=_options(timeout, priority, finite, sequence, lent, compiled),
-    )
-    shared = frozenset(name for name, place in places.items() if place)
-    return InferCall(params, into, shared, lent.region if lent is not None else None)
-
-
-def _inputs(
-    inputs: Mapping[str, NDArray[Any]], regions: Sequence[Region], lent: Lent | None
-) -> tuple[list[InputTensor], list[Data]]:
-    """Return the description of each array with its place in memory, and the bytes of the others."""
     described: list[InputTensor] = []
-    contents: list[Data] = []
+    sent: list[str] = []
+    copied: list[tuple[str, NDArray[Any]]] = []
     for name, array in inputs.items():
         datatype = STRING.datatype if is_text(array) else _datatype(array.dtype)
-        place = _place(array, regions)
+        place = places.get(name)
         if place is None and lent is not None and array.nbytes and not is_text(array):
             copy = lent.region.array(array.dtype.name, array.shape)
-            copy[...] = array
-            place = _place(copy, (lent.region,))
+            copied.append((name, copy))
+            place = place_of(copy, (lent.region,))
+        elif place is None:
+            sent.append(name)
         described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
-        if place is None:
-            contents.append(_content(array))
-    return described, contents
+    wanted = None
+    if outputs is not None:
+        given = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
+        wanted = tuple(OutputTensor(name=name, parameters=place) for name, place in given.items())
+    params = PrepareParams(
+        model_name=model, inputs=tuple(described), outputs=wanted, parameters=_options(asking, lent)
+    )
+    shared = frozenset(output.name for output in wanted or () if output.parameters is not None)
+    region = lent.region if lent is not None else None
+    return InferCall(params, None, tuple(sent), tuple(copied), shared, region)
 
 
-def _options(
-    timeout: float | None,
-    priority: int,
-    finite: bool,
-    sequence: InSequence | None,
-    lent: Lent | None,
-    compiled: bool,
-) -> InferOptions:
-    micros = methods.MAX_TIMEOUT_US if timeout is None else max(1, round(timeout * 1e6))
-    options = InferOptions(timeout=micros, priority=priority, finite=finite, compiled=compiled or None)
+def _options(asking: Asking, lent: Lent | None) -> InferOptions:
+    sequence = asking.sequence
+    said: Map = {"priority": asking.priority, "finite": asking.finite}
     if sequence is not None:
-        options.sequence_id = sequence.id
-        options.sequence_start, options.sequence_end = sequence.start or None, sequence.end or None
-        options.last_token = sequence.last_token or None
+        said |= {"sequence_id": sequence.id, "last_token": sequence.last_token or None}
+        said |= {"sequence_start": sequence.start or None, "sequence_end": sequence.end or None}
     if lent is not None and lent.room:
-        options.shared_memory_region = lent.region.name
-        options.shared_memory_offset = lent.region.room(lent.room)
-        options.shared_memory_byte_size = lent.room
-    return options
-
-
-def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
-    """Return the output arrays of a ModelInfer's result.
-
-    Raises Internal where the result is invalid, InvalidArgument where an array that the caller gave for an
-    output is of another shape or type.
-    """
-    try:
-        contents = iter(result["raw_output_contents"])
-        arrays = {output["name"]: _output(call, output, contents) for output in result["outputs"]}
-    except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
-        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
-    return {name: _delivered(call, name, array) for name, array in arrays.items()}
-
-
-def answer(call: InferCall, result: Map) -> InferenceAnswer:
-    """Return the result of a ModelInfer with its engine and times; raise as `infer_result` does."""
-    outputs = infer_result(call, result)
-    try:
-        parameters = result["parameters"]
-        engine, device = str(parameters["engine"]), str(parameters.get("device", ""))
-        return InferenceAnswer(
-            outputs, engine, int(parameters["queue_us"]), int(parameters["compute_us"]), device
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
-
-
-def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:
-    """Return the output as it arrived.
-
-    For an output in the caller's shared memory, returns a stand-in of its type and shape.
-    """
-    kind = from_datatype(output["datatype"])
-    if output["name"] in call.shared:
-        return np.broadcast_to(np.empty((), kind.numpy), output["shape"])
-    place = output["parameters"]
-    if place and call.lent is not None:
-        return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
-    if kind is STRING:
-        return decode_text(next(contents), output["shape"])
-    return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
-
-
-def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the output in the array that the caller gave for it, or else in a new array of its own."""
-    target = call.into.get(name)
-    if target is None:
-        return array.copy()  # frombuffer's own is read-only
-    if target.shape != array.shape or target.dtype != array.dtype:
-        raise InvalidArgument(
-            f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
-            f"{target.dtype} {target.shape}; make them equal"
-        )
-    if name not in call.shared:
-        target[...] = array
-    return target
+        said |= {
+            "shared_memory_region": lent.region.name,
+            "shared_memory_offset": lent.region.room(lent.room),
+            "shared_memory_byte_size": lent.room,
+        }
+    return InferOptions(**said, compiled=asking.compiled or None)
 
 
 def _content(array: NDArray[Any]) -> Data:
     if is_text(array):
         return encode_text(array)
-    return array.reshape(-1).view(np.uint8).data
+    return array.tobytes() if array.nbytes < LARGE else array.reshape(-1).view(np.uint8).data
 
 
 @functools.cache  # NumPy makes a type's name anew each time
@@ -385,7 +432,8 @@ def _datatype(kind: np.dtype[Any]) -> str:
     return dtype(kind.name).datatype
 
 
-def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:
+def place_of(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:
+    """Return where an array lies in one of the regions; None where it lies elsewhere."""
     for region in regions:
         offset = region.offset_of(array)
         if offset is not None:
