@@ -135,7 +135,7 @@ def test_news_are_not_a_last_word(news: News) -> None:
     death = Death(status=-9)
     with pytest.raises(Died, match="ended by signal SIGKILL") as died:
         heard.result(death)
-    assert died.value.death is death
+    assert died.value.death == death
 
 
 def test_a_last_word_counts_where_the_child_ended_well() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from honed.process.children import run
+import pytest
+
+from honed.jobs.commands import Check, Compile, Listener
+from honed.process.children import Death, Died, run
 
 ANSWERS = """
 import sys
@@ -37,3 +40,55 @@ def test_what_a_job_said_before_it_broke_is_kept() -> None:
 def test_lines_that_are_no_maps_are_passed_over() -> None:
     answers, death = run(job("print('[' * 100_000); print(3); print('{}'); print('NaN')"), seconds=60)
     assert (answers, death.status) == ([{}], 0)
+
+
+CRASHES = """
+import sys
+from honed.process.children import answering
+from honed.process.crashes import tell_again
+{imports}
+with answering() as say:
+    say({{"event": "first"}})
+    tell_again()
+    {crashes}
+"""
+# ONNX's own inference dereferences nothing here (https://github.com/onnx/onnx/issues/8207).
+EINSUM = """onnx.shape_inference.infer_shapes(helper.make_model(helper.make_graph(
+        [helper.make_node("Einsum", ["a", "b"], ["y"], equation="...,...->...")], "g",
+        [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("a", []), ("b", [2]))],
+        [helper.make_tensor_value_info("y", 1, None)])))"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "crashes", "inside"),
+    [
+        ("import ctypes", "ctypes.string_at(0)", ""),  # no library is known
+        pytest.param(
+            "import onnx, tvm; from onnx import helper",
+            EINSUM,
+            " in infer_shapes of ONNX",
+            marks=pytest.mark.tvm,
+        ),
+    ],
+)
+def test_what_a_job_was_in_when_it_crashed_is_told(imports: str, crashes: str, inside: str) -> None:
+    answers, death = run(job(CRASHES.format(imports=imports, crashes=crashes)), seconds=120)
+    assert answers == [{"event": "first"}]
+    assert str(death).startswith(f"it was ended by signal SIGSEGV{inside}")
+    assert (" in " in str(death)) is bool(inside)
+
+
+def test_a_crash_is_no_event_of_a_job() -> None:
+    heard: Listener[object] = Listener(Compile(file="m", output="o").derived(Check))  # type: ignore[arg-type]
+    file = "/usr/lib/python3/dist-packages/onnx/shape_inference.py"
+    dump = ("Fatal Python error: Aborted", "", "Current thread 0x1 (most recent call first):")
+    for line in (
+        *dump,
+        f'  File "{file}", line 57 in infer_shapes',
+        '  File "x.py", line 1 in f',
+        "",
+        "Extension",
+    ):
+        assert heard.hear(line.encode()) is None
+    with pytest.raises(Died, match=r"SIGABRT in infer_shapes of ONNX$"):
+        heard.result(Death(status=-6))

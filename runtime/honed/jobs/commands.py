@@ -9,11 +9,12 @@ import argparse
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from honed.process.children import FREE, Bounds, Death, Died, python, started
+from honed.process.crashes import CrashHeard
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
 from honed.protocol.params import PRECISIONS
@@ -391,12 +392,15 @@ class Listener(Generic[R]):
     def __init__(self, job: Job[R]) -> None:
         self._result = job.result()
         self._last: R | HonedError | None = None
+        self._crash = CrashHeard()
 
     def hear(self, line: bytes) -> News | None:
         """Return the news that a line holds, or None for the last event, which is kept for `result`.
 
-        Raises NoEvent for anything else.
+        Returns None for what tells of a crash, too; raises NoEvent for anything else.
         """
+        if self._crash.hears(line):
+            return None
         event = parse_event(line, self._result)
         if isinstance(event, News):
             return event
@@ -408,7 +412,7 @@ class Listener(Generic[R]):
         if isinstance(self._last, HonedError):
             raise self._last
         if self._last is None or death.status != 0:
-            raise Died(death)
+            raise Died(replace(death, inside=self._crash.inside))
         return self._last
 
 

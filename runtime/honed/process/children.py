@@ -14,12 +14,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
 
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map
+
+from .crashes import CrashHeard, telling
 
 _MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one
 _TAIL = 8192  # bytes of what a child wrote that are looked at
@@ -54,12 +56,14 @@ class Death:
     """How a child ended. As text, a clause about it: "it was ended by signal SIGSEGV".
 
     `status` is as `subprocess` gives it, None where the child hangs in a driver and cannot be ended;
-    `deadline` is the seconds it was allowed where it was killed for taking more, `said` its last line.
+    `deadline` is the seconds it was allowed where it was killed for taking more, `said` its last line, and
+    `inside` the function that it was in when it crashed, as far as it told.
     """
 
     status: int | None
     deadline: float | None = None
     said: str = ""
+    inside: str = ""
 
     @property
     def signal(self) -> signal.Signals | None:
@@ -99,7 +103,8 @@ class Death:
         if self.status is None:
             return "it does not answer and does not end"
         if self.status < 0:
-            return f"it was ended by signal {self.signal.name if self.signal else -self.status}"
+            where = f" in {self.inside}" if self.inside else ""
+            return f"it was ended by signal {self.signal.name if self.signal else -self.status}{where}"
         return f"it ended with status {self.status}"
 
 
@@ -235,7 +240,7 @@ def answering() -> Iterator[Say]:
 
     Everything else that prints there, as drivers and libraries do, goes to standard error from now on.
     """
-    with os.fdopen(os.dup(1), "w") as answers:
+    with os.fdopen(os.dup(1), "w") as answers, telling(answers):
         os.dup2(2, 1)
         yield lambda answer: print(json.dumps(answer), file=answers, flush=True)
 
@@ -249,15 +254,17 @@ def run(
 ) -> tuple[list[Map], Death]:
     """Run a job for `seconds` at most; return the maps that it wrote, without other lines, and its end."""
     said, death = output(program, bounds, seconds=seconds, environment=environment)
-    answers = []
+    answers, crash = [], CrashHeard()
     for line in said.splitlines():
+        if crash.hears(line):
+            continue
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(answer, dict):
             answers.append(answer)
-    return answers, death
+    return answers, replace(death, inside=crash.inside)
 
 
 class Died(Exception):

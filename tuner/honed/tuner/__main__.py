@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
 from honed.process.children import answering
+from honed.process.crashes import tell_again
 from honed.process.limits import limit_data
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
@@ -169,7 +170,11 @@ def _room(memory_mib: int) -> int:
 
 
 def _reporting(emit: Emit) -> Callable[[str, float, str], None]:
-    return lambda stage, fraction, text: emit(Stage(stage=stage, fraction=round(fraction, 4), text=text))
+    def report(stage: str, fraction: float, text: str) -> None:
+        tell_again()
+        emit(Stage(stage=stage, fraction=round(fraction, 4), text=text))
+
+    return report
 
 
 def _demo(job: commands.Demo, emit: Emit) -> events.Written:
