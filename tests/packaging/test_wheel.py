@@ -80,6 +80,8 @@ def test_its_programs_are_there(wheel: zipfile.ZipFile) -> None:
         file = f"{module.replace('.', '/')}.py"
         assert file in held
         assert f"\ndef {function}(" in wheel.read(file).decode()
+    for target in (*told["honed.jobs"].values(), *told["honed.instruments"].values()):
+        assert f"{target.partition(':')[0].replace('.', '/')}.py" in held
 
 
 def test_all_is_all_that_needs_no_compiler(metadata: Message) -> None:

@@ -194,6 +194,7 @@ def test_wrong_schedules_give_way_to_default_rules(
     assert told == sorted(told), "progress goes on while it is compiled again"
     assert "gave wrong answers on" in made.fell_back
     assert made.fell_back in " ".join(made.model.source.notes)
+    assert made.reasons == (made.fell_back,)
     assert "planted" not in {kernel.schedule for kernel in made.model.kernels}
     x = np.linspace(1, 9, 64, dtype=np.float32)
     with load(roots.output, device.spec) as executor:
