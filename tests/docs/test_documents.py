@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import textwrap
@@ -77,6 +78,12 @@ def test_every_link_leads_somewhere(file: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)", linked.read_text(), re.M)
             assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}, target
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_every_program_named_is_there(file: Path) -> None:
+    named = set(re.findall(r"python3? -m ((?:benchmarks|tests|honed)\b[\w.]*)", file.read_text()))
+    assert {name for name in named if importlib.util.find_spec(name) is None} == set()
 
 
 @pytest.mark.parametrize(("file", "language"), [(GUIDES[1], "python"), (LIBRARY, "c"), (LIBRARY, "cpp")])
