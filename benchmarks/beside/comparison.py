@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,7 +50,11 @@ _QUIET_SECONDS = 120.0  # at most, for the service to end what it compiles
 _TOLERANCE = 1e-2
 _ROUTED = re.compile(r"^honed: .* (\d+) of (\d+) runs routed$", re.MULTILINE)
 _COST = re.compile(r"^honed: switching has cost ([\d.]+) ms in ([\d.]+) s$", re.MULTILINE)
-_COLUMNS = "same,own ms,beside ms,ratio,routed,switching ms,of its time,of its uses,memory own MiB,beside MiB"
+_STATE = re.compile(r"^honed: (.*): \w+; own [\d.]+ ms, routed [\d.]+ ms(?:; (.*))?$", re.MULTILINE)
+_COLUMNS = (
+    "same,own ms,beside ms,ratio,routed,switching ms,of its time,of its uses,"
+    "memory own MiB,beside MiB,why not more are routed"
+)
 
 # Its command line: beside the service of a socket, or alone for "".
 Program = Callable[[str], Sequence[str]]
@@ -57,13 +62,16 @@ Program = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program's log says in the end: runs of ONNX Runtime, those routed, and the cost of switching."""
+    """What a program's log says in the end: runs of ONNX Runtime, those routed, and the cost of switching.
+
+    `why` is the most frequent reason of the kinds of runs that are not routed.
+    """
 
     runs: int
     routed: int
     cost_ms: float
     seconds: float
-    log: str
+    why: str
 
 
 class Running:
@@ -95,8 +103,13 @@ class Running:
         counts = [tuple(map(int, each)) for each in _ROUTED.findall(log)]
         costs = [tuple(map(float, each)) for each in _COST.findall(log)]
         routed, runs = (sum(each[i] for each in counts) for i in range(2))
+        reasons = Counter(why for why in dict(_STATE.findall(log)).values() if why).most_common(1)
         return Ended(
-            runs, routed, sum(each[0] for each in costs), max((each[1] for each in costs), default=0), log
+            runs=runs,
+            routed=routed,
+            cost_ms=sum(each[0] for each in costs),
+            seconds=max((each[1] for each in costs), default=0.0),
+            why=reasons[0][0] if reasons else "",
         )
 
     def _answer(self) -> float:
@@ -157,6 +170,7 @@ class _Row:
             f"{ended.cost_ms / self.beside.total_ms:.2%}",
             f"{self.alone.memory_mib:.0f}",
             f"{self.beside.memory_mib:.0f}",
+            ended.why,
         )
         return f"| {' | '.join((self.name, *cells))} |"
 

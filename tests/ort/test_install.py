@@ -52,6 +52,23 @@ def test_whatever_an_app_imports_first(first: str) -> None:
     assert done.stdout.split()[-1] == "True", done.stderr
 
 
+@pytest.mark.parametrize(
+    "unlike",
+    ["sys.modules['msgpack'] = None", "import onnxruntime.capi._pybind_state as C; del C.SessionOptions"],
+)
+def test_where_runs_cannot_be_routed_the_app_goes_on(unlike: str) -> None:
+    script = f"""
+import sys
+{unlike}
+from honed.ort import install; install()
+import onnxruntime.capi.onnxruntime_inference_collection as o
+print(o.InferenceSession.__name__)
+"""
+    done = python("-c", script)
+    assert done.stdout == "InferenceSession\n", done.stderr
+    assert "honed: runs stay the app's own: " in done.stderr
+
+
 def test_sessions_from_before_run_as_they_did(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(model())
     script = """

@@ -46,7 +46,9 @@ def test_runs_are_routed(client: Client, tmp_path: Path, slow_model: Path) -> No
     assert form["shapes"] == {"x": [1, 512]}
     assert form["report"]["app"] == "ort-client"
     assert form["report"]["own_runs"] == 20
-    states = [line.split(": ", 2)[2].split(";")[0] for line in ended.stderr.splitlines()]
+    *changes, cost = ended.stderr.splitlines()
+    assert cost.startswith("honed: switching has cost ")
+    states = [line.split(": ", 2)[2].split(";")[0] for line in changes]
     assert states[0] == "own"
     assert "trying" in states
     assert states[-2] == "routed"

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+import honed.runtime
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams
+from honed.runtime.errors import ResourceExhausted
 from tests.daemon.running import DEADLINE, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.vendors import Vendors
 from tests.pocl import ALL
@@ -96,7 +98,8 @@ def newer(tmp_path: Path) -> Path:
 def app(request: pytest.FixtureRequest, service: Service, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """An app that runs a model until its standard input ends."""
     settings = {"HONED_SOCKET": str(service.socket), "HONED_ORT_LOG": "1"}
-    path, shapes = tmp_path / "model.onnx", {"x": (8, SIZE), "bias": ()}
+    path = tmp_path / "model.onnx"
+    shapes: dict[str, tuple[int, ...]] = {"x": (8, SIZE), "bias": ()}
     if request.param == "python":
         path.write_bytes(model())
         command = [sys.executable, "-c", PYTHON, str(path)]
@@ -115,7 +118,8 @@ def app(request: pytest.FixtureRequest, service: Service, tmp_path: Path) -> Ite
         ]
         settings |= {"LD_PRELOAD": client.preloaded, "HONED_ORT_ALLOWANCE": "10"}
     with service.client() as asking:  # the app asks the more seldom the longer a file is being compiled
-        brought = asking.bring(path, engine="opencl", precision="fp32", shapes=shapes)
+        sizes = {name: shape for name, shape in shapes.items() if shape}
+        brought = asking.bring(path, engine="opencl", precision="fp32", shapes=sizes)
         asked = FormParams(name=brought.model_name, shapes=shapes)
         wait_for(lambda: asking.ask(MODEL_FORM, asked).verified, "the model to be compiled", service)
     with (tmp_path / "log").open("w") as log:
@@ -131,14 +135,21 @@ def app(request: pytest.FixtureRequest, service: Service, tmp_path: Path) -> Ite
 Trouble = Callable[[Service, Vendors, Path], contextlib.AbstractContextManager[None]]
 
 
+def bring_other(client: honed.runtime.Client, folder: Path) -> str:
+    """Bring a large model of another app of the same user; return its name."""
+    path = folder / "other.onnx"
+    if not path.exists():
+        write_model(path, depth=60)
+    return client.bring(path, engine="opencl", shapes={"x": (16, WIDTH)}).model_name
+
+
 @contextlib.contextmanager
 def compiling(service: Service, _: Vendors, newer: Path) -> Iterator[None]:
-    """Compile a large model of another app."""
-    write_model(newer.with_name("other.onnx"), depth=60)
+    """Compile for another app."""
     with service.client() as client:
-        other = client.bring(newer.with_name("other.onnx"), engine="opencl", shapes={"x": (16, 512)})
+        other = bring_other(client, newer.parent)
         yield
-        client.remove(other.model_name)
+        client.remove(other)
 
 
 @contextlib.contextmanager
@@ -162,14 +173,21 @@ def device_lost(service: Service, vendors: Vendors, _: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def out_of_quota(service: Service, _: Vendors, __: Path) -> Iterator[None]:
-    """Let the model go for the sake of others, and take it no more."""
-    service.configure(CONFIG + "[apps]\ndisk_mib = 0\n")
+def out_of_quota(service: Service, _: Vendors, newer: Path) -> Iterator[None]:
+    """Let another model have the only place that its user has."""
+    service.configure(CONFIG + "[apps]\nmax_models = 1\n")
     with service.client() as client:
-        for entry in client.models():
-            client.remove(entry["name"])
-    yield
-    service.configure(CONFIG)
+        other = ""
+        while not other:
+            for entry in client.models():
+                client.remove(entry["name"])
+            with contextlib.suppress(ResourceExhausted):  # the app was quicker
+                other = bring_other(client, newer.parent)
+        with pytest.raises(ResourceExhausted):
+            client.bring(model(9.0), engine="opencl")
+        yield
+        service.configure(CONFIG)
+        client.remove(other)
 
 
 @contextlib.contextmanager

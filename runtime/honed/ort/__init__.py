@@ -74,7 +74,10 @@ def _bundled() -> list[str]:
 
 
 def _route(module: ModuleType) -> None:
-    importlib.import_module(f"{__name__}.routing").route(module)
+    try:
+        importlib.import_module(f"{__name__}.routing").route(module)
+    except Exception as error:  # noqa: BLE001 - an ONNX Runtime, or a NumPy, that is unlike those of today
+        print(f"honed: runs stay the app's own: {error}", file=sys.stderr)
 
 
 _finder = _Finder()
