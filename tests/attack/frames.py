@@ -32,6 +32,8 @@ HARMLESS: dict[str, dict[str, Any]] = {
     "ModelShow": {"name": "victim"},
     "ModelHistory": {"name": "victim"},
     "ModelProfile": {"name": "victim", "parameters": {"runs": 1}},
+    "ModelPrepare": {"model_name": "victim", "inputs": [{"name": "x", "datatype": "FP32", "shape": [8]}]},
+    "ModelRun": {"number": 1, "id": "", "timeout": 10**6, "raw_input_contents": [bytes(32)]},
     "SystemSharedMemoryStatus": {"name": ""},
     "SystemSharedMemoryUnregister": {"name": ""},
     "RepositoryIndex": {},

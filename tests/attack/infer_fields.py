@@ -1,4 +1,4 @@
-"""ModelInfer, field by field: requests that are almost right, and the answers that are due."""
+"""ModelInfer, ModelPrepare and ModelRun, field by field: almost right, and the answers that are due."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -19,7 +20,9 @@ from .descriptors import memfd
 from .frames import note
 from .material.mutate import INTEGERS, TEXTS, Mutator, shown
 
-_ALLOWED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED"}
+_CODES = "OK INVALID_ARGUMENT NOT_FOUND NOT_PREPARED DEADLINE_EXCEEDED RESOURCE_EXHAUSTED CANCELLED"
+_ALLOWED = frozenset(_CODES.split())
+_RUNS = ("id", "raw_input_contents")  # what ModelRun has of a whole request
 _DATATYPES = ("FP32", "FP16", "FP64", "INT32", "BOOL", "UINT8", "fp32", "FP32\0", "", "BF16", "x" * 5000)
 _REGION, _PAGE = "place", 4096
 
@@ -28,7 +31,8 @@ class InferFields(Attack):
     """One connection after the other with requests that are wrong in one or a few fields."""
 
     name = "infer-fields"
-    what = "ModelInfer with altered names, shapes, datatypes, contents, timeouts, priorities, region places"
+    what = "whole and prepared requests with altered names, shapes, datatypes, contents, options, places"
+    _numbers: Sequence[int] = ()  # of other connections, too
 
     def run(self, bed: Bed, rng: random.Random, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -51,24 +55,46 @@ class InferFields(Attack):
         x = np.asarray([mutator.rng.uniform(-100, 100) for _ in range(VICTIM.n)], np.float32)
         right = VICTIM.request("victim", x, id=mutator.rng.choice(("", "7", *TEXTS)))
         wrong = self._altered(right, mutator)
-        label = f"ModelInfer {shown(wrong)}"
+        if mutator.rng.random() < 0.5:
+            return self._asked(bed, raw, "ModelInfer", wrong, wrong, x) is not None
+        prepared = {name: each for name, each in wrong.items() if name not in _RUNS}
+        answer = self._asked(bed, raw, "ModelPrepare", prepared)
+        if answer is None:
+            return False
+        run = {name: wrong[name] for name in _RUNS if name in wrong}
+        numbers = [answer["number"]] * 4 if "number" in answer else []
+        run["number"] = mutator.rng.choice((*numbers, *self._numbers[-3:], *INTEGERS))
+        self._numbers = [*self._numbers[-100:], *numbers[:1]]
+        run = mutator.rng.choice((run, run, run, mutator.tree(run, 1)))
+        whole = wrong if numbers and isinstance(run, dict) and run.get("number") == numbers[0] else None
+        return self._asked(bed, raw, "ModelRun", run, whole, x) is not None
+
+    def _asked(
+        self, bed: Bed, raw: Raw, method: str, params: Any, whole: Any = None, x: Any = None
+    ) -> dict[str, Any] | None:
+        """Ask for what is a right or wrong request; the result, {} for an error, and None at the end."""
+        label = f"{method} {shown(params)}"
         try:
-            data = msgpack.packb([0, 1, "ModelInfer", [wrong]])
+            data = msgpack.packb([0, 1, method, [params]])
         except (ValueError, TypeError, OverflowError, UnicodeEncodeError):
-            return True
+            return {}
         bed.findings.offered(label, data)
         raw.send(data)
         message = raw.read()
         if message is None:
-            return False
+            return None
         note(bed, message, label)
         if message[0] != 1:
-            return False
-        if message[2] is None:
-            self._compare(bed, wrong, message[3], x, label)
-        elif message[2]["code"] not in _ALLOWED:
-            bed.findings.problem(f"{message[2]['code']} for {label}: {message[2]['message']}")
-        return True
+            return None
+        if message[2] is not None:
+            if message[2]["code"] not in _ALLOWED:
+                bed.findings.problem(f"{message[2]['code']} for {label}: {message[2]['message']}")
+            return {}
+        if whole is not None:
+            asked = {name: each for name, each in whole.items() if name not in _RUNS} | params
+            self._compare(bed, asked, message[3], x, label)
+        result: dict[str, Any] = message[3]
+        return result
 
     def _altered(self, right: dict[str, Any], mutator: Mutator) -> dict[str, Any]:
         """One of many ways to be wrong; sometimes none."""

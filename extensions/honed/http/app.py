@@ -26,7 +26,6 @@ from honed.protocol.strict import to_plain
 from honed.report.command import page
 from honed.report.contents import gather
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.calls import GRACE
 
 from . import inference
 
@@ -263,9 +262,7 @@ class _Bridge:
                 binary,
                 self._settings.infer_seconds,
             )
-            inferred = await self._client.ask(
-                methods.MODEL_INFER, asked.params, timeout=asked.seconds + GRACE
-            )
+            inferred = await self._client.request(asked.params, timeout=asked.seconds)
             answer = await asyncio.to_thread(inference.answer, asked, inferred)
         if answer.json_length is None:
             return Response(answer.body, media_type="application/json")

@@ -6,6 +6,7 @@ lacks.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +15,18 @@ from typing import Any, BinaryIO
 
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol import methods, params
+from honed.protocol import methods, params, strict
 from honed.protocol.methods import Method
-from honed.protocol.results import BringResult
+from honed.protocol.params import InferParams
+from honed.protocol.results import BringResult, Inferred
 from honed.protocol.service import HintsImported
 from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 
 from . import files
-from .calls import InferenceAnswer, Inferences, InSequence, Outputs
+from .calls import InferenceAnswer, Inferences, InSequence, Outputs, PreparedRequest
 from .files import ExportedFiles, Given, exported, exported_file, shapes_of
-from .steps import USUAL, Ask, Steps, T, Usual, operation
+from .steps import USUAL, Ask, Steps, T, Usual, limit_of, operation
 
 
 class Operations(Inferences):
@@ -98,6 +100,19 @@ class Operations(Inferences):
         """
         asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
         return (yield from self._answered(*asked))
+
+    @operation
+    def request(self, whole: InferParams, *, timeout: float | None = None) -> Steps[Inferred]:
+        """Return the result of a request as it travels; the `timeout` of its parameters does not count.
+
+        Requests that differ in their data and `id` alone are prepared.
+        """
+        options = whole.parameters and dataclasses.replace(whole.parameters, timeout=None)
+        like = strict.like(params.PrepareParams, whole, parameters=options)
+        prepared = self._known.get(like) or PreparedRequest(like)
+        seconds = limit_of(self.timeout if timeout is None else timeout)
+        result = yield from self._sent(like, prepared, whole.raw_input_contents or (), seconds, whole.id)
+        return methods.MODEL_INFER.result_of(result)
 
     @operation
     def models(self) -> Steps[list[Map]]:
