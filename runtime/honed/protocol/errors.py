@@ -193,6 +193,8 @@ _ERROR_TYPES: Final[dict[str, type[HonedError]]] = {
     "ModelRefused": ModelRefused,
     "MissingFiles": MissingFiles,
     "NotFound": NotFound,
+    "NotLoaded": NotLoaded,
+    "NotPrepared": NotPrepared,
     "SequenceLost": SequenceLost,
     "AlreadyExists": AlreadyExists,
     "PermissionDenied": PermissionDenied,
