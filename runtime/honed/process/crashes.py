@@ -12,26 +12,26 @@ _FIRST: Final = b"Fatal Python error: "
 _FRAME: Final = re.compile(r'  File "(.*)", line \d+ in (\S+)')
 _LIBRARY: Final = re.compile(r".*/(?:site|dist)-packages/(\w+)")
 _CALLED: Final = {"onnx": "ONNX", "onnxruntime": "ONNX Runtime", "tvm": "TVM", "tvm_ffi": "TVM"}
-_told: list[IO[str]] = []  # where this process tells of its crash
+_answers: list[IO[str]] = []  # where this process tells of its crash
 
 
 @contextmanager
 def telling(answers: IO[str]) -> Iterator[None]:
-    """Have a crash of this process be told among its answers while this lasts."""
-    _told.append(answers)
+    """Have a crash of this process be reported among its answers while this lasts."""
+    _answers.append(answers)
     tell_again()
     try:
         yield
     finally:
         faulthandler.disable()
-        _told.remove(answers)
+        _answers.remove(answers)
 
 
 def tell_again() -> None:
     """Tell of a crash although a library was loaded that handles signals itself, as TVM does."""
-    if _told:
+    if _answers:
         faulthandler.disable()
-        faulthandler.enable(_told[-1], all_threads=False)
+        faulthandler.enable(_answers[-1], all_threads=False)
 
 
 class CrashHeard:
