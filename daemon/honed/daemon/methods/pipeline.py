@@ -30,7 +30,6 @@ from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection
 from honed.daemon.worker.calls import InferenceResult
-from honed.protocol import strict
 from honed.protocol.errors import HonedError, NotPrepared
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams, PrepareParams, RunParams
@@ -110,9 +109,15 @@ class InferencePipeline:
 
     def infer(self, call: ApiCall, params: InferParams) -> Driven[Map]:
         """Return the work for ModelInfer."""
-        whole = strict.copy_fields(PrepareParams, params)
+        prepared = PrepareParams(
+            model_name=params.model_name,
+            model_version=params.model_version,
+            parameters=params.parameters,
+            inputs=params.inputs,
+            outputs=params.outputs,
+        )
         run = RunParams(number=0, id=params.id, raw_input_contents=params.raw_input_contents)
-        return Driven(self._infer(call.connection, whole, {}, run))
+        return Driven(self._infer(call.connection, prepared, {}, run))
 
     async def _infer(
         self, connection: Connection, params: PrepareParams, known: Known, run: RunParams
