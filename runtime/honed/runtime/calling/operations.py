@@ -108,7 +108,7 @@ class Operations(Inferences):
         Requests that differ in their data and `id` alone are prepared.
         """
         options = whole.parameters and dataclasses.replace(whole.parameters, timeout=None)
-        like = strict.like(params.PrepareParams, whole, parameters=options)
+        like = strict.copy_fields(params.PrepareParams, whole, parameters=options)
         prepared = self._known.get(like) or PreparedRequest(like)
         seconds = limit_of(self.timeout if timeout is None else timeout)
         result = yield from self._sent(like, prepared, whole.raw_input_contents or (), seconds, whole.id)
