@@ -7,8 +7,7 @@ import dataclasses
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -219,16 +218,21 @@ class InferencePipeline:
         return plan
 
 
-@contextmanager
-def counted(statistics: Statistics) -> Iterator[None]:
+class counted:  # noqa: N801 - it stands in `with`, where a generator's frame takes twice as long
     """Count one request around its work, and its failure if it raises."""
-    statistics.arrived()
-    begun = time.monotonic_ns()
-    try:
-        yield
-    except BaseException as error:
-        statistics.failed(_code(error), time.monotonic_ns() - begun)
-        raise
+
+    __slots__ = ("_begun", "_statistics")
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+
+    def __enter__(self) -> None:
+        self._statistics.arrived()
+        self._begun = time.monotonic_ns()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._statistics.failed(_code(error), time.monotonic_ns() - self._begun)
 
 
 def _code(error: BaseException) -> str:
