@@ -24,6 +24,7 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
+_RUN: Final = "RunModel"  # what a worker is asked for
 PARTS: Final = ("daemon", "extensions", "runtime", "tuner")
 # What a board works without, in commits before it had a folder of its own, too.
 _EXTENSION: Final = re.compile(
@@ -210,6 +211,18 @@ def by_string(house: House) -> list[str]:
     )
 
 
+def request_ways(house: House) -> list[str]:
+    """Return the functions of the service that make the run of a request for a worker: each is a way."""
+    found = []
+    for module in house.modules:
+        for node in ast.walk(ast.parse(module.text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                made = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+                if any(isinstance(func, ast.Name) and func.id == _RUN for func in made):
+                    found.append(f"{module.path}: {node.name}")
+    return found
+
+
 def child_protocols(house: House) -> list[str]:
     """Return the modules that are a protocol with child processes, or speak to them in a way of their own."""
     speaking = [m for m in house.modules if m.name != _LOOP]
@@ -340,6 +353,7 @@ def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str |
     yield "imports of layers from features", into_features(house)
     yield "features outside their folder", misplaced_features(house)
     yield "modules named by a string in another part", by_string(house)
+    yield "ways of a request", request_ways(house)
     yield "protocols with child processes", child_protocols(house)
     yield "import cycles", cycles(house)
     yield "import cycles of packages", package_cycles(house)

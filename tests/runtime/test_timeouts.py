@@ -72,7 +72,7 @@ def test_the_service_is_told_of_a_limit_that_it_takes(timeout: float | None, tra
     whole = next(client._sent("like", call, [], timeout))
     assert whole.params.parameters.timeout == travels
     client._known["like"], call.number = call, 1
-    assert next(client._sent("like", call, [], timeout)).params.timeout == travels
+    assert next(client._sent("like", call, [], timeout)).plain()["timeout"] == travels
 
 
 @pytest.mark.parametrize("text", ["nan", "-1", "0", "-inf", "soon", ""])

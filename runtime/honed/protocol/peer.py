@@ -295,8 +295,7 @@ class Peer:
         call: int | None = None,
     ) -> None:
         self._frames.append(_Frame(deque([memoryview(part) for part in parts]), descriptors, own, call))
-        for part in parts:
-            self.unsent_bytes += len(part)
+        self.unsent_bytes += sum(map(len, parts))
         self.unsent_descriptors += len(descriptors)
 
     def _let_go(self, frame: _Frame) -> None:

@@ -63,6 +63,9 @@ class ClientSocket:
         """Take over the socket, in a running loop."""
         connected.setblocking(False)
         self.socket = connected
+        self._descriptor = (
+            connected.fileno()
+        )  # which the loop's selector shows quickly, when it is not watched
         self.reading = False
         self._writing = False
         self._loop = asyncio.get_running_loop()
@@ -72,17 +75,17 @@ class ClientSocket:
     def read(self, wanted: bool) -> None:
         """Set whether what the client sends is wanted now."""
         if wanted and not self.reading:
-            self._loop.add_reader(self.socket, self._readable)
+            self._loop.add_reader(self._descriptor, self._readable)
         elif not wanted and self.reading:
-            self._loop.remove_reader(self.socket)
+            self._loop.remove_reader(self._descriptor)
         self.reading = wanted
 
     def write(self, wanted: bool) -> None:
         """Set whether there is something to write as soon as there is room."""
         if wanted and not self._writing:
-            self._loop.add_writer(self.socket, self._writable)
+            self._loop.add_writer(self._descriptor, self._writable)
         elif not wanted and self._writing:
-            self._loop.remove_writer(self.socket)
+            self._loop.remove_writer(self._descriptor)
         self._writing = wanted
 
     def gone(self) -> bool:

@@ -154,7 +154,8 @@ def _close(expected: Array, found: Array) -> bool:
 # in a thread of their own, which does not hold up inferences. Whatever goes wrong in here ends this process
 # and not the service.
 
-_FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
+# The service is trusted, and bounds what it sends.
+_FRAMES = FrameLimits(max_bytes=1 << 30, max_depth=512)
 _MOST_SPANS = 8192  # of a timeline, which then fits a message
 _NO_ROOM = np.empty(0, np.uint8)
 _log = logging.getLogger(__name__)

@@ -39,7 +39,6 @@ from honed.protocol.params import (
     RegionName,
     RegionParams,
     RegionPlace,
-    RunParams,
     engine_name,
 )
 from honed.protocol.strict import Map
@@ -65,12 +64,15 @@ class PreparedRequest:
 
 
 class _Output(NamedTuple):
-    """An output of a result, and where it lies in the region that was lent; None: it was sent."""
+    """An output of a result, and its place in the region that was lent; None: it was sent.
+
+    Of one that the service wrote where the caller has it, `place` is a stand-in of its type and shape.
+    """
 
     name: str
     kind: DType
     shape: tuple[int, ...]
-    offset: int | None
+    place: NDArray[Any] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -114,18 +116,19 @@ class InferCall(PreparedRequest):
         return InferenceAnswer(outputs, engine, queue_us, compute_us, device)
 
     def _output(self, output: Map) -> _Output:
-        place, offset = output["parameters"], None
-        if place and self.lent is not None:
-            offset = int(place["shared_memory_offset"])
-        return _Output(output["name"], from_datatype(output["datatype"]), tuple(output["shape"]), offset)
+        name, kind, shape = output["name"], from_datatype(output["datatype"]), tuple(output["shape"])
+        place = None
+        if name in self.shared:
+            place = np.broadcast_to(np.empty((), kind.numpy), shape)
+        elif output["parameters"] and self.lent is not None:
+            place = self.lent.array(kind.name, shape, int(output["parameters"]["shared_memory_offset"]))
+        return _Output(name, kind, shape, place)
 
     def _array(self, output: _Output, contents: Iterator[bytes]) -> NDArray[Any]:
-        """Return an output as it arrived; for one that is `shared` a stand-in of its type and shape."""
-        name, kind, shape, offset = output
-        if name in self.shared:
-            return np.broadcast_to(np.empty((), kind.numpy), shape)
-        if offset is not None and self.lent is not None:
-            return self.lent.array(kind.name, shape, offset)
+        """Return an output as it arrived."""
+        _, kind, shape, place = output
+        if place is not None:
+            return place
         if kind is STRING:
             return decode_text(next(contents), shape)
         return np.frombuffer(next(contents), kind.numpy).reshape(shape)
@@ -278,20 +281,23 @@ class Inferences:
         """
         micros = methods.MAX_TIMEOUT_US if seconds is None else max(1, round(seconds * 1e6))
         limit = None if seconds is None else seconds + GRACE
-        own: Map = {"id": name, "raw_input_contents": tuple(contents)}
         if like in self._known and self._prepares:
             try:
                 if (number := prepared.number) is None:
                     answered = yield Ask(methods.MODEL_PREPARE, prepared.params, limit)
                     number = prepared.number = methods.MODEL_PREPARE.result_of(answered.result).number
-                run = RunParams(number=number, timeout=micros, **own)
+                run = {"number": number, "timeout": micros, "raw_input_contents": list(contents)}
+                if name is not None:
+                    run["id"] = name
                 return (yield Ask(methods.MODEL_RUN, run, limit)).result
             except NotPrepared:
                 prepared.number = None
             except Unimplemented:
                 self._prepares = False
         options = dataclasses.replace(prepared.params.parameters or InferOptions(), timeout=micros)
-        whole = strict.copy_fields(InferParams, prepared.params, parameters=options, **own)
+        whole = strict.copy_fields(
+            InferParams, prepared.params, parameters=options, id=name, raw_input_contents=tuple(contents)
+        )
         reply = yield Ask(methods.MODEL_INFER, whole, limit)
         if like not in self._known:
             while len(self._known) >= _KNOWN:

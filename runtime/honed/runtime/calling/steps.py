@@ -65,7 +65,10 @@ class Reply:
 
 @dataclass(slots=True)
 class Ask:
-    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's."""
+    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's.
+
+    `params` are those of the method, or how they travel.
+    """
 
     method: Method[Any, Any]
     params: Any
@@ -79,6 +82,8 @@ class Ask:
 
     def plain(self) -> Map:
         """Return the parameters as they travel."""
+        if type(self.params) is dict:
+            return self.params
         plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
