@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from honed.machine.devices import Device
+from honed.process.children import output
 from honed.runtime import load
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Precondition
@@ -21,7 +23,7 @@ from honed.runtime.errors import Cancelled, DeviceError, InvalidArgument, NotFou
 from honed.runtime.execution import programs
 from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.segments import running_now
-from tests.daemon.running import memory
+from tests.daemon.running import DEADLINE, memory
 
 from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 
@@ -408,6 +410,30 @@ def test_no_test_is_given_a_program_that_another_left(device: Device, tmp_path: 
         for each in _left_over:
             each.close()
         _left_over.clear()
+
+
+IN_LITTLE_MEMORY = """
+import sys
+from pathlib import Path
+from honed.machine.devices import select
+from honed.process.limits import data_bytes, limit_data
+from honed.runtime.execution import programs
+
+device = select(None)
+programs.build(device, "__kernel void one(__global int *x) { x[0] = 1; }", None)  # the driver is there
+limit_data(data_bytes() + (160 << 20))
+programs.build(device, "__kernel void two(__global int *x) { x[0] = 2; }", Path(sys.argv[1]))
+print("built")
+"""
+
+
+@pytest.mark.opencl
+def test_a_program_is_built_although_there_is_no_memory_for_the_drivers_largest_binary(
+    tmp_path: Path,
+) -> None:
+    said, death = output((sys.executable, "-c", IN_LITTLE_MEMORY, str(tmp_path)), seconds=DEADLINE)
+    assert death.status == 0, death
+    assert said.strip() == b"built"
 
 
 def test_models_of_one_process_share_their_programs(

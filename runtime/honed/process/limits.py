@@ -91,10 +91,16 @@ def data_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
 
 
+def data_left() -> float:
+    """Return the bytes that `limit_data` leaves this process; infinity where there is no limit."""
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return math.inf if most == resource.RLIM_INFINITY else most - data_bytes()
+
+
 def data_is_short() -> bool:
     """Return whether this process has taken nine tenths of what `limit_data` allows it."""
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return most != resource.RLIM_INFINITY and data_bytes() > 0.9 * most
+    return data_left() < 0.1 * most
 
 
 def memory_mib(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:

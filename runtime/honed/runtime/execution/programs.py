@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from honed.machine.devices import Device
 from honed.machine.files import replacing
 from honed.machine.opencl import DOTS_EXTENSION, cl, context, driver_call, most_work_items
-from honed.process.limits import data_is_short
+from honed.process.limits import data_is_short, data_left
 from honed.protocol.errors import DeviceError, HonedError
 from honed.protocol.strict import to_plain
 from honed.runtime.compiled.model import CompiledModel, Kernel
@@ -26,6 +26,7 @@ from honed.runtime.compiled.plan import allocations, constants_of
 
 OPTIONS: tuple[str, ...] = ()
 _DIGEST_BYTES = 32
+_POCL, _POCL_BINARY = "Portable Computing Language", 272 << 20  # bytes, of 256 MiB and some more
 _log = logging.getLogger(__name__)
 _in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # by device and source
 
@@ -64,7 +65,7 @@ def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
         if data_is_short():  # a driver that gets no memory calls the program wrong
             raise MemoryError(f"{device.spec} built a kernel of the model") from error
         raise NotBuilt(device, _complaint(error)) from error
-    if kept is not None:
+    if kept is not None and _gives_binary(device):
         _keep(program, kept)
     return program
 
@@ -91,6 +92,11 @@ def _from_binary(device: Device, kept: Path) -> Any | None:
     except cl.Error as error:
         _log.warning("the driver refuses %s (%s); it is built again", kept, error)
         return None
+
+
+def _gives_binary(device: Device) -> bool:
+    """Return whether a driver can be asked for a binary: PoCL crashes without memory for the largest."""
+    return device.profile.identity.platform != _POCL or data_left() > _POCL_BINARY
 
 
 def _keep(program: Any, kept: Path) -> None:
