@@ -751,7 +751,9 @@ class _Rechoosing:
     def __init__(self) -> None:
         self.compared = 0
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, others_percent=50.0)
-        self.entry = SimpleNamespace(name="m", manifest=SimpleNamespace(decision=EngineDecision(times=times)))
+        self.entry = SimpleNamespace(
+            name="m", manifest=SimpleNamespace(decision=SimpleNamespace(times=times))
+        )
         self.pool = SimpleNamespace(comparable=lambda _: True, compared=self._compared, handle=lambda _: None)
         self.rechoice = EngineReselection(
             changes=cast(Any, SimpleNamespace(pool=self.pool, begin=lambda _: contextlib.nullcontext())),

@@ -288,7 +288,7 @@ def stored_with_a_slower_variant(state: Path, folder: Path) -> str:
         shapes={},
         precision="auto",
         interface=Interface(inputs=(x,), outputs=(replace(x, name="y"),), opset=17, producer=""),
-        why="its sizes are open",
+        decision=EngineDecision(why="its sizes are open"),
     )
     variant = replace(
         model,

@@ -652,7 +652,7 @@ def test_a_compiled_form_that_does_wrong_makes_way_for_the_cpu_engine() -> None:
     assert (model.on_cpu, model.state, model.manifest.decision.chosen) == (True, State.READY, "cpu")
     assert "wrong answers" in model.manifest.decision.why
     world.persist(world.persists[0])
-    assert world.disk["a"].chosen == "cpu"
+    assert world.disk["a"].decision.chosen == "cpu"
 
 
 def test_without_the_cpu_engine_what_only_that_can_run_says_so() -> None:

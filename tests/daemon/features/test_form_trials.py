@@ -10,12 +10,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from honed.daemon.features.decoders import Decoders
 from honed.daemon.features.decoding import Decoder, Form, decoder_of
 from honed.daemon.features.form_trials import FormTrial
 from honed.daemon.serving.selection import EngineChoice
+from honed.daemon.serving.trial import TrialResult
+from honed.daemon.settings.schema import Limits
 from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepRan
 from honed.protocol.errors import InvalidArgument
+from honed.runtime.comparison import LEAST, Comparison
 from tests.daemon.features.test_decoders import OPTIMUM
 
 WORDS = 90
@@ -35,6 +39,14 @@ class Engine:
     faster: float = 1.0  # times as long as the others the model "faster" takes
     pid: int = 0
     engine: Any = field(default_factory=lambda: SimpleNamespace(on_processor=False, fingerprint="x"))
+
+    answers: TrialResult | None = None
+    compared: list[tuple[str, str]] = field(default_factory=list)
+
+    async def compare(self, old: str, new: str, allowance: float, *, most: int) -> TrialResult:
+        assert (most, self.answers is not None) == (LEAST, True)
+        self.compared.append((old, new))
+        return cast(TrialResult, self.answers)
 
     async def step(self, call: Any) -> Any:
         if isinstance(call, SetSequence):
@@ -128,3 +140,30 @@ def test_versions_of_a_form_take_turns_at_steps_each_with_sequences_of_its_own(
     room = 192 if form.tokens == 1 else 128
     assert device.set == [room // 2, room] * 2, "the state is there before a step is timed"
     assert set(device.of) == {("served", n) for n in (1, 2, 3)} | {("faster", n) for n in (4, 5, 6)}
+
+
+@pytest.mark.parametrize("wrong", ["", "output 'logits' differs"])
+def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wrong: str) -> None:
+    known, form = decoder_of(OPTIMUM, {}), Form(1, 256)
+    assert isinstance(known, Decoder)
+    model = SimpleNamespace(name="m", manifest=SimpleNamespace(interface=OPTIMUM, state={}, source_key="s"))
+    variant = SimpleNamespace(name="m@1x1x256", manifest=SimpleNamespace(shapes=known.shapes(form)))
+    sequences = SimpleNamespace(ended=[])
+    decoders = Decoders(
+        sequencer=cast(Any, SimpleNamespace(sequences=sequences)),
+        registry=cast(Any, SimpleNamespace(find={"m": model}.get)),
+        pool=cast(Any, None),
+        leasing=cast(Any, None),
+        ledger=cast(Any, None),
+        limits=Limits(),
+        maker=cast(Any, SimpleNamespace()),
+    )
+    assert decoders.version_comparer(cast(Any, model)) is None, "the model itself is no form"
+    comparer = decoders.version_comparer(cast(Any, variant))
+    assert comparer is not None
+    device = Engine(2.0, faster=0.5, answers=TrialResult(runs=Comparison(1.0), wrong=wrong))
+    result = asyncio.run(cast(Any, comparer(cast(Any, device), "served", "faster", 1 / GAIN)))
+    assert device.compared == [("served", "faster")]
+    assert (result.wrong, bool(device.steps)) == (wrong, not wrong)
+    assert sorted(sequences.ended) == ([] if wrong else [1, 2, 3, 4, 5, 6])
+    assert wrong or result.runs.holds
