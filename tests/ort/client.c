@@ -169,14 +169,20 @@ static int input_ended(void)
     return poll(&input, 1, 0) > 0 && read(0, &byte, 1) <= 0;
 }
 
+static int goes_on(long count, int64_t end, const struct result *result)
+{
+    if (milliseconds < 0)
+        return !input_ended();
+    if (until)
+        return now() < end && result->routed < until;
+    return milliseconds ? now() < end : count < runs;
+}
+
 static void *work(void *argument)
 {
     struct result *result = argument;
     int64_t end = now() + (until ? 120000 : milliseconds) * 1000000;
-    if (milliseconds < 0)
-        while (!input_ended())
-            run(shared[0], 0, result);
-    for (long i = 0; until || milliseconds ? milliseconds >= 0 && now() < end && (!until || result->routed < until) : i < runs; i++) {
+    for (long i = 0; goes_on(i, end, result); i++) {
         if (!strcmp(scenario, "release") && i % 25 == 24) {
             void *mine = session();
             for (int j = 0; j < 30; j++)

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.daemon.running import wait_for
 from tests.libhoned.binding import build, lacking
 
 HERE = Path(__file__).parent
@@ -43,19 +44,29 @@ class Client:
     model: Path
     preloaded: str
 
-    def __call__(self, socket: Path, *keys: str, before: tuple[str, ...] = (), **settings: str) -> Ended:
-        """Run it; it has to end by itself, without an error."""
+    def __call__(
+        self,
+        socket: Path,
+        *keys: str,
+        before: tuple[str, ...] = (),
+        until: Callable[[], object] | None = None,
+        **settings: str,
+    ) -> Ended:
+        """Run it; it has to end by itself, without an error. Its runs go on `until` something holds."""
         command = [*before, str(self.program), self.runtime, str(self.model), *keys]
+        command += ["milliseconds=-1"] * (until is not None)
         preload = {"LD_PRELOAD": self.preloaded} if self.preloaded else {}
         # A busy machine takes a processor away for longer than a run; this does not lose a row.
         given = {"HONED_SOCKET": str(socket), "HONED_ORT_ALLOWANCE": "5", "ASAN_OPTIONS": "detect_leaks=0"}
         env = {**os.environ, **given, **preload, **settings}
-        ran = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False
-        )
-        assert ran.returncode == 0, ran.stderr
-        lines: list[dict[str, Any]] = [json.loads(line) for line in ran.stdout.splitlines()]
-        return Ended({line.pop("who"): line for line in lines}, ran.stderr)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=env, text=True, **pipes) as process:
+            if until is not None:
+                wait_for(lambda: until() or process.poll() is not None, "what its runs wait for")
+            out, err = process.communicate(timeout=CLIENT_SECONDS)
+        assert process.returncode == 0, err
+        lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+        return Ended({line.pop("who"): line for line in lines}, err)
 
 
 def write_model(path: Path, *, depth: int = 220, external: bool = False) -> None:

@@ -30,7 +30,9 @@ def answer_to(
     """Return the answer of a service that has verified all; `regions` are the client's shared memory."""
     _, _, method, (params,) = request
     if method == "ModelBring":
-        return {"model_name": "own-" + params["sha256"][0][:40], "ready": True, "engine": "gpu"}
+        digest = params["sha256"][0]
+        served = {"ready": True, "engine": "gpu", "engine_why": "", "outputs": []}
+        return {"model_name": "own-" + digest[:40], "sha256": digest, **served}
     if method == "ModelForm":
         return {"verified": True, "time_us": time_us, "precision": "fp32", "why": ""}
     if method.startswith("SystemSharedMemory"):
@@ -44,7 +46,8 @@ def answer_to(
     else:
         (data,) = params["raw_input_contents"]
     y = np.frombuffer(data, np.float32) + np.float32(1000)
-    outputs = [{"name": each["name"], "datatype": "FP32", "shape": x["shape"]} for each in params["outputs"]]
+    fixed = {"datatype": "FP32", "shape": x["shape"], "parameters": {}}
+    outputs = [{"name": each["name"], **fixed} for each in params["outputs"]]
     return {
         "model_name": params["model_name"],
         "parameters": {"queue_us": 1, "compute_us": 1, "engine": "gpu"},
