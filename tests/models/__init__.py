@@ -1,4 +1,4 @@
-"""Real models with trained weights (README.md says whose), and pictures to show them."""
+"""Real models with trained weights (sources.txt says whose), and pictures to show them."""
 
 from __future__ import annotations
 
