@@ -22,7 +22,7 @@ from .programs import build, debian_programs, programs
 
 def main() -> int:
     """Run the command line; 1 where answers differ."""
-    options = parse("benchmarks.native", __doc__, settle=300.0)
+    options = parse("benchmarks.native", __doc__, settle=240.0)
     folder, library = options.folder, build(options.folder)
     return compare({**programs(folder, library), **debian_programs(folder, library)}, options)
 

@@ -152,7 +152,6 @@ extern struct settings settings;
 void enter(void);
 void leave(void);
 void wait_entered(pthread_cond_t *condition); /* leaves while it waits */
-int64_t moment(void);
 bool read_kind(const struct runtime *runtime, const struct run *run, struct read_kind *kind);
 OrtStatus *decide_run(const struct runtime *runtime, const struct run *run);
 void session_made(OrtSession *session, const OrtOptions *options, const char *path, const void *bytes, size_t size);

@@ -32,11 +32,6 @@ enum { NEW, CHANGING, CURRENT };
 static int *page;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-int64_t moment(void)
-{
-    return now();
-}
-
 static void init_state(void)
 {
     pthread_mutexattr_t attributes;
@@ -135,7 +130,7 @@ void mark(const void *options, bool marked)
 
 static const char *file_name(const struct session *session)
 {
-    return session->path ? strrchr(session->path, '/') + 1 : "a model in memory";
+    return session->path ? name_of(session->path) : "a model in memory";
 }
 
 static void shape_text(const struct shapes *shapes, char *text, size_t room)

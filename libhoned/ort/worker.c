@@ -57,18 +57,6 @@ static int open_file(const struct session *session)
     return -1;
 }
 
-static int open_folder(const struct session *session)
-{
-    char *folder = session->path ? strdup(session->path) : NULL;
-    int descriptor = -1;
-    if (folder) {
-        strrchr(folder, '/')[1] = 0;
-        descriptor = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    }
-    free(folder);
-    return descriptor;
-}
-
 /* Whether trying again is of no use. */
 static bool is_final(honed_code code)
 {
@@ -77,8 +65,8 @@ static bool is_final(honed_code code)
 
 static honed_code hand_over(struct session *session, const struct kept_kind *kind, char *model)
 {
-    const char *name = session->path ? strrchr(session->path, '/') + 1 : "model.onnx";
-    int descriptor = open_file(session), folder = open_folder(session);
+    const char *name = session->path ? name_of(session->path) : "model.onnx";
+    int descriptor = open_file(session), folder = session->path ? open_folder_of(session->path) : -1;
     honed_code code = HONED_FAILED_PRECONDITION;
     if (descriptor >= 0) {
         struct bring_options options = {.precision = settings.half ? "auto" : "fp32", .shapes = &kind->shapes};
@@ -139,9 +127,9 @@ static void answer(struct question *question)
     if (session->bytes >= 0 && (session->refused || (!code && *session->model)))
         close_descriptor(&session->bytes); /* which the service has now, or does not want */
     if (!code && form.verified)
-        route_known(&kind->route, moment(), form.time_us * 1000, form.half);
+        route_known(&kind->route, now(), form.time_us * 1000, form.half);
     else
-        route_unknown(&kind->route, moment());
+        route_unknown(&kind->route, now());
     session->rest_until = 0;
     say_changes(session, kind, &before, line);
     session_drop(session);
@@ -191,7 +179,7 @@ void worker_ask(struct session *session, struct kept_kind *kind, bool reporting)
     struct question *question = start() ? calloc(1, sizeof *question) : NULL;
     struct route *route = &kind->route;
     if (!question) {
-        route_unknown(route, moment());
+        route_unknown(route, now());
         return;
     }
     question->session = session;

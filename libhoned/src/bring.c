@@ -170,18 +170,18 @@ honed_code bring(honed_service *service, int descriptor, const char *name, int f
 
 /* ---- For programs ---- */
 
-static const char *file_name(const char *path)
+const char *name_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
-static int open_folder(const char *path)
+int open_folder_of(const char *path)
 {
     char *folder = strdup(path);
     int descriptor = -1;
     if (folder) {
-        folder[file_name(path) - path] = 0;
+        folder[name_of(path) - path] = 0;
         descriptor = open(*folder ? folder : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     }
     free(folder);
@@ -192,8 +192,8 @@ honed_code honed_bring(honed_service *service, const char *path, const char *pre
 {
     struct bring_options options = {.precision = precision};
     char model[MODEL_NAME_BYTES];
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY), folder = open_folder(path);
-    honed_code code = bring(service, descriptor, file_name(path), folder, &options, model);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY), folder = open_folder_of(path);
+    honed_code code = bring(service, descriptor, name_of(path), folder, &options, model);
     *found = NULL;
     close_descriptor(&descriptor);
     close_descriptor(&folder);

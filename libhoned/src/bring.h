@@ -30,6 +30,10 @@ bool digest_file(int descriptor, char *hex);
 honed_code bring(honed_service *service, int descriptor, const char *name, int folder, const struct bring_options *options,
                  char *model);
 
+/* The last part of a path, and a descriptor of the folder that it lies in. */
+const char *name_of(const char *path);
+int open_folder_of(const char *path);
+
 void put_shapes(struct frame *frame, const struct shapes *shapes, bool scalars);
 /* Text without a zero byte, as much as there is room for; else "". */
 void copy_text(char *into, size_t room, const struct message *message, const struct value *text);
