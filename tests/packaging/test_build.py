@@ -55,7 +55,8 @@ def listing(deb: Path) -> dict[str, str]:
 def test_the_packages(tmp_path: Path) -> None:
     """One test, since building takes its time."""
     built = build(tmp_path / "one", 0o022, "UTC")
-    packages = {"honed", "honed-farm", "honed-frigate", "honed-http", "honed-hub", "python3-honed"}
+    bridges = {"honed-farm", "honed-frigate", "honed-http", "honed-hub"}
+    packages = {"honed", "honed-doc", "python3-honed", *bridges}
     assert set(built) == packages
 
     again = build(tmp_path / "two" / "deeper", 0o077, "Pacific/Chatham")
@@ -68,6 +69,11 @@ def test_the_packages(tmp_path: Path) -> None:
         assert not [path for path, row in each.items() if row[0] != "l" and "w" in row[4:10]]
     for path in ("./usr/bin/hone", "./usr/sbin/honed", "./lib/systemd/system/honed.socket", "./etc/honed/"):
         assert path in files["honed"]
+    site = "./usr/share/doc/honed-doc/html"
+    assert {f"{site}/docs/guide.html", f"{site}/docs/api/c.html", f"{site}/searchindex.js"} <= set(
+        files["honed-doc"]
+    )
+    assert not [path for path in files["honed-doc"] if path.startswith(site) and path.endswith(".gz")]
     module = "./usr/lib/python3/dist-packages/honed"
     assert f"{module}/runtime/client.py" in files["python3-honed"]
     assert not [path for path in files["python3-honed"] if path.startswith((f"{module}/d", f"{module}/t"))]
