@@ -45,7 +45,6 @@ from honed.protocol.strict import Map
 
 from .process import TunerChild
 
-RECORDS = ("history", "faults", "export", "import")
 _TAKES = {  # besides `command`
     "tasks": {"model"},
     "tune": {"model", "trials", "seconds"},
