@@ -222,10 +222,11 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
     killed = (
         "import os, signal\n"
         "from honed.daemon.store import inspector\n"
-        "read = inspector.modelfile.read\n"
+        "from honed.runtime.compiled import modelfile\n"
+        "read = modelfile.read\n"
         "def other(path):\n"
         f"    return os.kill(os.getpid(), signal.SIGBUS) if str(path) == {str(bad)!r} else read(path)\n"
-        "inspector.modelfile.read = other\n"
+        "modelfile.read = other\n"
         "inspector.Inspector(inspector.connect()).serve()\n"
     )
 
