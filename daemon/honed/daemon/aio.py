@@ -126,6 +126,10 @@ class Driven(Generic[T]):
         self._cancelled = False
         self._done: Callable[[Any, BaseException | None], None] = lambda _, __: None
 
+    def __await__(self) -> Generator[Any, None, T]:
+        """Do the work as part of the task that awaits it, in place of `begin`."""
+        return self._work.__await__()
+
     def begin(self, done: Callable[[T | None, BaseException | None], None]) -> None:
         """Do the work; `done` is called once with its result or error, perhaps before this returns."""
         self._done = done

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from honed.daemon.aio import Driven
 from honed.daemon.changes.add import ModelInstaller
 from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
@@ -146,8 +147,9 @@ class Api:
         nobodys = NOBODYS + name.removeprefix(model_of(name))
         try:
             work = handler(call, renamed(params, field, nobodys))
-            assert isinstance(work, Coroutine)  # only a model that is there is asked without a task
-            return await work
+            assert isinstance(work, Coroutine | Driven)
+            answer: R | WithDescriptors[R] | MetricsText | Map = await work
+            return answer
         except HonedError as error:
             error.args = tuple(str(each).replace(NOBODYS, model_of(name)) for each in error.args)
             raise
