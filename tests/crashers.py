@@ -28,6 +28,13 @@ def adding(number: float) -> bytes:
     return _packed([helper.make_node("Add", ["x", "number"], ["y"])], ends[:1], ends[1:], known)
 
 
+def uninferable() -> bytes:
+    """y = a * b: ONNX's own shape inference ends the process that loads it (onnx/onnx, issue 8207)."""
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("a", []), ("b", [2]))]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    return _packed([helper.make_node("Einsum", ["a", "b"], ["y"], equation="...,...->...")], ends, [y], [])
+
+
 def filling(number: float, mib: int) -> bytes:
     """y = w[i], of a table of so many MiB that is full of the number."""
     table = numpy_helper.from_array(np.full(mib << 18, number, np.float32), "w")

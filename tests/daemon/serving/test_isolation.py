@@ -22,8 +22,18 @@ from benchmarks import stress
 
 from honed.daemon.observe import faults
 from honed.runtime import AsyncClient, Client
-from honed.runtime.errors import DeadlineExceeded, HonedError, InvalidArgument
-from tests.crashers import Integers, adding, dividend, dividing, filling, looped, looping, rounds
+from honed.runtime.errors import DeadlineExceeded, HonedError, InvalidArgument, ModelRefused
+from tests.crashers import (
+    Integers,
+    adding,
+    dividend,
+    dividing,
+    filling,
+    looped,
+    looping,
+    rounds,
+    uninferable,
+)
 from tests.daemon.raw import Raw, packed
 from tests.daemon.running import DEADLINE, NO_TUNER, Service, descriptors, memory, serving, wait_for
 
@@ -287,7 +297,18 @@ def alive(process: psutil.Process) -> bool:
     return False
 
 
-# ---- Memory that runs out ----
+# ---- Files that end the process, and memory that runs out ----
+
+
+def test_a_file_that_ends_the_process_is_said_to_and_memory_is_not_named(
+    client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "m.onnx").write_bytes(uninferable())
+    with pytest.raises(ModelRefused, match="ended ONNX Runtime's process twice") as refused:
+        client.add(tmp_path / "m.onnx")
+    assert "SIGSEGV" in refused.value.reasons[0]
+    assert "memory" not in " ".join(refused.value.reasons)
+    check(client, "one")
 
 
 def test_models_that_do_not_fit_together_are_all_served(

@@ -136,10 +136,10 @@ class BuildProcess:
                 raise
             death = await running.process.wait()
             reason = f"the process that builds ended: {death}"
-            bound = self._supervisor.program.building.bound
+            bound, device = self._supervisor.program.building.bound, self._supervisor.profile is not None
             if death.out_of_memory and bound:
                 reason = no_memory(reason, "", bound)
-            elif bound and death.signal is not None:  # drivers that get no memory crash, too
+            elif bound and device and death.signal is not None:  # drivers that get no memory crash, too
                 reason = f"{reason}; it may have needed more than {bound}"
             raise BuilderLost(reason) from error
 
