@@ -123,6 +123,13 @@ class _Plain(str):
     __repr__ = str.__str__
 
 
+def _default(value: Any) -> Any:
+    """Return what stands for a default: a function would be shown by an address that each build changes."""
+    if inspect.isfunction(value):
+        return _Plain("...")
+    return _Plain(value) if isinstance(value, enum.Enum) else value
+
+
 def _as_written(app: Sphinx, what: str, name: str, thing: Any, *_: object) -> tuple[str, str] | None:
     """Show signatures as the source has them, but for the steps that a client's methods are written in."""
     if what not in ("function", "method"):
@@ -131,7 +138,7 @@ def _as_written(app: Sphinx, what: str, name: str, thing: Any, *_: object) -> tu
     parameters = [
         each.replace(
             annotation=_Plain(each.annotation) if isinstance(each.annotation, str) else each.annotation,
-            default=_Plain(each.default) if isinstance(each.default, enum.Enum) else each.default,
+            default=_default(each.default),
         )
         for each in signature.parameters.values()
         if each.name != "self"
