@@ -41,7 +41,9 @@ def all_work():
     [each.join() for each in started]
     status = open("/proc/self/status").read().split("VmRSS:")[1].split()[0]
     routed = sum(route.routed_runs for each in every for route in routes(each))
-    return int(status), len(os.listdir("/proc/self/fd")), routed
+    own = sum(route.own_runs for each in every for route in routes(each))
+    own += sum(each._honed.skipped[0] for each in every)
+    return int(status), len(os.listdir("/proc/self/fd")), routed, own + routed
 after = [all_work(), all_work()]
 child = os.fork()
 if not child:
@@ -75,5 +77,7 @@ def test_nothing_grows(tmp_path: Path, processes: int, threads: int, sessions: i
         print(after)
         assert not wrong
         assert after[-1][2] > 0
+        # A count that two threads change at once may lose one.
+        assert [each[3] for each in after] == pytest.approx([threads * runs * n for n in (1, 2, 3)], rel=0.05)
         assert after[-1][0] < after[1][0] + 8192
         assert after[-1][1] <= after[1][1] + threads

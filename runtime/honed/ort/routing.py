@@ -130,6 +130,7 @@ class _Session:
 
     def __init__(self, session: Any, opened: int) -> None:
         self.rest_until = 0
+        self.skipped = [0]  # runs since one was looked at
         self._own = weakref.ref(session)
         self._inner = session._sess  # another one runs after a fallback of the app's
         self._opened = opened  # ns since 1970; what changed since is not what the session runs
@@ -144,7 +145,7 @@ class _Session:
         self._title = Path(self._file).name if self._file is not None else "a model in memory"
         _sessions.add(self)
         if _LOG:
-            weakref.finalize(self, _tell_runs, self._title, self._kinds)
+            weakref.finalize(self, _tell_runs, self._title, self._kinds, self.skipped)
 
     def run(self, own: Own, session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
         """Run as ONNX Runtime does."""
@@ -154,6 +155,8 @@ class _Session:
         route, begun = kind.route, _now()
         with self.lock:
             budget = route.begin(begun)
+            route.own_runs += self.skipped[0]
+            self.skipped[0] = 0
         if not budget:
             found = own(session, names, feed)
             ended = _now()
@@ -289,9 +292,10 @@ class _Session:
             _say(f"{self._title} ({kind}): {route.state}; {times}{why}")
 
 
-def _tell_runs(title: str, kinds: Mapping[Any, _Kind]) -> None:
+def _tell_runs(title: str, kinds: Mapping[Any, _Kind], skipped: list[int]) -> None:
     for kind in kinds.values():
-        runs = kind.route.own_runs + kind.route.routed_runs
+        runs = kind.route.own_runs + kind.route.routed_runs + skipped[0]
+        skipped[0] = 0
         _say(f"{title} ({kind}): {kind.route.routed_runs} of {runs} runs routed")
 
 
@@ -325,6 +329,8 @@ def route(module: ModuleType) -> None:
     def run(self: Any, output_names: Any, input_feed: Any, run_options: Any = None) -> list[Any]:
         routes = self.__dict__.get("_honed")
         if routes is None or run_options is not None or _now() < routes.rest_until:
+            if routes is not None and run_options is None:
+                routes.skipped[0] += 1
             found: list[Any] = own_run(self, output_names, input_feed, run_options)
             return found
         routed: list[Any] = routes.run(own_run, self, output_names, input_feed)
