@@ -252,7 +252,7 @@ def test_where_no_pick_can_be_lowered_a_rule_does_for_all_of_a_form(monkeypatch:
     first = partial(first_kernels, known={})
     monkeypatch.setattr("honed.tuner.compiler.schedules._TRIED", 0)
     assert first(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
-    monkeypatch.setattr("honed.tuner.compiler.schedules._picked", None)  # nothing is picked again
+    monkeypatch.setattr("honed.tuner.compiler.schedules._SOURCES", None)  # nothing is picked again
     assert first(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
 
 
