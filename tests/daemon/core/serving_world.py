@@ -310,7 +310,7 @@ class World:
         if proof is not None:
             history = begin(stored(key), schedules=key, why="added", now=self.now)
             kept = dataclasses.replace(model.manifest, compiled=stored(key), history=history)
-            self.disk[name] = kept.decided(chosen=chosen, why="compared")
+            kept = self.disk[name] = kept.decided(chosen=chosen, why="compared")
             self.persists = [each for each in self.persists if each.model.name != name]
             if not stored_only:
                 self.serve(kept, proof)
