@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from honed.process.children import output
-from honed.process.limits import memory_mib, thread_stacks
+from honed.process.limits import memory_mib, out_of_memory, thread_stacks
 
 STACK = 512 << 10
 THREADS = 32
@@ -127,3 +127,21 @@ def test_freed_memory_is_kept() -> None:
     said, death = output([sys.executable, "-c", FREED], seconds=60)
     assert death.status == 0
     assert int(said) < 16
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("tvm.error.InternalError: std::bad_alloc"), True),
+        (RuntimeError("Failed to allocate memory for requested buffer of size 4096"), True),
+        (ValueError("Failed to serialize proto"), True),
+        (OSError("[Errno 12] Cannot allocate memory"), True),
+        (RuntimeError("clGetDeviceIDs: OUT_OF_HOST_MEMORY, -6"), True),
+        ("OpenBLAS error: Memory allocation still failed after 10 retries, giving up.", True),
+        (RuntimeError("memory of another kind"), False),
+        ("", False),
+    ],
+)
+def test_what_libraries_say_where_memory_runs_out(error: Exception | str, ran_out: bool) -> None:
+    assert out_of_memory(error) is ran_out

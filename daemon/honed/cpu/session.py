@@ -23,7 +23,7 @@ from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.processors import ThreadPlacement, first_placement, processors
 from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
-from honed.process.limits import one_heap, thread_stacks
+from honed.process.limits import one_heap, out_of_memory, thread_stacks
 from honed.protocol.errors import (
     InvalidArgument,
     MissingFiles,
@@ -46,7 +46,6 @@ _NARROW = frozenset(narrow.name for narrow in NARROW)
 _BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
 _ARENA_FROM = 512 << 20  # bytes that the process may have: less, and its models do without arenas
 _PLAIN_TRIES = 3  # runs that failed and are tried without optimisation; each loads the model once more
-_NO_MEMORY_SAID = ("bad_alloc", "Failed to allocate", "Cannot allocate memory", "pthread_create failed")
 _STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
@@ -221,7 +220,7 @@ class Session:
         try:
             return run()
         except Exception as error:
-            if _out_of_memory(error):
+            if out_of_memory(error):
                 raise MemoryError(f"ONNX Runtime says {said(error)}") from error
             if MISLED in str(error) and self._by_names:
                 self._forget_names()
@@ -291,7 +290,7 @@ class Session:
                 for _ in range(2):
                     session.run(None, made, running_now.options)
             except Exception as error:
-                if _out_of_memory(error):
+                if out_of_memory(error):
                     raise ResourceExhausted(
                         "there is no memory for a second session, which a profile takes; raise "
                         "memory_mib of [cpu] in the configuration"
@@ -339,7 +338,7 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
     try:
         return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             raise MemoryError(f"ONNX Runtime says {said(error)}") from error
         raise ModelRefused(f"ONNX Runtime cannot run the model: {said(error)}") from error
 
@@ -406,12 +405,6 @@ def _zeros(tensor: TensorSpec, asked: tuple[int, ...] | None = None) -> Array:
     if tensor.dtype == STRING.name:
         return np.full(sizes, "", object)
     return np.broadcast_to(np.zeros((), dtype(tensor.dtype).numpy), sizes)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Return whether there was no memory, or no thread, which takes a stack."""
-    text = str(error)
-    return isinstance(error, MemoryError) or any(said in text for said in _NO_MEMORY_SAID)
 
 
 def _is_narrow(type_name: str) -> bool:

@@ -17,6 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
+from honed.process.limits import data_left
 from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused
 
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
@@ -254,6 +255,8 @@ def _parse(file: Path, limit: int) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except DecodeError:
+        if data_left() < 2 * len(data):
+            raise MemoryError(f"{file.name} does not fit in the memory allowed") from None
         raise ModelRefused(
             f"{file.name} is not an ONNX model, or it is damaged or cut off; export or fetch it again"
         ) from None

@@ -22,6 +22,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map
 
 from .crashes import CrashHeard, telling
+from .limits import out_of_memory
 
 _MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one
 _TAIL = 8192  # bytes of what a child wrote that are looked at
@@ -29,7 +30,6 @@ _MAX_SAID = 300  # letters
 _LINE = 4 << 20  # bytes
 # What ends a process that somebody else ends, or that memory runs out for.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_OUT_OF_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory", "memoryerror")
 # A parent that used vfork stands still, all of its threads with it, until the child got a processor.
 setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - documented, and typed as if it could not be set
 
@@ -90,8 +90,7 @@ class Death:
     @property
     def out_of_memory(self) -> bool:
         """Whether memory was the reason, as far as can be told."""
-        said = self.said.casefold()
-        return self.killed or (not self.late and any(sign in said for sign in _OUT_OF_MEMORY))
+        return self.killed or (not self.late and out_of_memory(self.said))
 
     def __str__(self) -> str:
         return f"{self._how}; it said last: {self.said}" if self.said else self._how

@@ -15,6 +15,23 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 _ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
+_MEMORY_RAN_OUT = (  # what C++ libraries say, in small letters
+    "bad_alloc",
+    "out of memory",
+    "cannot allocate memory",
+    "failed to allocate",
+    "failed to serialize proto",  # protobuf, of what is small enough for a file
+    "memory allocation",  # OpenBLAS
+    "memoryerror",
+    "out_of_host_memory",  # OpenCL
+    "pthread_create failed",  # no room for a thread's stack
+)
+
+
+def out_of_memory(error: Exception | str) -> bool:
+    """Return whether an error of any library, or what a process wrote last, says that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _MEMORY_RAN_OUT)
 
 
 def die_with(parent: int) -> None:

@@ -24,16 +24,20 @@ WEIGHTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def dense(path: Path, *, external: str = "", operator: str = "Relu", rows: int | str = 2) -> Path:
-    """y = relu(x @ W), with W in the file or in one of its own beside it."""
+def dense(
+    path: Path, *, external: str = "", operator: str = "Relu", rows: int | str = 2, side: int = 0
+) -> Path:
+    """y = relu(x @ W), with W in the file or in one of its own beside it, or zeros of `side` x `side`."""
     from onnx import TensorProto, helper, numpy_helper
 
+    weights = np.zeros((side, side), np.float32) if side else WEIGHTS
+    depth, columns = weights.shape
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node(operator, ["h"], ["y"])],
         "dense",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, 4])],
-        [numpy_helper.from_array(WEIGHTS, "w")],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, depth])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
+        [numpy_helper.from_array(weights, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
@@ -138,16 +142,18 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
         profile = Path(status["places"]["cache_dir"]) / "device.toml"
         if not profile.exists():
             client.add(path, name="writes_the_profile")
-    job = Compile(
-        file=path,
-        output=tmp_path / "m.honed",
-        profile=profile,
-        device=status["device_spec"],
-        memory_mib=100,
-    )
-    with pytest.raises(HonedError, match="MiB"):
-        asyncio.run(compilation.compile_model(job, 280.0, lambda _: None))
-    assert not job.output.exists()
+    large = dense(tmp_path / "large.onnx", side=8192)
+    for memory_mib in (500, 800):  # the file cannot be parsed; it cannot be checked
+        job = Compile(
+            file=large,
+            output=tmp_path / "m.honed",
+            profile=profile,
+            device=status["device_spec"],
+            memory_mib=memory_mib,
+        )
+        with pytest.raises(HonedError, match=f"{memory_mib} MiB"):
+            asyncio.run(compilation.compile_model(job, 280.0, lambda _: None))
+        assert not job.output.exists()
 
 
 @pytest.mark.slow

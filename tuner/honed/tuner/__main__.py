@@ -15,7 +15,7 @@ from honed.jobs import commands, events
 from honed.jobs.events import News, Result, Stage
 from honed.process.children import answering
 from honed.process.crashes import tell_again
-from honed.process.limits import limit_data
+from honed.process.limits import data_is_short, limit_data, out_of_memory
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
 from honed.protocol.results import OptimisationCheck
@@ -59,11 +59,14 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
             do = getattr(importlib.import_module(module, "honed.tuner"), name)
         result: Result = do(job, emit)
         return result
-    except MemoryError as error:
-        raise ResourceExhausted(_out_of_memory(job.memory_mib)) from error
+    except Exception as error:
+        # TVM, ONNX and OpenCL say so by errors of their own, and Python's may be any where it is short.
+        if out_of_memory(error) or (data_is_short() and not isinstance(error, HonedError)):
+            raise ResourceExhausted(_needs_more_memory(job.memory_mib)) from error
+        raise
 
 
-def _out_of_memory(limit_mib: int) -> str:
+def _needs_more_memory(limit_mib: int) -> str:
     if limit_mib:
         return f"compiling needs more than the {limit_mib} MiB allowed; raise the limit"
     return "compiling needs more memory than this machine has to give; free some, or compile on a larger one"

@@ -16,6 +16,7 @@ import numpy as np
 
 from honed.process import children
 from honed.process.children import Bounds, Death, answering, python
+from honed.process.limits import out_of_memory
 from honed.protocol.errors import ModelRefused
 from honed.runtime.engines import said
 
@@ -131,12 +132,6 @@ def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exceptio
                 kind = "inputs" if isinstance(error, InputsRefused) else "failed"
                 say({"failure": explain(error), "kind": kind})
     return 0
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Return whether an error of any library says that memory ran out."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
 
 
 def _failure(death: Death, limits: EvaluationLimits) -> dict[str, Any]:

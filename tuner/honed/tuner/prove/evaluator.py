@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from honed.process.limits import keep_freed
+from honed.process.limits import keep_freed, out_of_memory
 from honed.protocol.errors import ModelRefused
 from honed.runtime.dtypes import DTYPES
 from honed.runtime.engines import LEVELS, LOWEST, said, session_options
@@ -190,7 +190,7 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
         try:
             return list(session.run(None, feeds))
         except Exception as error:
-            if confined.out_of_memory(error):
+            if out_of_memory(error):
                 raise
             raise confined.InputsRefused(_one_line(error)) from error
 
