@@ -20,7 +20,6 @@ _MEMORY_RAN_OUT = (  # what C++ libraries say, in small letters
     "out of memory",
     "cannot allocate memory",
     "failed to allocate",
-    "failed to serialize proto",  # protobuf, of what is small enough for a file
     "memory allocation",  # OpenBLAS
     "memoryerror",
     "out_of_host_memory",  # OpenCL

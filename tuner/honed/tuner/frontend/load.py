@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
 from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
+from honed.process.limits import data_left
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
@@ -90,6 +92,10 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
     except checker.ValidationError as error:
         text = shown(str(error).split("\n\n==>", maxsplit=1)[0])
         raise ModelRefused(f"{file.name} is not a valid ONNX model: {text}") from error
+    except EncodeError:  # protobuf copies the model: it is too large for that, or memory is short
+        if data_left() < 2 * model.ByteSize():
+            raise MemoryError(f"{file.name} does not fit in the memory allowed") from None
+        raise
     except ValueError as error:
         raise ModelRefused(f"{file.name} is too large to be checked: {error}") from error
     finally:
