@@ -92,8 +92,8 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
     except checker.ValidationError as error:
         text = shown(str(error).split("\n\n==>", maxsplit=1)[0])
         raise ModelRefused(f"{file.name} is not a valid ONNX model: {text}") from error
-    except EncodeError:  # protobuf copies the model: it is too large for that, or memory is short
-        if data_left() < 2 * model.ByteSize():
+    except EncodeError:  # protobuf copies the model more than once: it is too large, or memory is short
+        if data_left() < 4 * model.ByteSize():
             raise MemoryError(f"{file.name} does not fit in the memory allowed") from None
         raise
     except ValueError as error:
