@@ -93,7 +93,7 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
         text = shown(str(error).split("\n\n==>", maxsplit=1)[0])
         raise ModelRefused(f"{file.name} is not a valid ONNX model: {text}") from error
     except EncodeError:  # protobuf copies the model more than once: it is too large, or memory is short
-        if data_left() < 4 * model.ByteSize():
+        if data_left() < 4 * file.stat().st_size:
             raise MemoryError(f"{file.name} does not fit in the memory allowed") from None
         raise
     except ValueError as error:
