@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.machine.processors import ThreadPlacement, first_placement, processors
-from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
+from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, protobuf_memory, read, shown
 from honed.process.limits import one_heap, out_of_memory, thread_stacks
 from honed.protocol.errors import (
     InvalidArgument,
@@ -311,7 +311,10 @@ def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.Mode
     changed = forget_names(model, UNNAMED) if by_names else forget_names(model)
     # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
     inside = external or alone or changed
-    return model, model.SerializeToString() if inside else str(path)
+    if not inside:
+        return model, str(path)
+    with protobuf_memory(path.stat().st_size + external):
+        return model, model.SerializeToString()
 
 
 def _in_place(model: onnx.ModelProto) -> frozenset[str]:

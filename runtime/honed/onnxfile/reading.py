@@ -9,18 +9,20 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
 from honed.process.limits import data_left
 from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused
 
 PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
+_PROTOBUF_COPIES: Final = 4  # of a model: at most so many at a time while it is read or written
 # Bits per element of types whose raw data is packed.
 _PACKED_BITS = {
     TensorProto.INT4: 4,
@@ -235,6 +237,20 @@ def read(
     return model, external
 
 
+@contextmanager
+def protobuf_memory(nbytes: int) -> Iterator[None]:
+    """Raise MemoryError where protobuf fails on a model of `nbytes` and memory may be why: it does not say.
+
+    Only a process with a limit on its memory (`limits.limit_data`) can tell.
+    """
+    try:
+        yield
+    except (DecodeError, EncodeError) as error:
+        if data_left() < _PROTOBUF_COPIES * nbytes:
+            raise MemoryError(f"a model of {nbytes >> 20} MiB does not fit in the memory allowed") from error
+        raise
+
+
 def _parse(file: Path, limit: int) -> onnx.ModelProto:
     try:
         status = file.stat()
@@ -253,10 +269,9 @@ def _parse(file: Path, limit: int) -> onnx.ModelProto:
         raise InvalidArgument(f"cannot read {file}: {error.strerror}; check its permissions") from error
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)
+        with protobuf_memory(len(data)):
+            model.ParseFromString(data)
     except DecodeError:
-        if data_left() < 2 * len(data):
-            raise MemoryError(f"{file.name} does not fit in the memory allowed") from None
         raise ModelRefused(
             f"{file.name} is not an ONNX model, or it is damaged or cut off; export or fetch it again"
         ) from None

@@ -15,14 +15,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 _ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
 _OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
-_MEMORY_RAN_OUT = (  # what C++ libraries say, in small letters
+_MEMORY_RAN_OUT = (  # what libraries say of it, in lower case
     "bad_alloc",
     "out of memory",
     "cannot allocate memory",
     "failed to allocate",
     "memory allocation",  # OpenBLAS
     "memoryerror",
-    "out_of_host_memory",  # OpenCL
     "pthread_create failed",  # no room for a thread's stack
 )
 

@@ -139,7 +139,7 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
     with service.client() as client:
         device = client.status()["device_spec"]
     large = dense(tmp_path / "large.onnx", side=8192)
-    for memory_mib in (500, 800):  # the file cannot be parsed; it cannot be checked
+    for memory_mib in (500, 800):
         job = Compile(
             file=large,
             output=tmp_path / "m.honed",

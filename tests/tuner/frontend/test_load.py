@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import DecodeError, EncodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.onnxfile import reading
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
 from honed.tuner.frontend import FrontendLimits, MissingExternalData, load, normalise
 
@@ -247,3 +249,16 @@ def test_external_data_has_a_limit(tmp_path: Path) -> None:
     path = external(tmp_path, location="weights.bin", offset="16")
     with pytest.raises(ModelRefused, match="more than the limit"):
         load(path, limits=FrontendLimits(external_bytes=100))
+
+
+@pytest.mark.parametrize("failure", [DecodeError, EncodeError])
+@pytest.mark.parametrize(("left", "raised"), [(1 << 10, MemoryError), (1 << 30, None), (float("inf"), None)])
+def test_protobuf_fails_for_want_of_memory_only_where_little_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+    failure: type[Exception],
+    left: float,
+    raised: type[Exception] | None,
+) -> None:
+    monkeypatch.setattr(reading, "data_left", lambda: left)
+    with pytest.raises(raised or failure), reading.protobuf_memory(1 << 20):
+        raise failure("Failed to serialize proto")

@@ -59,9 +59,11 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
             do = getattr(importlib.import_module(module, "honed.tuner"), name)
         result: Result = do(job, emit)
         return result
+    except HonedError:
+        raise
     except Exception as error:
-        # TVM, ONNX and OpenCL say so by errors of their own, and Python's may be any where it is short.
-        if out_of_memory(error) or (data_is_short() and not isinstance(error, HonedError)):
+        # TVM and ONNX have errors of their own for it; where little is left, Python may raise anything.
+        if out_of_memory(error) or data_is_short():
             raise ResourceExhausted(_needs_more_memory(job.memory_mib)) from error
         raise
 

@@ -29,11 +29,11 @@ from honed.daemon.worker.supervisor import WorkerProgram, device_program
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
 
+from .action_log import log_action
 from .commits import Commits
 from .engine_server import DeviceServer
 from .in_flight import InFlightRequests
 from .loader import VersionComparer
-from .notes import write
 from .selection import choose, compare_again
 
 _log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class Pool:
             case messages.Inspect(model):
                 self._begin(self._follow(self._inspected(model)))
             case _:
-                write(action)
+                log_action(action)
 
     def _perform_on_worker(
         self, action: messages.Load | messages.Prove | messages.Unload | messages.Kill, server: DeviceServer

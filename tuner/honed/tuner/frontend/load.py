@@ -12,8 +12,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.onnxfile.contrib_schemas import NEWEST_OPSET, RUNTIMES_OWN
-from honed.onnxfile.reading import PROTOBUF_LIMIT, read, shown
-from honed.process.limits import data_left
+from honed.onnxfile.reading import PROTOBUF_LIMIT, protobuf_memory, read, shown
 from honed.protocol.errors import ModelRefused
 
 from .builder import schema
@@ -44,10 +43,10 @@ def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.Mode
     """
     limits = limits or FrontendLimits()
     file = Path(path)
-    model, _ = read(file, file_bytes=limits.file_bytes, external_bytes=limits.external_bytes)
+    model, external = read(file, file_bytes=limits.file_bytes, external_bytes=limits.external_bytes)
     canonise(model)
     _check_operators(file, model)
-    _check(file, model)
+    _check(file, model, file.stat().st_size + external)
     drop_unneeded(model.graph)
     return model
 
@@ -85,18 +84,15 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
         )
 
 
-def _check(file: Path, model: onnx.ModelProto) -> None:
+def _check(file: Path, model: onnx.ModelProto, nbytes: int) -> None:
     moved, had = _moved_apart(model), stand_in_types(model.graph)
     try:
-        checker.check_model(model)
+        with protobuf_memory(nbytes):
+            checker.check_model(model)
     except checker.ValidationError as error:
         text = shown(str(error).split("\n\n==>", maxsplit=1)[0])
         raise ModelRefused(f"{file.name} is not a valid ONNX model: {text}") from error
-    except EncodeError:  # protobuf copies the model more than once: it is too large, or memory is short
-        if data_left() < 4 * file.stat().st_size:
-            raise MemoryError(f"{file.name} does not fit in the memory allowed") from None
-        raise
-    except ValueError as error:
+    except (ValueError, EncodeError) as error:
         raise ModelRefused(f"{file.name} is too large to be checked: {error}") from error
     finally:
         put_back(had)

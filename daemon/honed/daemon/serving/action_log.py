@@ -1,4 +1,4 @@
-"""What the log has of the core's actions."""
+"""Logs the actions of the core that report something."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from honed.daemon.core import messages
 _log = logging.getLogger(__name__)
 
 
-def write(action: messages.Action) -> None:
-    """Log an action that reports something; pass over an action that does something."""
+def log_action(action: messages.Action) -> None:
+    """Log an action; one that only does something is not logged."""
     match action:
         case messages.Failed(model, attempt, why):
             _log.error("model %s: attempt %d failed: %s", model, attempt, why)
