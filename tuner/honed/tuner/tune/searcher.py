@@ -93,7 +93,10 @@ class Searcher(Server):
         Where a process that lowers candidates has ended, this process exits, too.
         """
         if isinstance(raised, BrokenProcessPool):
-            sys.exit(f"a process that lowers candidates ended: {raised}")
+            # Joined first: Python's hook at exit writes to a pipe that the pool's thread may just have closed
+            # (EBADF), and that would be the last thing said in the place of this sentence.
+            with self.forked:
+                sys.exit(f"a process that lowers candidates ended: {raised}")
         if isinstance(raised, ModelRefused):
             return raised
         if isinstance(raised, (HonedError, LoweringFailed, RuntimeError, ValueError, TypeError)):
