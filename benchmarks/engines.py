@@ -185,7 +185,7 @@ def _in_turns(
     def ask() -> None:
         nonlocal engine
         begun = time.perf_counter()
-        answer = client.answer(name, inputs)
+        answer = client.infer_response(name, inputs)
         asked.append((time.perf_counter() - begun) * 1e3)
         computed.append(answer.compute_us / 1e3)
         engine = answer.engine

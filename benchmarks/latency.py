@@ -118,14 +118,14 @@ def _requests(
     client: Any, case: str, engine: str, given: dict[str, np.ndarray], count: int
 ) -> Iterator[Callable[[], Any]]:
     """Yield what makes each request; for a step those of sequences."""
-    from honed.runtime.calling.calls import InSequence
+    from honed.runtime.calling.calls import SequenceOptions
 
     if case != "step":
         yield from [lambda: client.answer(f"{case}-{engine}", given)] * count
         return
     ids = {"input_ids": np.ones((1, 1), np.int64)}
     for number in range(count):
-        sequence = InSequence(f"bench{os.getpid()}", start=number % _STEPS == 0, last_token=True)
+        sequence = SequenceOptions(f"bench{os.getpid()}", start=number % _STEPS == 0, last_token=True)
         yield lambda: client.answer(f"{case}-{engine}", ids, sequence=sequence)  # noqa: B023
 
 

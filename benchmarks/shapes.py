@@ -162,11 +162,11 @@ class _Both:
         new = sizes not in self._seen
         self._seen.add(sizes)
         if next(self._first):
-            answer, honed_ms = _timed(lambda: self._client.answer("model", inputs))
+            answer, honed_ms = _timed(lambda: self._client.infer_response("model", inputs))
             expected, own_ms = _timed(lambda: self._session.run(None, inputs))
         else:
             expected, own_ms = _timed(lambda: self._session.run(None, inputs))
-            answer, honed_ms = _timed(lambda: self._client.answer("model", inputs))
+            answer, honed_ms = _timed(lambda: self._client.infer_response("model", inputs))
         names = [output.name for output in self._session.get_outputs()]
         error = max(_error(answer.outputs[name], value) for name, value in zip(names, expected, strict=True))
         return Asked(sizes, new, honed_ms, answer.compute_us / 1e3, own_ms, answer.engine, error)

@@ -70,7 +70,7 @@ def _compiled(folder: Path, device: Device, rows: list[int], records: Path | Non
         filename=path.name,
         records=records,
         sizes=tuple(ObservedSizes(part=1, sizes=(count,)) for count in rows),
-        slower_too=True,
+        keep_slower=True,
     )
     compile_file(request, lambda _stage, _done, _text: None)
     return request.output

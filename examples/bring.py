@@ -12,7 +12,7 @@ from honed.runtime import Client
 def main(path: str) -> None:
     """Run the model on zeros, and tell the shapes of what comes back."""
     with Client() as client:
-        model = client.bring(path).model_name  # at once where it was brought before
+        model = client.upload(path).model_name  # at once where it was brought before
         inputs = {t["name"]: np.zeros(t["shape"], np.float32) for t in client.metadata(model)["inputs"]}
         for name, value in client.infer(model, inputs).items():
             print(name, value.shape)

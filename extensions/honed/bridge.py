@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from honed.protocol.errors import HonedError, InvalidArgument
-from honed.protocol.strict import Mismatch, from_plain
+from honed.protocol.strict import SchemaError, from_plain
 from honed.runtime import HONED_VERSION
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -89,7 +89,7 @@ def load(kind: type[T], file: Path, *, required: bool) -> T:
         raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
     try:
         return from_plain(kind, content, where=str(file))
-    except Mismatch as error:
+    except SchemaError as error:
         known = ", ".join(field.name for field in fields(kind))  # type: ignore[arg-type]
         raise InvalidArgument(f"{error}; the settings are {known}") from error
     except InvalidArgument as error:

@@ -25,7 +25,7 @@ from honed.machine.families import DriverClass, driver_class, family_of
 from honed.machine.files import replacing
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
-from honed.protocol.strict import Mismatch
+from honed.protocol.strict import SchemaError
 from honed.tuner.frontend import Precision
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import by_rule, narrow_indices
@@ -86,7 +86,7 @@ def records(path: Path) -> Iterator[Line | str]:
                 if data.strip():
                     try:
                         yield parsed(data)
-                    except (InvalidArgument, Mismatch) as error:
+                    except (InvalidArgument, SchemaError) as error:
                         yield f"{path.name}, line {number}: {error}"
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidArgument(f"{path} cannot be read ({error}); export or fetch it again") from error

@@ -25,7 +25,7 @@ from typing import Any
 from honed.daemon.features.user_models import AppsSettings
 from honed.daemon.store.names import own_name
 from honed.protocol.methods import MODEL_BRING, MODEL_FORM
-from honed.protocol.params import BringParams, FormParams
+from honed.protocol.params import FormParams, UploadParams
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, PermissionDenied, ResourceExhausted
 from tests.daemon.raw import Raw, packed
@@ -96,9 +96,9 @@ def main(arguments: Sequence[str]) -> None:
 def _honest(client: Client, uid: int, rng: random.Random, told: Told) -> None:
     """Bring both, ask for both, and see nothing else."""
     try:
-        names = {client.bring(adding(number)).model_name: number for number in (COMMON, float(uid))}
+        names = {client.upload(adding(number)).model_name: number for number in (COMMON, float(uid))}
         for name, number in names.items():
-            if client.bring(adding(number)).model_name != name:
+            if client.upload(adding(number)).model_name != name:
                 told.problems.append("the same had another name")
         for _ in range(10):
             name = rng.choice(list(names))
@@ -135,7 +135,7 @@ def _guess(client: Client, victims: list[int], told: Told) -> None:
     for victim in victims:
         for number in (COMMON, float(victim)):
             digest = hashlib.sha256(adding(number)).hexdigest()
-            name = own_name(victim, BringParams(files=("model.onnx",), sha256=(digest,)))
+            name = own_name(victim, UploadParams(files=("model.onnx",), sha256=(digest,)))
             for what, call in _asking(client, name).items():
                 try:
                     call()
@@ -227,7 +227,7 @@ def _remove_others(client: Client, told: Told) -> None:
 
 def _brought(client: Client, data: bytes, told: Told) -> None:
     try:
-        client.bring(data)
+        client.upload(data)
     except ResourceExhausted as error:
         told.codes[error.code] += 1
     except HonedError as error:

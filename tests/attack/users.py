@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from honed.runtime import Client
-from honed.runtime.client import Link
+from honed.runtime.client import SocketLink
 from tests.daemon.raw import Raw
 
 GROUP = 60_999  # called "honed" in the daemon's own /etc/group
@@ -60,7 +60,7 @@ class UserClient(Client):
         super().__init__(path, timeout=timeout)
         self._uid = uid
 
-    def _connected(self) -> Link:
+    def _connected(self) -> SocketLink:
         with acting(self._uid):
             return super()._connected()
 

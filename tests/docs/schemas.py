@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any, Final
 
-from honed.protocol.methods import METHODS, Right
+from honed.protocol.methods import METHODS, Permission
 from honed.runtime.compiled.model import CompiledModel
 
 from .texts import ROOT
@@ -36,11 +36,11 @@ The header of a .honed file. Written by `python -m tests.docs.schemas`; format.m
 
 {_NOTATION}"""
 _CALLERS: Final = {
-    Right.ANYONE: "everybody",
-    Right.INFER: "group honed",
-    Right.OWN: "whoever brought the model; administrators",
-    Right.HINTS: "group honed-hints; administrators",
-    Right.CHANGE: "administrators",
+    Permission.ANYONE: "everybody",
+    Permission.INFER: "group honed",
+    Permission.OWN: "whoever brought the model; administrators",
+    Permission.HINTS: "group honed-hints; administrators",
+    Permission.CHANGE: "administrators",
 }
 _SCALARS: Final = {
     str: "str",
@@ -59,7 +59,7 @@ def protocol() -> str:
     methods = []
     for method in METHODS.values():
         sent, answered = (_described(kind, waiting) for kind in (method.params, method.result))
-        files = ", and descriptors" if method.gives else ""
+        files = ", and descriptors" if method.returns_descriptors else ""
         methods.append(f"{method.name} ({_CALLERS[method.right]}): {sent} -> {answered}{files}")
     return _METHODS + _text([*methods, *_entries(waiting)])
 

@@ -38,7 +38,7 @@ class Twice:
 '''
 TWO = "from .three import Thing\n"
 THREE = "class Thing:\n    def later(self):\n        with self:\n            from .one import Twice\n"
-LINK = "from honed.process.children import Bounds, start\n"
+LINK = "from honed.process.children import ResourceLimits, start\n"
 PAGE = """# The map
 
 ## The way of a request
@@ -88,8 +88,8 @@ def test_protocols_with_children_are_the_means_for_all_and_whatever_has_its_own(
     names = {
         "runtime/honed/process/rpc.py": "from .children import start\n",
         "daemon/honed/a.py": "from honed.process import aio\naio.spawn((), stdout=True)\n",
-        "daemon/honed/b.py": "def f():\n    from honed.process.children import Bounds, spawn\n",
-        "daemon/honed/c.py": "from honed.process.children import Bounds\n",
+        "daemon/honed/b.py": "def f():\n    from honed.process.children import ResourceLimits, spawn\n",
+        "daemon/honed/c.py": "from honed.process.children import ResourceLimits\n",
         "daemon/honed/d.py": "from multiprocessing import get_context\n",
     }
     found = house.child_protocols(House(tuple(map(Module, names, names.values())), {}))

@@ -15,8 +15,8 @@ from honed.frigate import messages
 from honed.http import inference
 from honed.http.inference import from_json, to_json
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.results import Inferred as Result
 from honed.protocol.results import InferredOutput, InferTimes
+from honed.protocol.results import InferResult as Result
 from honed.runtime.dtypes import DTYPES, dtype
 
 ANY_JSON = st.recursive(

@@ -17,7 +17,7 @@ from honed.hub.memory import HubMemory, Shelf
 from honed.hub.minisign import SecretKey
 from honed.protocol import methods, strict
 from honed.protocol.errors import InvalidArgument, PermissionDenied
-from honed.protocol.methods import METHODS, Right
+from honed.protocol.methods import METHODS, Permission
 from honed.protocol.params import TunerRunParams
 from honed.protocol.results import DeviceIdentity
 from honed.runtime import Client
@@ -85,7 +85,7 @@ def hint(line: dict[str, Any], source: str = "attic", **changes: Any) -> bytes:
 
 def test_it_changes_nothing(hub: Client) -> None:
     """Models, versions, settings, the lease, tuning, and records of this machine are others' to change."""
-    changing = {name for name, method in METHODS.items() if method.right is Right.CHANGE}
+    changing = {name for name, method in METHODS.items() if method.right is Permission.CHANGE}
     assert changing >= {"RepositoryModelLoad", "ModelRollback", "ModelPublish", "ConfigReload", "TunerRun"}
     for name in changing:
         with pytest.raises(PermissionDenied, match="honed-admin"):

@@ -26,7 +26,7 @@ from honed.jobs.commands import (
     extension,
     parse,
 )  # fmt: skip
-from honed.jobs.events import Compiled, Done, Tuned
+from honed.jobs.events import CompileDone, Done, Tuned
 from honed.protocol.results import ObservedSizes
 from honed.runtime.errors import InvalidArgument
 
@@ -34,9 +34,10 @@ FILE, OUT, RECORDS = Path("-m.onnx"), Path("-o"), Path("records")
 EXAMPLES: list[Job[Any]] = [
     Compile(file=FILE, output=OUT),
     Compile(
-        file=FILE, output=OUT, name="shown", shapes={"a=b": (1, 2), "c": (3,)}, precision="fp16", like=OUT,
-        calibration=Path("sets"), device="-d", profile=Path("p"), records=RECORDS, memory_mib=512,
-        sizes=(ObservedSizes(part=1, sizes=(100, 7)), ObservedSizes(part=2, sizes=(3,))), slower_too=True,
+        file=FILE, output=OUT, name="shown", shapes={"a=b": (1, 2), "c": (3,)}, precision="fp16",
+        existing_build=OUT, memory_mib=512,
+        calibration=Path("sets"), device="-d", profile=Path("p"), records=RECORDS,
+        sizes=(ObservedSizes(part=1, sizes=(100, 7)), ObservedSizes(part=2, sizes=(3,))), keep_slower=True,
     ),
     Check(file=FILE, shapes={"x": (1,)}),
     Fit(file=FILE, shapes={"x": (1,)}, profile=FILE),
@@ -71,7 +72,7 @@ def test_every_kind_has_an_example() -> None:
 
 
 def test_what_a_job_comes_to() -> None:
-    assert (Compile.result(), Check.result(), Tune.result()) == (Compiled, Done, Tuned)
+    assert (Compile.result(), Check.result(), Tune.result()) == (CompileDone, Done, Tuned)
 
 
 def test_a_job_on_the_same() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from honed.jobs import events
 from honed.jobs.commands import Check, Compile, Listener
-from honed.jobs.events import Compiled, Done, Faults, History, News, NoEvent, Result, Stage, Tuned
-from honed.process.children import Death, Died
+from honed.jobs.events import CompileDone, Done, Faults, History, News, NoEvent, Result, Stage, Tuned
+from honed.process.children import ExitInfo, JobCrashed
 from honed.protocol.errors import MissingFiles
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused, ResourceExhausted
 
@@ -33,13 +33,13 @@ NEWS: list[News] = [
     ),
     events.Trial(task="k", outcome="right", reason="", us=1.0, best_us=1.0),
     events.Filtered(task="k", reason="too long"),
-    events.Broke(task="k", reason="it ended"),
-    events.Condemned(task="k", reason="it faulted"),
+    events.SearchCrashed(task="k", reason="it ended"),
+    events.CandidateCondemned(task="k", reason="it faulted"),
 ]  # fmt: skip
 PROOF = events.ProofReport(reference="r", probes=3, device=None, error={"y": 0.0}, tolerance={"y": 1e-3})
 RESULTS: list[Result] = [
     Done(),
-    Compiled(
+    CompileDone(
         output="m.honed", sha256="0", precision="fp32", why="", notes=("n",), kernels=1, launches=2,
         seconds=1.0, proof=PROOF,
     ),
@@ -132,8 +132,8 @@ def listener() -> Listener[Done]:
 def test_news_are_not_a_last_word(news: News) -> None:
     heard = listener()
     assert heard.hear(line(**events.to_map(news))) == news
-    death = Death(status=-9)
-    with pytest.raises(Died, match="ended by signal SIGKILL") as died:
+    death = ExitInfo(status=-9)
+    with pytest.raises(JobCrashed, match="ended by signal SIGKILL") as died:
         heard.result(death)
     assert died.value.death == death
 
@@ -141,9 +141,9 @@ def test_news_are_not_a_last_word(news: News) -> None:
 def test_a_last_word_counts_where_the_child_ended_well() -> None:
     heard = listener()
     assert heard.hear(line(event="done")) is None
-    assert heard.result(Death(status=0)) == Done()
-    with pytest.raises(Died, match="ended with status 3"):
-        heard.result(Death(status=3))
+    assert heard.result(ExitInfo(status=0)) == Done()
+    with pytest.raises(JobCrashed, match="ended with status 3"):
+        heard.result(ExitInfo(status=3))
     heard.hear(line(event="refused", message="no", reasons=["a"]))
     with pytest.raises(ModelRefused, match="no"):
-        heard.result(Death(status=1))
+        heard.result(ExitInfo(status=1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.machine import bounds
+from honed.machine import roofline
 from honed.machine.profile import DevicePeaks
 
 KIB = 1 << 10
@@ -48,63 +48,63 @@ SOME = st.builds(
     ],
 )
 def test_small_working_sets_move_at_the_speed_of_caches(nbytes: int, gbs: float) -> None:
-    assert bounds.gbs(PEAKS, nbytes) == gbs
-    assert bounds.gbs(replace(PEAKS, caches_gbs=()), nbytes) == 10.0
+    assert roofline.gbs(PEAKS, nbytes) == gbs
+    assert roofline.gbs(replace(PEAKS, caches_gbs=()), nbytes) == 10.0
 
 
 def test_the_roofline_is_the_slower_of_work_and_traffic() -> None:
-    assert bounds.least_seconds(PEAKS, 1e9, 8, half=False) == pytest.approx(10e-3)
-    assert bounds.least_seconds(PEAKS, 1e9, 8, half=True) == pytest.approx(5e-3)
-    assert bounds.least_seconds(PEAKS, 1, 256 * KIB, half=True) == pytest.approx(256 * KIB / 80e9)
-    assert bounds.gflops(replace(PEAKS, fp16_gflops=None), half=True) == 100.0
+    assert roofline.least_seconds(PEAKS, 1e9, 8, half=False) == pytest.approx(10e-3)
+    assert roofline.least_seconds(PEAKS, 1e9, 8, half=True) == pytest.approx(5e-3)
+    assert roofline.least_seconds(PEAKS, 1, 256 * KIB, half=True) == pytest.approx(256 * KIB / 80e9)
+    assert roofline.gflops(replace(PEAKS, fp16_gflops=None), half=True) == 100.0
 
 
 @given(SOME, st.floats(0, 1e12), st.integers(1, 1 << 30), st.floats(1e-6, 1.0), st.booleans())
 def test_what_was_proven_is_within_the_peaks_afterwards(
     peaks: DevicePeaks, flops: float, nbytes: int, seconds: float, half: bool
 ) -> None:
-    raised = bounds.raised_by(peaks, flops, nbytes, seconds, half=half)
-    assert bounds.least_seconds(raised, flops, nbytes, half=half) <= seconds * (1 + 1e-9)
-    assert bounds.higher(raised, peaks) == raised, "nothing is lower than before"
-    assert (raised == peaks) == (bounds.least_seconds(peaks, flops, nbytes, half=half) <= seconds) or (
-        bounds.least_seconds(peaks, flops, nbytes, half=half) == pytest.approx(seconds)
+    raised = roofline.raised_by(peaks, flops, nbytes, seconds, half=half)
+    assert roofline.least_seconds(raised, flops, nbytes, half=half) <= seconds * (1 + 1e-9)
+    assert roofline.higher(raised, peaks) == raised, "nothing is lower than before"
+    assert (raised == peaks) == (roofline.least_seconds(peaks, flops, nbytes, half=half) <= seconds) or (
+        roofline.least_seconds(peaks, flops, nbytes, half=half) == pytest.approx(seconds)
     )
 
 
 @given(SOME, st.integers(1, 1 << 30), RATE)
 def test_what_was_seen_to_move_is_no_record_of_a_kernel(peaks: DevicePeaks, nbytes: int, rate: float) -> None:
-    seen = bounds.with_traffic(peaks, nbytes, rate)
-    assert bounds.gbs(seen, nbytes) == max(rate, bounds.gbs(peaks, nbytes))
+    seen = roofline.with_traffic(peaks, nbytes, rate)
+    assert roofline.gbs(seen, nbytes) == max(rate, roofline.gbs(peaks, nbytes))
     assert seen.raised == ()
-    assert bounds.higher(seen, peaks) == seen
+    assert roofline.higher(seen, peaks) == seen
 
 
 def test_each_figure_is_raised_by_itself() -> None:
-    half = bounds.raised_by(PEAKS, 5e9, 8, 0.01, half=True)
+    half = roofline.raised_by(PEAKS, 5e9, 8, 0.01, half=True)
     assert half == replace(PEAKS, fp16_gflops=pytest.approx(500.0), raised=("fp16_gflops",))
-    single = bounds.raised_by(half, 5e9, 8, 0.01, half=False)
+    single = roofline.raised_by(half, 5e9, 8, 0.01, half=False)
     assert single.raised == ("fp16_gflops", "fp32_gflops")
-    moved = bounds.raised_by(PEAKS, 0, 8 << 20, 1e-4, half=False)
+    moved = roofline.raised_by(PEAKS, 0, 8 << 20, 1e-4, half=False)
     assert moved.caches_gbs[-1] == (4096 * KIB, pytest.approx(83.9, rel=1e-3))
     assert (moved.bandwidth_gbs, moved.raised) == (10.0, ("bandwidth_gbs",))
-    main = bounds.raised_by(PEAKS, 0, 1 << 30, 0.05, half=False)
+    main = roofline.raised_by(PEAKS, 0, 1 << 30, 0.05, half=False)
     assert (main.bandwidth_gbs, main.caches_gbs) == (pytest.approx(21.47, rel=1e-3), PEAKS.caches_gbs)
 
 
 def test_a_figure_stays_raised_until_a_benchmark_reaches_it() -> None:
-    raised = bounds.raised_by(PEAKS, 1.5e9, 8, 0.01, half=False)
+    raised = roofline.raised_by(PEAKS, 1.5e9, 8, 0.01, half=False)
     assert raised.raised == ("fp32_gflops",)
-    assert bounds.higher(raised, raised) == raised
-    assert bounds.higher(PEAKS, raised).raised == ("fp32_gflops",)
-    assert bounds.higher(raised, replace(PEAKS, fp32_gflops=149.0)).raised == ("fp32_gflops",)
-    assert bounds.higher(raised, replace(PEAKS, fp32_gflops=150.0)).raised == ()
+    assert roofline.higher(raised, raised) == raised
+    assert roofline.higher(PEAKS, raised).raised == ("fp32_gflops",)
+    assert roofline.higher(raised, replace(PEAKS, fp32_gflops=149.0)).raised == ("fp32_gflops",)
+    assert roofline.higher(raised, replace(PEAKS, fp32_gflops=150.0)).raised == ()
 
 
 @given(SOME, SOME)
 def test_the_best_that_either_saw(one: DevicePeaks, other: DevicePeaks) -> None:
-    both = bounds.higher(one, other)
-    assert both == bounds.higher(other, one)
-    assert bounds.higher(both, one) == both
+    both = roofline.higher(one, other)
+    assert both == roofline.higher(other, one)
+    assert roofline.higher(both, one) == both
     assert both.fp32_gflops == max(one.fp32_gflops, other.fp32_gflops)
     assert both.launch_us == min(one.launch_us, other.launch_us)
     assert dict(both.caches_gbs).keys() == dict(one.caches_gbs).keys() | dict(other.caches_gbs).keys()
@@ -112,13 +112,13 @@ def test_the_best_that_either_saw(one: DevicePeaks, other: DevicePeaks) -> None:
 
 def test_the_shortest_empty_kernel_counts() -> None:
     slow, fast, unknown = (replace(PEAKS, empty_us=us) for us in (2.0, 1.0, None))
-    assert bounds.higher(slow, fast).empty_us == 1.0
-    assert bounds.higher(slow, unknown).empty_us == 2.0
-    assert bounds.launch_seconds(slow) == pytest.approx(2e-6)
-    assert bounds.launch_seconds(unknown) == pytest.approx(1e-6 * PEAKS.launch_us)
+    assert roofline.higher(slow, fast).empty_us == 1.0
+    assert roofline.higher(slow, unknown).empty_us == 2.0
+    assert roofline.launch_seconds(slow) == pytest.approx(2e-6)
+    assert roofline.launch_seconds(unknown) == pytest.approx(1e-6 * PEAKS.launch_us)
 
 
 def test_the_quieter_measurement_says_how_busy_it_was() -> None:
     busy, quiet, unknown = (replace(PEAKS, busy=share) for share in (0.5, 0.01, None))
-    assert bounds.higher(busy, quiet).busy == 0.01
-    assert bounds.higher(busy, unknown).busy == 0.5
+    assert roofline.higher(busy, quiet).busy == 0.01
+    assert roofline.higher(busy, unknown).busy == 0.5

@@ -17,7 +17,7 @@ from honed.machine.kernellog import (
     Certainty,
     DatedFault,
     Driver,
-    FaultStory,
+    FaultIncident,
     GpuRun,
     Process,
     Severity,
@@ -45,7 +45,7 @@ def stream(word: str, code: int, owner: str = "1693_0", group_: int = 0) -> str:
     return f"{first}CS_{word}.EXCEPTION_TYPE: 0x{code:x} (X)\nCS_{word}.EXCEPTION_DATA: 0x0"
 
 
-def only(stories: list[FaultStory]) -> FaultStory:
+def only(stories: list[FaultIncident]) -> FaultIncident:
     assert len(stories) == 1
     return stories[0]
 

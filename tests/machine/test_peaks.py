@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from honed.machine import bounds, microbench, peaks, profilefile
+from honed.machine import microbench, peaks, profilefile, roofline
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.microbench import ArithmeticForm, Bench
@@ -142,7 +142,7 @@ def test_raised_peaks_are_kept_and_none_is_lowered(
     peaks.measured(device, tmp_path)
     raised = replace(FOUND, fp32_gflops=130.0, bandwidth_gbs=5.0, raised=("fp32_gflops",))
     peaks.keep_higher(replace(device.profile, peaks=raised), tmp_path)
-    assert peaks.measured(device, tmp_path).peaks == bounds.higher(FOUND, raised)
+    assert peaks.measured(device, tmp_path).peaks == roofline.higher(FOUND, raised)
     before = kept_file(tmp_path).stat().st_mtime_ns
     peaks.keep_higher(replace(device.profile, peaks=FOUND), tmp_path)
     peaks.keep_higher(device.profile, tmp_path)

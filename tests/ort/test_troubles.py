@@ -119,7 +119,7 @@ def app(request: pytest.FixtureRequest, service: Service, tmp_path: Path) -> Ite
         settings |= {"LD_PRELOAD": client.preloaded, "HONED_ORT_ALLOWANCE": "10"}
     with service.client() as asking:  # the app asks the more seldom the longer a file is being compiled
         sizes = {name: shape for name, shape in shapes.items() if shape}
-        brought = asking.bring(path, engine="opencl", precision="fp32", shapes=sizes)
+        brought = asking.upload(path, engine="opencl", precision="fp32", shapes=sizes)
         asked = FormParams(name=brought.model_name, shapes=shapes)
         wait_for(lambda: asking.ask(MODEL_FORM, asked).verified, "the model to be compiled", service)
     with (tmp_path / "log").open("w") as log:
@@ -140,7 +140,7 @@ def bring_other(client: honed.runtime.Client, folder: Path) -> str:
     path = folder / "other.onnx"
     if not path.exists():
         write_model(path, depth=60)
-    return client.bring(path, engine="opencl", shapes={"x": (16, WIDTH)}).model_name
+    return client.upload(path, engine="opencl", shapes={"x": (16, WIDTH)}).model_name
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def out_of_quota(service: Service, _: Vendors, newer: Path) -> Iterator[None]:
             with contextlib.suppress(ResourceExhausted):  # the app was quicker
                 other = bring_other(client, newer.parent)
         with pytest.raises(ResourceExhausted):
-            client.bring(model(9.0), engine="opencl")
+            client.upload(model(9.0), engine="opencl")
         yield
         service.configure(CONFIG)
         client.remove(other)

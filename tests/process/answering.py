@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from honed.process.rpc import Call, Server, by_name, connect
+from honed.process.rpc import Call, RpcServer, by_name, connect
 from honed.protocol.errors import HonedError, NotFound
 
 PROGRAM = (sys.executable, "-m", "tests.process.answering")
@@ -39,7 +39,7 @@ class Hang(Call[None]):
     phases: tuple[float, ...]
 
 
-class Answering(Server):
+class Answering(RpcServer):
     """Knows what it was told."""
 
     _sum = 0

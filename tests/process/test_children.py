@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.process.children import Bounds, Death, output, python, start, started
+from honed.process.children import ExitInfo, ResourceLimits, output, python, start, started
 from honed.runtime.errors import InvalidArgument
 
 
@@ -23,7 +23,7 @@ def program(code: str) -> tuple[str, ...]:
 def test_onnx_runtime_in_a_child_sends_nothing_to_its_makers() -> None:
     """By default the wheels of ONNX Runtime 1.31 send what they run, and keep a number of the machine."""
     said, death = output(program("import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"), seconds=60)
-    assert (said, death) == (b"1\n", Death(status=0))
+    assert (said, death) == (b"1\n", ExitInfo(status=0))
 
 
 def test_a_child_is_bounded() -> None:
@@ -38,9 +38,9 @@ try:
 except MemoryError:
     print("refused")
 """
-    bounds = Bounds(memory_mib=400, address_mib=4000, cpu_seconds=60, niceness=3)
+    bounds = ResourceLimits(memory_mib=400, address_mib=4000, cpu_seconds=60, niceness=3)
     said, death = output(program(code), bounds, seconds=60)
-    assert death == Death(status=0)
+    assert death == ExitInfo(status=0)
     *limits, niceness, leads, score, memory = said.decode().split()
     assert limits == [str(400 << 20), str(4000 << 20), "60", "0"]
     assert (niceness, leads, memory) == (str(os.nice(0) + 3), "True", "refused")
@@ -51,10 +51,10 @@ except MemoryError:
 def test_bounds_of_the_parent_stay() -> None:
     code = """
 import sys, resource
-from honed.process.children import Bounds, output
+from honed.process.children import ResourceLimits, output
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 inner = (sys.executable, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[0])")
-print(output(inner, Bounds(cpu_seconds=60), seconds=60)[0].decode())
+print(output(inner, ResourceLimits(cpu_seconds=60), seconds=60)[0].decode())
 """
     assert output(program(code), seconds=60)[0].split() == [b"30"]
 
@@ -123,22 +123,22 @@ def test_what_a_child_said_last_is_told() -> None:
 @pytest.mark.parametrize(
     ("death", "text", "from_outside", "out_of_memory"),
     [
-        (Death(status=0), "it ended with status 0", False, False),
-        (Death(status=-11), "it was ended by signal SIGSEGV", False, False),
-        (Death(status=-15), "it was ended by signal SIGTERM", True, False),
-        (Death(status=-9), "it was ended by signal SIGKILL", True, True),
-        (Death(status=-9, deadline=0.5), "it took more than 0.5 s", False, False),
-        (Death(status=-40), "it was ended by signal 40", False, False),
+        (ExitInfo(status=0), "it ended with status 0", False, False),
+        (ExitInfo(status=-11), "it was ended by signal SIGSEGV", False, False),
+        (ExitInfo(status=-15), "it was ended by signal SIGTERM", True, False),
+        (ExitInfo(status=-9), "it was ended by signal SIGKILL", True, True),
+        (ExitInfo(status=-9, deadline=0.5), "it took more than 0.5 s", False, False),
+        (ExitInfo(status=-40), "it was ended by signal 40", False, False),
         (
-            Death(status=1, said="MemoryError"),
+            ExitInfo(status=1, said="MemoryError"),
             "it ended with status 1; it said last: MemoryError",
             False,
             True,
         ),
-        (Death(status=None), "it does not answer and does not end", False, False),
+        (ExitInfo(status=None), "it does not answer and does not end", False, False),
     ],
 )
-def test_how_an_end_is_told(death: Death, text: str, from_outside: bool, out_of_memory: bool) -> None:
+def test_how_an_end_is_told(death: ExitInfo, text: str, from_outside: bool, out_of_memory: bool) -> None:
     assert str(death) == text
     assert (death.from_outside, death.out_of_memory) == (from_outside, out_of_memory)
 

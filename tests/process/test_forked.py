@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 import psutil
 import pytest
 
-from honed.process.forked import OWN_MIB, Forked
+from honed.process.forked import OWN_MIB, ForkPool
 
 TOOLS = {"twice": lambda number: 2 * number}  # not to be pickled: it is inherited
 
@@ -30,8 +30,8 @@ def end(_: object) -> None:
 
 @pytest.mark.parametrize("processes", [0, 1, 3])
 def test_jobs_are_done_with_what_is_inherited(processes: int) -> None:
-    with Forked(processes, TOOLS) as forked:
-        begun = [forked.begin(twice, number) for number in range(20)]
+    with ForkPool(processes, TOOLS) as forked:
+        begun = [pool.begin(twice, number) for number in range(20)]
         results = [one.result() for one in begun]
     assert [number for number, _ in results] == list(range(0, 40, 2))
     pids = {pid for _, pid in results}
@@ -40,8 +40,8 @@ def test_jobs_are_done_with_what_is_inherited(processes: int) -> None:
 
 
 def test_an_error_travels_and_the_others_go_on() -> None:
-    with Forked(2, TOOLS) as forked:
-        refused, done = forked.begin(refuse, "no such number"), forked.begin(twice, 4)
+    with ForkPool(2, TOOLS) as forked:
+        refused, done = pool.begin(refuse, "no such number"), pool.begin(twice, 4)
         with pytest.raises(ValueError, match="no such number"):
             refused.result()
         assert done.result()[0] == 8
@@ -52,21 +52,21 @@ def take(_: object, mib: int) -> int:
 
 
 def test_each_may_take_so_much_memory_of_its_own() -> None:
-    with Forked(1, TOOLS) as forked:
-        assert forked.begin(take, OWN_MIB // 2).result()
+    with ForkPool(1, TOOLS) as forked:
+        assert pool.begin(take, OWN_MIB // 2).result()
         with pytest.raises(MemoryError):
-            forked.begin(take, 4 * OWN_MIB).result()  # what was freed before may be taken again
+            pool.begin(take, 4 * OWN_MIB).result()  # what was freed before may be taken again
 
 
 def test_a_process_that_ends_is_told() -> None:
-    with Forked(2, TOOLS) as forked, pytest.raises(BrokenProcessPool):
-        forked.begin(end).result()
+    with ForkPool(2, TOOLS) as pool, pytest.raises(BrokenProcessPool):
+        pool.begin(end).result()
 
 
 def test_they_end_with_a_parent_that_is_killed() -> None:
     code = (
-        "import time; from tests.process.test_forked import TOOLS, Forked, twice\n"
-        "forked = Forked(2, TOOLS); forked.begin(twice, 1).result(); print('up', flush=True); time.sleep(600)"
+        "import time; from tests.process.test_forked import TOOLS, ForkPool, twice\n"
+        "pool = ForkPool(2, TOOLS); pool.begin(twice, 1).result(); print('up', flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from honed.jobs.commands import Check, Compile, Listener
-from honed.process.children import Death, Died, run
+from honed.process.children import ExitInfo, JobCrashed, run
 
 ANSWERS = """
 import sys
@@ -90,5 +90,5 @@ def test_a_crash_is_no_event_of_a_job() -> None:
         "Extension",
     ):
         assert heard.hear(line.encode()) is None
-    with pytest.raises(Died, match=r"SIGABRT in infer_shapes of ONNX$"):
-        heard.result(Death(status=-6))
+    with pytest.raises(JobCrashed, match=r"SIGABRT in infer_shapes of ONNX$"):
+        heard.result(ExitInfo(status=-6))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from honed.process import aio
-from honed.process.rpc import Ended, RpcChild, ready
+from honed.process.rpc import ChildCrashed, RpcChild, ready
 from honed.protocol.errors import NotFound, Unavailable
 
 from .answering import PROGRAM, Add, Fail, Hang, Read
@@ -51,7 +51,7 @@ def test_an_error_is_answered_and_the_child_goes_on(child: RpcChild, tmp_path: P
 
 
 def test_a_child_that_dies_tells_its_last_words(child: RpcChild) -> None:
-    with pytest.raises(Ended, match="status 1; it said last: ArithmeticError: not foreseen") as ended:
+    with pytest.raises(ChildCrashed, match="status 1; it said last: ArithmeticError: not foreseen") as ended:
         child.call(Fail(asked=False), seconds=60)
     assert ended.value.phase == "start"
     assert not psutil.pid_exists(child.pid)
@@ -61,7 +61,7 @@ def test_a_child_that_was_killed_is_told_of_when_it_is_asked(child: RpcChild) ->
     os.kill(child.pid, signal.SIGKILL)
     child.begin(Add(number=1))
     child.tell(Add(number=1))
-    with pytest.raises(Ended) as ended:
+    with pytest.raises(ChildCrashed) as ended:
         child.answer(Add, 60)
     assert ended.value.death.killed
 
@@ -69,7 +69,7 @@ def test_a_child_that_was_killed_is_told_of_when_it_is_asked(child: RpcChild) ->
 def test_a_phase_may_take_its_own_seconds(child: RpcChild) -> None:
     assert child.call(Add(number=0), seconds=60) == 0  # it has started
     phases: list[str] = []
-    with pytest.raises(Ended, match=r"took more than 0\.05 s") as ended:
+    with pytest.raises(ChildCrashed, match=r"took more than 0\.05 s") as ended:
         child.call(Hang(phases=(60.0, 0.05)), seconds=60, on_phase=phases.append)
     assert phases == ["may take 60 s", "may take 0.05 s"]
     assert ended.value.phase == phases[-1]
@@ -78,14 +78,14 @@ def test_a_phase_may_take_its_own_seconds(child: RpcChild) -> None:
 
 def test_a_child_that_says_what_it_should_not_is_ended(child: RpcChild) -> None:
     child.begin(Read())
-    with pytest.raises(Ended):
+    with pytest.raises(ChildCrashed):
         child.answer(Add, 60)  # which is a number
     assert not psutil.pid_exists(child.pid)
 
 
 def test_a_program_that_is_not_there_is_an_error_and_leaves_no_socket() -> None:
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(Ended, match=r"status (1|127)$"):
+    with pytest.raises(ChildCrashed, match=r"status (1|127)$"):
         RpcChild(["/no/such/program"]).call(Add(number=1), seconds=60)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 

@@ -24,7 +24,7 @@ from honed.protocol.peer import (
     RequestReceived,
     ResponseReceived,
 )
-from honed.protocol.wire import FrameLimits, OwnFault, PeerFault, close_all
+from honed.protocol.wire import FrameLimits, InvalidMessage, ProtocolError, close_all
 
 PLAIN = (
     st.none()
@@ -116,12 +116,12 @@ def test_calls_notifications_and_answers_arrive_however_the_stream_is_cut(
     assert (there.unanswered, there.held, here.held) == (0, 0, 0)
 
 
-def events_and_fault(peer: Peer, data: bytes, cuts: list[int]) -> tuple[list[Any], PeerFault | None]:
+def events_and_fault(peer: Peer, data: bytes, cuts: list[int]) -> tuple[list[Any], ProtocolError | None]:
     found: list[Any] = []
     try:
         for event in heard(peer, data, cuts):
             found.append(plain(event))  # noqa: PERF401 - those before a fault count
-    except PeerFault as fault:
+    except ProtocolError as fault:
         return found, fault
     return found, None
 
@@ -148,15 +148,15 @@ def test_hostile_bytes_end_in_one_fault_however_they_are_cut(data: bytes, cuts: 
 def test_what_one_end_may_not_say() -> None:
     asking = client()
     asking.call("m", {})
-    with pytest.raises(PeerFault, match="came to a client"):
+    with pytest.raises(ProtocolError, match="came to a client"):
         list(heard(client(), said(asking)))
     answer = msgpack.packb([1, 7, None, {}])
     for peer in (client(), server()):
-        with pytest.raises(PeerFault, match="answer 7 is to no request"):
+        with pytest.raises(ProtocolError, match="answer 7 is to no request"):
             list(heard(peer, answer))
     twice = msgpack.packb([0, 3, "m", [{}]]) * 2
     peer = server()
-    with pytest.raises(PeerFault, match="message number 3 is used") as raised:
+    with pytest.raises(ProtocolError, match="message number 3 is used") as raised:
         list(heard(peer, twice))
     peer.last_words(raised.value.error, 3)
     assert msgpack.unpackb(said(peer))[:2] == [2, "Error"]  # 3 is the request taken in, which is not at fault
@@ -193,7 +193,7 @@ def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
     assert isinstance(first.error, ResourceExhausted)
     assert isinstance(second, ResponseReceived)
     assert "cannot be sent" in str(second.error)
-    with pytest.raises(OwnFault):
+    with pytest.raises(InvalidMessage):
         here.call("m", {"a": object()})
 
 
@@ -254,7 +254,7 @@ def test_descriptors_that_nobody_takes_are_closed(pipe: tuple[int, int]) -> None
 def test_too_many_descriptors_are_the_peers_fault(truncated: bool) -> None:
     peer = server()
     came = [os.open("/dev/null", os.O_RDONLY) for _ in range(1 if truncated else MAX_PENDING_DESCRIPTORS + 1)]
-    with pytest.raises(PeerFault, match="too many descriptors"):
+    with pytest.raises(ProtocolError, match="too many descriptors"):
         peer.receive(b"\x94", came, truncated=truncated)
     peer.close()
     assert not any(map(is_open, came))

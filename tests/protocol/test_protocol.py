@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from honed.protocol import errors
 from honed.protocol.errors import HonedError, InvalidArgument, MissingFiles, ModelRefused, NotFound
 from honed.protocol.methods import METHODS, check_name, parse
-from honed.protocol.params import ENGINE_NAMES, BringOptions, InferParams, LoadOptions, LoadParams, PinParams
+from honed.protocol.params import ENGINE_NAMES, InferParams, LoadOptions, LoadParams, PinParams, UploadOptions
 
 TYPES = [
     kind
@@ -149,7 +149,7 @@ def test_shapes_of_a_load() -> None:
 def test_an_engine_is_given_by_its_name_or_by_its_older_word(word: str) -> None:
     for engine in (word, ENGINE_NAMES[word]):
         assert LoadOptions(engine=engine).engine == word
-        assert BringOptions(engine=engine).engine == word
+        assert UploadOptions(engine=engine).engine == word
         assert PinParams(name="m", version=None, engine=engine).engine == word
     assert LoadOptions(engine="fastest").engine == "fastest"
     assert LoadOptions(engine="npu").engine == "npu"  # to be refused as it was given

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.protocol import strict
-from honed.protocol.strict import ABSENT, Mismatch
+from honed.protocol.strict import ABSENT, SchemaError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +72,13 @@ def test_integers_that_cannot_travel_are_refused(number: int) -> None:
     if number in strict.INTEGERS:
         assert strict.from_plain(Alone, plain, where="a") == Alone(number=number)
     else:
-        with pytest.raises(Mismatch, match=r"a\.number is .*out of range"):
+        with pytest.raises(SchemaError, match=r"a\.number is .*out of range"):
             strict.from_plain(Alone, plain, where="a")
 
 
 @pytest.mark.parametrize("wrong", [1, True, b"x", 1.5, ["x"]])
 def test_what_is_no_string_is_refused_where_one_or_none_is_asked_for(wrong: object) -> None:
-    with pytest.raises(Mismatch, match=r"i\.name is "):
+    with pytest.raises(SchemaError, match=r"i\.name is "):
         strict.from_plain(Inner, {"numbers": [], "name": wrong}, where="i")
 
 
@@ -113,7 +113,7 @@ def test_names_that_travel_are_those_that_a_field_says() -> None:
         ({"items": [{"alone": {}}]}, r"r.items\[0\] is of kind 'alone' instead of one of one, list"),
         ({"items": {}}, "r.items is {} instead of a list"),
     ):
-        with pytest.raises(Mismatch, match=text):
+        with pytest.raises(SchemaError, match=text):
             strict.from_plain(Renamed, wrong, where="r")
 
 
@@ -147,5 +147,5 @@ def test_paths_and_names_of_an_enumeration_are_text() -> None:
     assert type(plain["colour"]) is str
     assert strict.from_plain(Texts, plain, where="texts") == texts
     for wrong in ({"colour": "blue"}, {"place": 3}):
-        with pytest.raises(Mismatch, match=r"texts\.(colour is 'blue', which is no colour|place is 3)"):
+        with pytest.raises(SchemaError, match=r"texts\.(colour is 'blue', which is no colour|place is 3)"):
             strict.from_plain(Texts, plain | wrong, where="texts")

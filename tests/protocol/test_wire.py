@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.protocol.decoder import Decoder
+from honed.protocol.decoder import FrameDecoder
 from honed.protocol.errors import ResourceExhausted
 from honed.protocol.wire import (
     FrameLimits,
+    InvalidMessage,
     Message,
     Notification,
-    OwnFault,
-    PeerFault,
+    ProtocolError,
     Request,
     Response,
     encode,
@@ -56,7 +56,7 @@ MESSAGES = (
 
 
 def decode(data: bytes, limits: FrameLimits | None = None) -> list[Message]:
-    decoder = Decoder(limits)
+    decoder = FrameDecoder(limits)
     decoder.feed(data)
     messages = []
     while (message := decoder.next_message()) is not None:
@@ -64,8 +64,8 @@ def decode(data: bytes, limits: FrameLimits | None = None) -> list[Message]:
     return messages
 
 
-def fault(data: bytes, limits: FrameLimits | None = None) -> PeerFault:
-    with pytest.raises(PeerFault) as raised:
+def fault(data: bytes, limits: FrameLimits | None = None) -> ProtocolError:
+    with pytest.raises(ProtocolError) as raised:
         decode(data, limits)
     return raised.value
 
@@ -79,7 +79,7 @@ def test_examples_both_ways(message: Message, data: bytes) -> None:
 @given(messages=st.lists(MESSAGES, max_size=4), pieces=st.lists(st.integers(1, 50), min_size=1, max_size=20))
 def test_any_messages_in_any_pieces(messages: list[Message], pieces: list[int]) -> None:
     data = b"".join(map(encode, messages))
-    decoder, received, at, turn = Decoder(), [], 0, 0
+    decoder, received, at, turn = FrameDecoder(), [], 0, 0
     while at < len(data):
         step = pieces[turn % len(pieces)]
         decoder.feed(data[at : at + step])
@@ -93,7 +93,7 @@ def test_any_messages_in_any_pieces(messages: list[Message], pieces: list[int]) 
 @given(value=VALUES)
 def test_finds_the_end_that_msgpack_finds(value: Any) -> None:
     data = msgpack.packb([1, 0, None, value])
-    decoder = Decoder()
+    decoder = FrameDecoder()
     for i in range(len(data)):
         assert decoder.next_message() is None
         decoder.feed(data[i : i + 1])
@@ -111,12 +111,12 @@ ANYTHING = st.recursive(
 
 
 def outcome(pieces: Iterable[bytes]) -> tuple[Message | None, int, str]:
-    decoder, message = Decoder(FrameLimits(max_depth=6)), None
+    decoder, message = FrameDecoder(FrameLimits(max_depth=6)), None
     try:
         for piece in pieces:
             decoder.feed(piece)
             message = decoder.next_message() or message
-    except PeerFault as fault:
+    except ProtocolError as fault:
         return None, 0, f"{fault.msgid} {fault}"
     return message, decoder.frame_bytes, ""
 
@@ -132,7 +132,7 @@ def test_a_message_that_comes_at_once_is_what_it_is_in_pieces(value: Any, wrappe
 @given(data=st.binary(max_size=200))
 def test_random_bytes_are_the_peers_fault_or_nothing(data: bytes) -> None:
     for prefix in (b"", b"\x94\x00\x01\xa1m", b"\x94\x00", b"\x93\x02\xa1m\x91"):
-        with suppress(PeerFault):
+        with suppress(ProtocolError):
             decode(prefix + data)
 
 
@@ -140,7 +140,7 @@ def test_random_bytes_are_the_peers_fault_or_nothing(data: bytes) -> None:
 def test_a_changed_byte_is_the_peers_fault_or_another_message(message: Message, at: int, byte: int) -> None:
     data = bytearray(encode(message))
     data[at % len(data)] = byte
-    with suppress(PeerFault):
+    with suppress(ProtocolError):
         decode(bytes(data))
 
 
@@ -245,12 +245,12 @@ def test_knows_which_request_was_at_fault() -> None:
     ],
 )
 def test_what_cannot_be_sent_is_our_own_fault(message: Message) -> None:
-    with pytest.raises(OwnFault):
+    with pytest.raises(InvalidMessage):
         encode(message)
 
 
 def test_buffers_no_more_than_was_sent() -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(HEAD + b"\x91\x81\xa1a\xc6\x02\x00\x00\x00")  # announces 32 MiB
     tracemalloc.start()
     try:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.protocol import wire
-from honed.protocol.decoder import Decoder
+from honed.protocol.decoder import FrameDecoder
 from honed.protocol.errors import ResourceExhausted
 from honed.protocol.strict import shown
 
@@ -49,7 +49,7 @@ def test_data_apart_makes_the_same_messages_however_they_are_cut(
 ) -> None:
     requests = [wire.Request(msgid=i, method="m", params=params) for i, params in enumerate(sent)]
     frames = [wire.encode(request) for request in requests]
-    decoder, got, sizes, fed = Decoder(large=LARGE), list[Any](), list[int](), 0
+    decoder, got, sizes, fed = FrameDecoder(large=LARGE), list[Any](), list[int](), 0
     for piece in pieces(b"".join(frames), cuts):
         decoder.feed(piece)
         fed += len(piece)
@@ -65,12 +65,12 @@ def test_data_apart_makes_the_same_messages_however_they_are_cut(
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_fault_or_messages_also_apart(data: bytes) -> None:
     def outcome(large: int | None) -> list[Any]:
-        decoder, found = Decoder(large=large), list[Any]()
+        decoder, found = FrameDecoder(large=large), list[Any]()
         decoder.feed(data)
         try:
             while (message := decoder.next_message()) is not None:
                 found.append(plain(vars_of(message)))
-        except wire.PeerFault as fault:
+        except wire.ProtocolError as fault:
             found.append((str(fault), fault.msgid))
         return found
 
@@ -104,19 +104,19 @@ def test_parts_are_bounded_together() -> None:
 def test_texts_are_bounded_all_together() -> None:
     limits = wire.FrameLimits(max_text=100)
     for params, fits in (({"a" * 99: 1}, True), ({"a" * 99: "b" * 40}, False), ({"a": "b" * 101}, False)):
-        decoder = Decoder(limits)
+        decoder = FrameDecoder(limits)
         decoder.feed(wire.encode(wire.Request(msgid=1, method="m", params=params)))
         if fits:
             assert decoder.next_message() is not None
         else:
-            with pytest.raises(wire.PeerFault, match="text"):
+            with pytest.raises(wire.ProtocolError, match="text"):
                 decoder.next_message()
 
 
 def test_a_text_is_refused_when_it_is_announced() -> None:
-    decoder = Decoder(wire.FrameLimits(max_text=100))
+    decoder = FrameDecoder(wire.FrameLimits(max_text=100))
     decoder.feed(b"\x94\x00\x05\xa1m\x91\x81\xa1a\xdb\x00\xff\xff\xff")
-    with pytest.raises(wire.PeerFault, match="text"):
+    with pytest.raises(wire.ProtocolError, match="text"):
         decoder.next_message()
 
 

@@ -83,7 +83,7 @@ RESULT = {
     "outputs": [OUTPUT],
     "raw_output_contents": [b"12345678"],
 }
-CALL = calls.InferCall(PrepareParams(model_name="m", inputs=()))
+CALL = calls.EncodedRequest(PrepareParams(model_name="m", inputs=()))
 
 
 def test_a_result_becomes_arrays() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from honed.runtime.comparison import LEAST, MOST, SECONDS, Comparison
+from honed.runtime.comparison import LEAST, MOST, SECONDS, PairedTiming
 
 Load = Callable[[random.Random, int, float], float]  # makes the time of run `number` from its quiet time
 
@@ -43,8 +43,8 @@ SLOW, FAST = 600_000_000, 1_000_000_000  # Hz
 
 def compared(
     first: float, second: float, load: Load, seed: int, *, allowance: float = 1.0, most: int = MOST
-) -> Comparison:
-    chance, comparison, number = random.Random(seed), Comparison(allowance, most), 0
+) -> PairedTiming:
+    chance, comparison, number = random.Random(seed), PairedTiming(allowance, most), 0
     while not comparison.done:
         taken = {}
         for which in comparison.order:
@@ -59,7 +59,7 @@ def compared(
 def test_no_load_decides_for_the_slower_one(load: Load, ratio: float) -> None:
     for seed in range(200):
         comparison = compared(1e-3, ratio * 1e-3, load, seed)
-        assert comparison.holds == (ratio < 1), seed
+        assert comparison.within_allowance == (ratio < 1), seed
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -71,14 +71,14 @@ def test_equals_are_seldom_called_different(load: Load) -> None:
 @pytest.mark.parametrize("allowance", [1 / 1.02, 1.05, 1.2])
 def test_the_allowance_moves_the_border(allowance: float) -> None:
     for seed in range(100):
-        assert compared(1e-3, 0.9 * allowance * 1e-3, bursts, seed, allowance=allowance).holds
-        assert not compared(1e-3, 1.1 * allowance * 1e-3, bursts, seed, allowance=allowance).holds
+        assert compared(1e-3, 0.9 * allowance * 1e-3, bursts, seed, allowance=allowance).within_allowance
+        assert not compared(1e-3, 1.1 * allowance * 1e-3, bursts, seed, allowance=allowance).within_allowance
 
 
 def test_what_is_clear_is_decided_soon_and_what_is_slow_takes_no_longer_than_it_may() -> None:
     assert len(compared(1e-3, 2e-3, quiet, 0).pairs) < 20
     slow = compared(60.0, 30.0, quiet, 0)
-    assert (len(slow.pairs), slow.holds, slow.sure) == (LEAST, True, False)
+    assert (len(slow.pairs), slow.within_allowance, slow.sure) == (LEAST, True, False)
     even = compared(1.0, 1.0, quiet, 0)
     assert SECONDS <= sum(map(sum, even.pairs)) < SECONDS + 3
     assert len(compared(1e-6, 1e-6, quiet, 2).pairs) in range(16, MOST + 1)
@@ -93,17 +93,17 @@ def test_the_times_told_are_those_of_the_quiet_machine() -> None:
 
 
 def test_a_pair_that_sums_to_the_least_may_be_either_way() -> None:
-    comparison = Comparison(1.0)
+    comparison = PairedTiming(1.0)
     for first, second in [(2.0, 1.0), (1.0, 2.0), (9.0, 1.0), (9.0, 1.0)]:
         comparison.add(first, second)
     assert comparison.times == (1.0, 1.0)
-    assert comparison.holds
+    assert comparison.within_allowance
     assert not comparison.sure
 
 
 def test_pairs_at_two_clocks_are_not_compared() -> None:
     """The second program is the slower one, and is the faster one wherever the clock rose between the two."""
-    comparison = Comparison(1.0)
+    comparison = PairedTiming(1.0)
     for number in range(MOST):
         if comparison.done:
             break
@@ -112,13 +112,13 @@ def test_pairs_at_two_clocks_are_not_compared() -> None:
         else:
             comparison.add(1.7e-3, 1.1e-3, (SLOW, FAST))
     assert comparison.sure
-    assert not comparison.holds
+    assert not comparison.within_allowance
     assert comparison.times == (1.0e-3, 1.1e-3)
     assert comparison.tried == 2 * len(comparison.pairs)
 
 
 def test_pairs_of_a_clock_that_is_lower_for_both_are_compared() -> None:
-    comparison = Comparison(1.0)
+    comparison = PairedTiming(1.0)
     for clock in (SLOW, FAST, SLOW):
         comparison.add(2e-3, 1e-3, (clock, clock))
     assert len(comparison.pairs) == 3
@@ -128,20 +128,20 @@ def test_pairs_of_a_clock_that_is_lower_for_both_are_compared() -> None:
 def test_a_clock_that_is_not_known_is_no_reason_to_leave_a_pair_out(
     clocks: tuple[int | None, int | None],
 ) -> None:
-    comparison = Comparison(1.0)
+    comparison = PairedTiming(1.0)
     comparison.add(2e-3, 1e-3, clocks)
     assert comparison.pairs == [(2e-3, 1e-3)]
 
 
 @pytest.mark.parametrize("seconds", [1e-3, SECONDS])
 def test_a_clock_that_never_stays_ends_a_comparison_all_the_same(seconds: float) -> None:
-    comparison, number = Comparison(1.0), 0
+    comparison, number = PairedTiming(1.0), 0
     while not comparison.done:
         comparison.add(2 * seconds, seconds, (SLOW, FAST) if number % 2 else (FAST, SLOW))
         number += 1
     assert number == (MOST if seconds < 1 else LEAST)
     assert comparison.times == (2 * seconds, seconds)
-    assert comparison.holds
+    assert comparison.within_allowance
 
 
 def test_runners_take_turns_until_it_is_known_which_is_faster() -> None:
@@ -151,8 +151,8 @@ def test_runners_take_turns_until_it_is_known_which_is_faster() -> None:
         begun.append(which)
         return (2e-3, 1e-3)[which]
 
-    comparison = Comparison(1.0).take_turns(partial(run, 0), partial(run, 1), clock=lambda: next(clocks))
+    comparison = PairedTiming(1.0).take_turns(partial(run, 0), partial(run, 1), clock=lambda: next(clocks))
     assert begun[:6] == [0, 1, 1, 0, 0, 1]
     assert comparison.done
-    assert comparison.holds
+    assert comparison.within_allowance
     assert len(comparison.pairs) == comparison.tried - 1, "the first was run at two clocks"

@@ -15,7 +15,7 @@ import pytest
 from honed.protocol import methods
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.calls import Asking, Inferences, infer_call
+from honed.runtime.calling.calls import Asking, InferenceBase, infer_call
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.calling.steps import limit_of
 from honed.tool.parser import patience
@@ -68,7 +68,7 @@ def test_what_is_no_time_is_said(timeout: Any, tmp_path: Path) -> None:
     [(None, methods.MAX_TIMEOUT_US), (0.0, 1), (1e-9, 1), (1.5, 1_500_000)],
 )
 def test_the_service_is_told_of_a_limit_that_it_takes(timeout: float | None, travels: int) -> None:
-    client, call = Inferences("/none"), infer_call("m", X, None, {}, Asking())
+    client, call = InferenceBase("/none"), infer_call("m", X, None, {}, Asking())
     whole = next(client._sent("like", call, [], timeout))
     assert whole.params.parameters.timeout == travels
     client._known["like"], call.number = call, 1

@@ -52,7 +52,7 @@ def compiled(made_once: Callable[[str, Callable[[Path], object]], Path], device:
     def made(file: Path) -> tuple[Path, dict[str, Any]]:
         def make(folder: Path) -> None:
             folder.mkdir()
-            event = _compile(file, folder / "model.honed", "--device", device.spec, "--slower-too")
+            event = _compile(file, folder / "model.honed", "--device", device.spec, "--keep-slower")
             (folder / "event.json").write_text(json.dumps(event))
 
         name = hashlib.sha256(device.spec.encode() + file.read_bytes()).hexdigest()[:16]

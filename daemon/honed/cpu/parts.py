@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from honed.daemon.worker.host import Array, connect
-from honed.process.rpc import Server, by_name
+from honed.process.rpc import RpcServer, by_name
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
 from honed.runtime.calling.shared_memory import map_descriptor
@@ -38,7 +38,7 @@ from honed.runtime.execution.partcalls import (
 from .session import Session, prepare
 
 
-class Parts(Server):
+class Parts(RpcServer):
     """The loaded parts by number."""
 
     def __init__(self, connected: socket.socket, threads: int) -> None:

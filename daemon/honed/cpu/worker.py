@@ -47,7 +47,7 @@ from honed.process.limits import give_back_freed
 from honed.process.rpc import Method, by_name
 from honed.protocol.errors import NotFound, NotLoaded
 from honed.protocol.peer import RequestReceived
-from honed.protocol.results import Empty, ModelProfile, ObservedSizes, SessionAsked
+from honed.protocol.results import Empty, ModelProfile, ObservedSizes, OrtSessionConfig
 from honed.runtime.compiled import modelfile
 
 from . import profiling
@@ -64,7 +64,7 @@ class _Loaded:
     """A session, and what was asked for."""
 
     session: Session
-    asked: SessionAsked
+    asked: OrtSessionConfig
 
 
 def _with_room(methods: Mapping[str, Method]) -> dict[str, Method]:
@@ -154,7 +154,7 @@ class CpuEngine(Host):
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        held, asked = self._models.get(call.key), SessionAsked(call.level, call.half)
+        held, asked = self._models.get(call.key), OrtSessionConfig(call.level, call.half)
         if held is None or held.asked != asked:  # the one before answers until this one is there
             session = Session(Path(call.path), self._threads.threads, level=call.level)
             self._models[call.key] = held = _Loaded(session, asked)

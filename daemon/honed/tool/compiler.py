@@ -11,7 +11,7 @@ from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Job, Listener
 from honed.jobs.events import News, NoEvent, R
 from honed.process import children
-from honed.process.children import Bounds, Died, RunningChild
+from honed.process.children import JobCrashed, ResourceLimits, RunningChild
 from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted
 
 from .output import Reporter
@@ -53,7 +53,7 @@ class CompilerChild(Generic[R]):
                 heard(news)
         try:
             return self._listener.result(self._running.death())
-        except Died as died:
+        except JobCrashed as died:
             raise _reason(died) from died
 
     def interrupt(self) -> None:
@@ -61,7 +61,7 @@ class CompilerChild(Generic[R]):
         self._running.interrupt()
 
 
-def _reason(died: Died) -> HonedError:
+def _reason(died: JobCrashed) -> HonedError:
     death = died.death
     if death.deadline is not None:
         return DeadlineExceeded(
@@ -81,7 +81,7 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
     """
     if not places.compiler():
         raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
-    bounds = Bounds(memory_mib=limits.compile_memory_mib)
+    bounds = ResourceLimits(memory_mib=limits.compile_memory_mib)
     with children.started(job.program(), bounds, seconds=seconds) as running:
         yield CompilerChild(job, running)
 

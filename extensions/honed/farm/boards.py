@@ -14,7 +14,7 @@ from typing import Any
 import dask
 from distributed import Client, Future
 
-from honed.machine import bounds, profilefile
+from honed.machine import profilefile, roofline
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.protocol.errors import DeviceError, HonedError, Unavailable
 
@@ -208,7 +208,7 @@ def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DevicePr
 def _better(known: DeviceProfile | None, found: DeviceProfile) -> DeviceProfile:
     if known is None or known.peaks is None or found.peaks is None:
         return known if known is not None and known.peaks is not None else found
-    return replace(known, peaks=bounds.higher(known.peaks, found.peaks))
+    return replace(known, peaks=roofline.higher(known.peaks, found.peaks))
 
 
 def _named(greeting: rows.Greeting) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 from honed.jobs import commands
-from honed.machine import bounds, profilefile
-from honed.machine.kernellog import FaultStory
+from honed.machine import profilefile, roofline
+from honed.machine.kernellog import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
@@ -94,7 +94,7 @@ class FarmMeasurer:
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
         self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # with phases, by ticket
-        self._faults: list[tuple[str, FaultStory]] = []
+        self._faults: list[tuple[str, FaultIncident]] = []
         self._looked = float("-inf")
         self._heard = clock()
 
@@ -173,7 +173,7 @@ class FarmMeasurer:
         while self._calls.keys() & asked.keys() and self._clock() < until:
             self._pump()
 
-    def take_faults(self) -> list[tuple[str, FaultStory]]:
+    def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """Faults that boards found since the last call, with the ids of their candidates."""
         found, self._faults = self._faults, []
         return found
@@ -286,7 +286,7 @@ class FarmMeasurer:
             self._tell(f"{greeting.host} has another honed ({greeting.honed}); install the same")
         elif greeting.bench == self._bench and profile.identity == self._profile.identity:
             if profile.peaks is not None:
-                self.peaks = bounds.higher(self.peaks, profile.peaks)
+                self.peaks = roofline.higher(self.peaks, profile.peaks)
             self._do(self._list.join(board, greeting.depth, self._clock()))
 
     def _take_load(self, board: str, task: str, came: Came) -> None:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgpack
 
-from honed.machine.kernellog import DatedFault, FaultStory, group, parse
+from honed.machine.kernellog import DatedFault, FaultIncident, group, parse
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.strict import Map, from_plain, to_plain
 from honed.tuner.measure.candidate import Candidate, Workload
@@ -196,7 +196,7 @@ def _read(what: str, kind: type[R], plain: Map, memory: str = "") -> R:
         raise InvalidArgument(f"{what} cannot be read ({error}); compare versions") from error
 
 
-def log_lines(faults: Sequence[tuple[str, FaultStory]]) -> tuple[LogLine, ...]:
+def log_lines(faults: Sequence[tuple[str, FaultIncident]]) -> tuple[LogLine, ...]:
     """Return the records of stories, each with its candidate's id."""
     return tuple(
         LogLine(
@@ -210,7 +210,7 @@ def log_lines(faults: Sequence[tuple[str, FaultStory]]) -> tuple[LogLine, ...]:
     )
 
 
-def stories(lines: Sequence[LogLine]) -> list[tuple[str, FaultStory]]:
+def stories(lines: Sequence[LogLine]) -> list[tuple[str, FaultIncident]]:
     """Return the stories of records, with their candidates' ids."""
     by_candidate: dict[str, list[DatedFault]] = {}
     for line in lines:

@@ -118,7 +118,7 @@ class Models:
             _log.error("%s was not taken; add it with 'hone add', or give take_models = true", file)
             return ModelStatus(known=False, ready=False)
         try:
-            self._own[model] = (await self._client.bring(bytes(data))).model_name
+            self._own[model] = (await self._client.upload(bytes(data))).model_name
         except PermissionDenied:
             _log.error("the service takes no models of apps; run 'hone add %s --name %s'", file, model)
             return ModelStatus(known=False, ready=False)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
-from honed.protocol.results import Inferred
+from honed.protocol.results import InferResult
 from honed.runtime.dtypes import DType, from_datatype
 
 _MAX_RANK: Final = 16
@@ -186,7 +186,7 @@ def parse(
     )
 
 
-def answer(request: InferenceRequest, inferred: Inferred) -> AnswerBody:
+def answer(request: InferenceRequest, inferred: InferResult) -> AnswerBody:
     """Return the body of the answer; raise InvalidArgument where JSON cannot carry an output."""
     outputs: list[Object] = []
     following: list[Data] = []

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from honed.daemon.idle.signals import value_text
 from honed.daemon.observe.faults import OTHER, WHOSE, BlamedFault
 from honed.jobs.events import Quarantined
-from honed.machine.bounds import BUSY
+from honed.machine.roofline import BUSY
 from honed.protocol.params import engine_name
 from honed.protocol.results import DevicePeaks
 from honed.protocol.service import DeviceStatus, Metrics

@@ -12,7 +12,7 @@ from typing import Any
 
 from honed.jobs import commands
 from honed.machine import profilefile
-from honed.machine.kernellog import FaultStory
+from honed.machine.kernellog import FaultIncident
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.errors import InvalidArgument
 from honed.tuner.measure import checks
@@ -116,7 +116,7 @@ class BenchMeasurer:
     def settle(self) -> None:
         """Nothing runs, so nothing can come late."""
 
-    def take_faults(self) -> list[tuple[str, FaultStory]]:
+    def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """None: nothing runs."""
         return []
 

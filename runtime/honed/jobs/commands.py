@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.process.children import FREE, Bounds, Death, Died, python, started
+from honed.process.children import FREE, ExitInfo, JobCrashed, ResourceLimits, python, started
 from honed.process.crashes import CrashHeard
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound
@@ -21,7 +21,7 @@ from honed.protocol.params import PRECISIONS
 from honed.protocol.results import ObservedSizes, OptimisationCheck
 
 from .events import (
-    Compiled,
+    CompileDone,
     Done,
     Exported,
     Faults,
@@ -81,7 +81,7 @@ class Job(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnFile(Job[R]):
+class ModelJob(Job[R]):
     """What is done with an ONNX file, which the user calls `name`.
 
     `shapes` are those of open inputs. `calibration` is a folder of inputs to measure errors in fp16 on.
@@ -98,7 +98,7 @@ class OnFile(Job[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check(OnFile[Done]):
+class Check(ModelJob[Done]):
     """Finds out whether a file can be compiled; `profile` as `Compile` has it."""
 
     command = ("check",)
@@ -106,7 +106,7 @@ class Check(OnFile[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit(OnFile[Fitted]):
+class Fit(ModelJob[Fitted]):
     """Finds out what of a file would be compiled for a `profile`, and what the CPU engine would run."""
 
     command = ("fit",)
@@ -114,7 +114,7 @@ class Fit(OnFile[Fitted]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOptimisations(OnFile[OptimisationCheck]):
+class CheckOptimisations(ModelJob[OptimisationCheck]):
     """Finds out how far ONNX Runtime may optimise a file without changing its answers.
 
     It runs on so many `threads`, 0: two, or one where there is one. With `half`, a path, the fp16 form of the
@@ -127,26 +127,26 @@ class CheckOptimisations(OnFile[OptimisationCheck]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compile(OnFile[Compiled]):
+class Compile(ModelJob[CompileDone]):
     """Compiles a file to `output`, with the best schedules of `records`, None: with what needs no trial.
 
-    `like` is a compiled form of the same model whose choice of precision is taken. With `profile`, a file, it
-    is for the device of that, and answers are not compared; with `device`, too, that profile has its peaks.
-    `sizes` are those that parts are compiled for whose sizes depend on the data; without, those of `like`.
-    What the CPU engine is faster with is left out, but with `slower_too`.
+    `existing_build` is a compiled form of the same model whose choice of precision is taken. With `profile`,
+    a file, it is for the device of that, and answers are not compared; with `device`, too, that profile has
+    its peaks. `sizes` are those that parts are compiled for whose sizes depend on the data; without, those of
+    `existing_build`. What the CPU engine is faster with is left out, but with `keep_slower`.
     """
 
     command = ("compile",)
     output: Path
     sizes: Sizes = ()
-    slower_too: bool = False
-    like: Path | None = None
+    keep_slower: bool = False
+    existing_build: Path | None = None
     profile: Path | None = None
     records: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search(OnFile[R]):
+class Search(ModelJob[R]):
     """A session of tuning. `current` is the version served now, which chose the precision.
 
     Peaks and cost models are kept in `cache_dir`. With `instrument`, the name of an extension's, that judges
@@ -181,14 +181,14 @@ class Tune(Search[Tuned]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnRecords(Job[R]):
+class RecordsJob(Job[R]):
     """What is done with the records of tuning, a file."""
 
     records: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Export(OnRecords[Exported]):
+class Export(RecordsJob[Exported]):
     """Writes records as JSON lines; with `best` only the best of each task.
 
     With `own` what other machines can use of what was measured here: the best, and what is in quarantine.
@@ -203,7 +203,7 @@ class Export(OnRecords[Exported]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Import(OnRecords[Imported]):
+class Import(RecordsJob[Imported]):
     """Takes in what another board exported, which must be of the device; with `hints` a hub's hints alone."""
 
     command = ("records", "import")
@@ -214,7 +214,7 @@ class Import(OnRecords[Imported]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShowHistory(OnRecords[History]):
+class ShowHistory(RecordsJob[History]):
     """Tells a model's latency over its trials."""
 
     command = ("records", "history")
@@ -222,7 +222,7 @@ class ShowHistory(OnRecords[History]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListFaults(OnRecords[Faults]):
+class ListFaults(RecordsJob[Faults]):
     """Tells the candidates in quarantine."""
 
     command = ("records", "faults")
@@ -407,16 +407,16 @@ class Listener(Generic[R]):
         self._last = event
         return None
 
-    def result(self, death: Death) -> R:
+    def result(self, death: ExitInfo) -> R:
         """Return the job's result, once the child has ended; raise the error that it reported, or Died."""
         if isinstance(self._last, HonedError):
             raise self._last
         if self._last is None or death.status != 0:
-            raise Died(replace(death, inside=self._crash.inside))
+            raise JobCrashed(replace(death, inside=self._crash.inside))
         return self._last
 
 
-def do(job: Job[R], bounds: Bounds = FREE, *, seconds: float) -> R:
+def do(job: Job[R], bounds: ResourceLimits = FREE, *, seconds: float) -> R:
     """Have a child do a job within `seconds`, and return the result.
 
     Raises the error that the child reports, Died, and NoEvent for other output.

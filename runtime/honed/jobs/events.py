@@ -73,11 +73,11 @@ class Estimate:
     now_us: float
 
 
-Form = Literal["joined", "apart"]  # of work: one kernel, or several of which each is read by the next
+FusionChoice = Literal["joined", "apart"]  # of work: one kernel, or several of which each is read by the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoFormsRow:
+class FusionRow:
     """The same work as one kernel or as several: which of both is taken, and why.
 
     Times are of the best known schedules, with what launches cost besides; None where one was not timed.
@@ -87,7 +87,7 @@ class TwoFormsRow:
     joined: str  # its task
     apart: tuple[str, ...]  # their tasks
     calls: int  # in one inference
-    taken: Form
+    taken: FusionChoice
     joined_us: float | None
     apart_us: float | None
 
@@ -98,7 +98,7 @@ class TaskTable:
 
     tasks: tuple[TaskRow, ...]
     model: Estimate
-    forms: tuple[TwoFormsRow, ...] = ()
+    forms: tuple[FusionRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,12 +178,12 @@ class Filtered(OfTask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broke(OfTask):
+class SearchCrashed(OfTask):
     """Its search broke."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condemned(OfTask):
+class CandidateCondemned(OfTask):
     """A candidate that was found right has turned out to have faulted."""
 
 
@@ -239,7 +239,7 @@ class ProofReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompileDone:
     """A compiled file was written; `fell_back` is why default rules alone made it, "" where they did not."""
 
     output: str
@@ -384,9 +384,9 @@ class Learned:
     correlation: float
 
 
-News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | Broke | Condemned
+News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | SearchCrashed | CandidateCondemned
 Result = (
-    Done | Fitted | OptimisationCheck | Compiled | Tuned | Written | Exported | Imported | History | Faults
+    Done | Fitted | OptimisationCheck | CompileDone | Tuned | Written | Exported | Imported | History | Faults
     | Learned
 )  # fmt: skip
 R = TypeVar("R", bound=Result)
@@ -398,8 +398,8 @@ _NAMES: dict[type, str] = {  # as they travel; all other results are "done"
     Trial: "trial",
     Totals: "totals",
     Filtered: "filtered",
-    Broke: "broke",
-    Condemned: "condemned",
+    SearchCrashed: "broke",
+    CandidateCondemned: "condemned",
     History: "history",
     Faults: "faults",
 }
@@ -432,7 +432,7 @@ def from_map(plain: object, result: type[R]) -> News | R | HonedError:
     fields = {key: value for key, value in plain.items() if key != "event"}
     try:
         return strict.from_plain(kind, fields, where=name, unknown_ignored=True)
-    except strict.Mismatch as error:
+    except strict.SchemaError as error:
         raise NoEvent(str(error)) from error
 
 

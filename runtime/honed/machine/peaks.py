@@ -15,7 +15,7 @@ from pathlib import Path
 from honed.protocol.errors import HonedError, NotFound, ProfileError
 from honed.protocol.strict import to_plain
 
-from . import bounds, microbench, profilefile
+from . import microbench, profilefile, roofline
 from .devices import Device
 from .files import replacing
 from .profile import DevicePeaks, DeviceProfile
@@ -41,7 +41,7 @@ def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool =
             return replace(device.profile, peaks=kept)
         _log.info("the peaks of %s are measured again: %s", device.spec, why)
     found = measure(device)
-    profile = replace(device.profile, peaks=bounds.higher(kept, found) if kept else found)
+    profile = replace(device.profile, peaks=roofline.higher(kept, found) if kept else found)
     keep(profile, cache_dir)
     return profile
 
@@ -59,7 +59,7 @@ def outdated(kept: DevicePeaks, age: float) -> str:
         return "they were kept by an older version, which measured no caches"
     if kept.empty_us is None:
         return "they were kept by an older version, which did not time an empty kernel alone"
-    if bounds.busy(kept) and age >= AGAIN_SECONDS:
+    if roofline.busy(kept) and age >= AGAIN_SECONDS:
         return f"others took {100 * (kept.busy or 0):.0f} % of the CPUs while they were measured"
     return ""
 
@@ -80,7 +80,7 @@ def keep_higher(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> No
     if profile.peaks is None:
         return
     kept = _kept(_path(profile, cache_dir), profile)
-    both = bounds.higher(kept, profile.peaks) if kept else profile.peaks
+    both = roofline.higher(kept, profile.peaks) if kept else profile.peaks
     if both != kept:
         keep(replace(profile, peaks=both), cache_dir)
 

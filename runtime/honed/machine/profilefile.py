@@ -60,7 +60,7 @@ def from_dict(plain: dict[str, Any]) -> DeviceProfile:
     """Return the profile `plain` describes; raise ProfileError for unknown, missing or impossible figures."""
     try:
         profile = strict.from_plain(DeviceProfile, plain, where="profile", none_omitted=True)
-    except strict.Mismatch as error:
+    except strict.SchemaError as error:
         raise ProfileError(f"{error}; see docs/dev/devices.md for what a profile holds") from error
     check(profile)
     return profile

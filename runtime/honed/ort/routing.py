@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from honed.protocol.errors import InvalidArgument, ModelRefused, NotFound
 from honed.protocol.methods import MODEL_FORM
 from honed.protocol.params import FormParams, RunReport
-from honed.runtime.calling.steps import Ask, Reply
-from honed.runtime.client import Client, Link
+from honed.runtime.calling.steps import Reply, RpcRequest
+from honed.runtime.client import Client, SocketLink
 from honed.runtime.dtypes import DTYPES
 
 from .policy import NOTHING, OWN, REPORT, Account, Route
@@ -65,7 +65,7 @@ class _Bounded(Client):
 
     until = 0.0
 
-    def _perform(self, link: Link, ask: Ask) -> Reply:
+    def _perform(self, link: SocketLink, ask: RpcRequest) -> Reply:
         ask.timeout = max(0.0, self.until - time.monotonic())
         return super()._perform(link, ask)
 
@@ -222,7 +222,7 @@ class _Session:
         client.timeout, client.until = seconds, time.monotonic() + seconds
         try:
             inputs = {name: np.asarray(value, self._types[name]) for name, value in feed.items()}
-            answer = client.answer(
+            answer = client.infer_response(
                 self._name, inputs, outputs=kind.outputs, timeout=seconds, compiled=True
             ).outputs
             found = [answer[name] for name in kind.outputs]
@@ -270,7 +270,7 @@ class _Session:
 
     def _bring(self, client: Client, own: Any, kind: _Kind) -> str:
         shapes = {name: shape for name, shape in kind.shapes.items() if shape}
-        return client.bring(
+        return client.upload(
             self._path if self._path is not None else own._model_bytes,
             shapes=shapes,
             precision="auto" if _HALF else "fp32",

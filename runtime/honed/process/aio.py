@@ -18,7 +18,7 @@ from honed.protocol.peer import Peer, ResponseReceived
 from honed.protocol.streams import Progress
 from honed.protocol.wire import FrameLimits, close_all
 
-from .children import FREE, Bounds, Death, kill_group, start
+from .children import FREE, ExitInfo, ResourceLimits, kill_group, start
 from .rpc import FRAMES, Call, R
 
 _LINE = 4 << 20  # bytes of a line that can be read at once
@@ -37,9 +37,9 @@ class Child:
         """Whether it has not ended yet."""
         return not self._ended.done()
 
-    async def wait(self) -> Death:
+    async def wait(self) -> ExitInfo:
         """Return how the process ended, once it has ended."""
-        return Death(status=await asyncio.shield(self._ended))
+        return ExitInfo(status=await asyncio.shield(self._ended))
 
     async def end(self) -> None:
         """Kill it with its process group, unless it has ended, and wait for that."""
@@ -55,7 +55,11 @@ class Child:
 
 
 async def spawn(
-    program: Sequence[str], bounds: Bounds = FREE, *, pass_fds: Sequence[int] = (), stdout: bool = False
+    program: Sequence[str],
+    bounds: ResourceLimits = FREE,
+    *,
+    pass_fds: Sequence[int] = (),
+    stdout: bool = False,
 ) -> Child:
     """Start a program, with its standard output to be read if wanted; raise OSError and InvalidArgument.
 
@@ -81,7 +85,9 @@ async def spawn(
 class _Starting:
     """A thread that starts a program and waits for its end, and what it tells the loop."""
 
-    def __init__(self, program: Sequence[str], bounds: Bounds, pass_fds: Sequence[int], stdout: bool) -> None:
+    def __init__(
+        self, program: Sequence[str], bounds: ResourceLimits, pass_fds: Sequence[int], stdout: bool
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[subprocess.Popen[bytes]] = self._loop.create_future()
         self.ended: asyncio.Future[int] = self._loop.create_future()
@@ -103,7 +109,7 @@ class _Starting:
             raise
 
     def _run(
-        self, program: Sequence[str], bounds: Bounds, pass_fds: Sequence[int], stdout: int | None
+        self, program: Sequence[str], bounds: ResourceLimits, pass_fds: Sequence[int], stdout: int | None
     ) -> None:
         try:
             process = start(program, bounds, stdout=stdout, pass_fds=pass_fds)
@@ -125,7 +131,7 @@ class _Starting:
 
 async def spawn_rpc(
     program: Sequence[str],
-    bounds: Bounds = FREE,
+    bounds: ResourceLimits = FREE,
     *,
     lost: Callable[[], HonedError],
     frames: FrameLimits = FRAMES,
@@ -163,11 +169,11 @@ def taken(call: Call[R], answered: ResponseReceived) -> R:
 async def run(
     program: Sequence[str],
     hear: Callable[[bytes], None],
-    bounds: Bounds = FREE,
+    bounds: ResourceLimits = FREE,
     *,
     seconds: float | None,
     started: Callable[[Child], None] = lambda _: None,
-) -> Death:
+) -> ExitInfo:
     """Run a job, with its lines given to `hear` as they come, and tell how it ended.
 
     Cancelling ends the child, as does a line that is far too long. Raises OSError, and TimeoutError after

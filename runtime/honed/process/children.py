@@ -35,7 +35,7 @@ setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - documented, and typed a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ResourceLimits:
     """What a child may take; 0: no more than its parent may.
 
     memory_mib: what it writes to, as RLIMIT_DATA counts it: OpenCL drivers reserve far more address space
@@ -48,11 +48,11 @@ class Bounds:
     niceness: int = 0
 
 
-FREE = Bounds()
+FREE = ResourceLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class ExitInfo:
     """How a child ended. As text, a clause about it: "it was ended by signal SIGSEGV".
 
     `status` is as `subprocess` gives it, None where the child hangs in a driver and cannot be ended;
@@ -117,7 +117,7 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 
 def start(
     program: Sequence[str],
-    bounds: Bounds = FREE,
+    bounds: ResourceLimits = FREE,
     *,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
@@ -180,10 +180,10 @@ class RunningChild:
         """Ask the process to end, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
-    def death(self) -> Death:
+    def death(self) -> ExitInfo:
         """Return how the process ended, once it has ended."""
         status = self._process.wait()
-        return Death(status=status, deadline=self._deadline, said=last_line(self._log))
+        return ExitInfo(status=status, deadline=self._deadline, said=last_line(self._log))
 
     def kill(self, deadline: float | None = None) -> None:
         """End it and those it started, with `deadline` for having taken longer."""
@@ -195,7 +195,7 @@ class RunningChild:
 @contextmanager
 def started(
     program: Sequence[str],
-    bounds: Bounds = FREE,
+    bounds: ResourceLimits = FREE,
     *,
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
@@ -218,11 +218,11 @@ def started(
 
 def output(
     program: Sequence[str],
-    bounds: Bounds = FREE,
+    bounds: ResourceLimits = FREE,
     *,
     seconds: float | None,
     environment: Mapping[str, str] | None = None,
-) -> tuple[bytes, Death]:
+) -> tuple[bytes, ExitInfo]:
     """Run a program for `seconds` at most: what it wrote to standard output, and how it ended."""
     with started(program, bounds, seconds=seconds, environment=environment) as child:
         return child.stdout.read(), child.death()
@@ -246,11 +246,11 @@ def answering() -> Iterator[Say]:
 
 def run(
     program: Sequence[str],
-    bounds: Bounds = FREE,
+    bounds: ResourceLimits = FREE,
     *,
     seconds: float | None,
     environment: Mapping[str, str] | None = None,
-) -> tuple[list[Map], Death]:
+) -> tuple[list[Map], ExitInfo]:
     """Run a job for `seconds` at most; return the maps that it wrote, without other lines, and its end."""
     said, death = output(program, bounds, seconds=seconds, environment=environment)
     answers, crash = [], CrashHeard()
@@ -266,9 +266,9 @@ def run(
     return answers, replace(death, inside=crash.inside)
 
 
-class Died(Exception):
+class JobCrashed(Exception):
     """A job ended without a last word, or badly after it; the text is a clause about it."""
 
-    def __init__(self, death: Death) -> None:
+    def __init__(self, death: ExitInfo) -> None:
         super().__init__(str(death))
         self.death = death

@@ -19,7 +19,7 @@ OWN_MIB = 512  # memory that each may take beside what it inherits
 _inherited: list[Any] = []  # of a forked process: what its work is done with
 
 
-class Forked(Generic[With]):
+class ForkPool(Generic[With]):
     """So many processes with the same tools; with none, this one does the work. A context manager.
 
     They are forked here and now: nothing may have run before that does not live through it. OpenMP does not,
@@ -35,7 +35,7 @@ class Forked(Generic[With]):
             self._pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (os.getpid(), tools))
             self._pool.submit(os.getpid).result()  # forks them all
 
-    def __enter__(self) -> Forked[With]:
+    def __enter__(self) -> ForkPool[With]:
         return self
 
     def __exit__(self, *_: object) -> None:

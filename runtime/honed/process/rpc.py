@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from honed.process.children import FREE, Bounds, Death, kill_group, last_line, start
+from honed.process.children import FREE, ExitInfo, ResourceLimits, kill_group, last_line, start
 from honed.protocol import streams, strict
 from honed.protocol.errors import HonedError
 from honed.protocol.peer import NotificationReceived, Peer, RequestReceived, ResponseReceived
-from honed.protocol.wire import FrameLimits, PeerFault, close_all
+from honed.protocol.wire import FrameLimits, ProtocolError, close_all
 
 R = TypeVar("R")
 FRAMES = FrameLimits(max_values=1 << 20)
@@ -53,10 +53,10 @@ class Call(Generic[R]):
 # ---- The parent's end ----
 
 
-class Ended(Exception):
+class ChildCrashed(Exception):
     """The child died, or was killed because it missed a deadline; the text is a clause about that."""
 
-    def __init__(self, death: Death, phase: str) -> None:
+    def __init__(self, death: ExitInfo, phase: str) -> None:
         super().__init__(str(death))
         self.death = death
         self.phase = phase  # what it had announced last
@@ -72,7 +72,7 @@ class RpcChild:
     def __init__(
         self,
         program: Sequence[str],
-        bounds: Bounds = FREE,
+        bounds: ResourceLimits = FREE,
         *,
         frames: FrameLimits = FRAMES,
         log: Path | None = None,
@@ -153,13 +153,13 @@ class RpcChild:
                 heard = self._next(kind, seconds)
             except TimeoutError:
                 self.kill()
-                raise Ended(self._death(seconds), phase) from None
-            except (OSError, PeerFault, strict.Mismatch):
+                raise ChildCrashed(self._death(seconds), phase) from None
+            except (OSError, ProtocolError, strict.SchemaError):
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_END_SECONDS)
                 death = self._death()
                 self.kill()
-                raise Ended(death, phase) from None
+                raise ChildCrashed(death, phase) from None
             if isinstance(heard, HonedError):
                 raise heard
             if not isinstance(heard, _Phase):
@@ -201,12 +201,12 @@ class RpcChild:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _death(self, deadline: float | None = None) -> Death:
+    def _death(self, deadline: float | None = None) -> ExitInfo:
         said = ""
         if self._log is not None:
             with self._log.open("rb") as log:
                 said = last_line(log)
-        return Death(status=self._process.returncode, deadline=deadline, said=said)
+        return ExitInfo(status=self._process.returncode, deadline=deadline, said=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ def ready(children: Sequence[RpcChild], seconds: float) -> list[RpcChild]:
 
 # ---- The child's end ----
 
-Method = tuple[type[Call[Any]], Callable[..., object]]  # a call, and what answers it of a `Server`
+Method = tuple[type[Call[Any]], Callable[..., object]]  # a call, and what answers it of a `RpcServer`
 
 
 def by_name(handlers: Mapping[type[Call[Any]], Callable[..., object]]) -> dict[str, Method]:
@@ -249,7 +249,7 @@ class _Request(threading.local):
     descriptors: list[int]
 
 
-class Server:
+class RpcServer:
     """Answers the calls in `METHODS`, one after the other. `answer` and `progress` are for any thread."""
 
     METHODS: ClassVar[dict[str, Method]]

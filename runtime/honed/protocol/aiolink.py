@@ -12,7 +12,7 @@ from .errors import HonedError, error_from_map
 from .peer import Event, NotificationReceived, Peer, ResponseReceived
 from .streams import Progress
 from .strict import Map
-from .wire import PeerFault, close_all
+from .wire import ProtocolError, close_all
 
 OnAnswer = Callable[
     [ResponseReceived | Exception], None
@@ -157,7 +157,7 @@ class AsyncLink:
             return
         except OSError:
             self.fail(self._lost())
-        except PeerFault as fault:
+        except ProtocolError as fault:
             self.fail(fault.error)
 
     def _deliver(self, event: Event) -> None:
@@ -171,7 +171,7 @@ class AsyncLink:
             case NotificationReceived(method="Progress", params=params):
                 self._show_progress(params)
             case NotificationReceived(method="Error", params=params):
-                raise PeerFault(error_from_map(params))
+                raise ProtocolError(error_from_map(params))
 
     def _show_progress(self, params: Map) -> None:
         msgid = params.get("msgid", -1)

@@ -24,7 +24,7 @@ from .wire import (
     FrameLimits,
     Message,
     Notification,
-    PeerFault,
+    ProtocolError,
     Request,
     Response,
 )
@@ -37,7 +37,7 @@ _EXTENDED: Final = re.compile(b"[\xc7-\xc9\xd4-\xd8]")
 _INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # what has to be looked into
 
 
-class Decoder:
+class FrameDecoder:
     """Bytes in with `feed`, messages out with `next_message`, for one direction of one connection.
 
     After it raised PeerFault the stream has no known boundary: drop the connection.
@@ -99,7 +99,7 @@ class Decoder:
         if not self._buffer:
             return None
         if self._buffer[0] not in (0x93, 0x94):
-            raise PeerFault(InvalidArgument("this is no MessagePack-RPC message; send arrays of 3 or 4"))
+            raise ProtocolError(InvalidArgument("this is no MessagePack-RPC message; send arrays of 3 or 4"))
         if not self._begun and (message := self._at_once()) is not None:
             return message
         self._begun = True
@@ -109,7 +109,7 @@ class Decoder:
                 self._take_large(*self._scanner.large)
                 end = None if self._missing else self._scanner.end(self._buffer)
         except HonedError as error:
-            raise PeerFault(error, self._msgid()) from error
+            raise ProtocolError(error, self._msgid()) from error
         if end is None:
             return None
         message = self._decode(end)
@@ -164,8 +164,8 @@ class Decoder:
         """Return the data that a placeholder stands for; a peer's extension types never reach this method."""
         return self._apart[int.from_bytes(index, "big")]
 
-    def _malformed(self, sentence: str) -> PeerFault:
-        return PeerFault(InvalidArgument(sentence), self._msgid())
+    def _malformed(self, sentence: str) -> ProtocolError:
+        return ProtocolError(InvalidArgument(sentence), self._msgid())
 
     def _msgid(self) -> int | None:
         """Return the number of the request at the start of the buffer; None where there is none."""

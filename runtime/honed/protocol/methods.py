@@ -29,7 +29,7 @@ MAX_TIMEOUT_US: Final = 24 * 3600 * 1_000_000
 EXTENSIONS: Final = ("model_repository", "statistics", "system_shared_memory", "honed")
 
 
-class Right(enum.Enum):
+class Permission(enum.Enum):
     """Who may call a method."""
 
     ANYONE = enum.auto()
@@ -41,11 +41,11 @@ class Right(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P, R]):
-    """A method of the service; `gives` tells whether descriptors may come with its answer."""
+    """A method of the service; `returns_descriptors` tells whether descriptors may come with its answer."""
 
     name: str
-    right: Right
-    gives: bool
+    right: Permission
+    returns_descriptors: bool
 
     @property
     def params(self) -> type[P]:
@@ -64,66 +64,70 @@ class Method(Generic[P, R]):
         """
         try:
             return strict.from_plain(self.result, plain, where=self.name, unknown_ignored=True)
-        except strict.Mismatch as error:
+        except strict.SchemaError as error:
             raise Internal(f"the service's answer makes no sense ({error}); compare versions") from error
 
 
 METHODS: Final[dict[str, Method[Any, Any]]] = {}
 
 
-def _row(name: str, right: Right, *, gives: bool = False) -> Method[Any, Any]:
+def _row(name: str, right: Permission, *, gives: bool = False) -> Method[Any, Any]:
     row = METHODS[name] = Method(name, right, gives)
     return row
 
 
-SERVER_LIVE: Method[params.Nothing, results.Live] = _row("ServerLive", Right.ANYONE)
-SERVER_READY: Method[params.Nothing, results.Ready] = _row("ServerReady", Right.ANYONE)
-SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _row("ServerMetadata", Right.ANYONE)
-SERVER_STATUS: Method[params.Nothing, service.Status] = _row("ServerStatus", Right.INFER)
-METRICS: Method[params.MetricsParams, service.Metrics] = _row("Metrics", Right.INFER)
-CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _row("ConfigShow", Right.INFER)
-CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _row("ConfigReload", Right.CHANGE)
-MODEL_READY: Method[params.ModelParams, results.Ready] = _row("ModelReady", Right.INFER)
-MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _row("ModelMetadata", Right.INFER)
-MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _row("ModelStatistics", Right.INFER)
-MODEL_SHOW: Method[params.ModelParams, results.ModelShown] = _row("ModelShow", Right.INFER)
-MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _row("ModelProfile", Right.INFER)
+SERVER_LIVE: Method[params.Nothing, results.Live] = _row("ServerLive", Permission.ANYONE)
+SERVER_READY: Method[params.Nothing, results.Ready] = _row("ServerReady", Permission.ANYONE)
+SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _row("ServerMetadata", Permission.ANYONE)
+SERVER_STATUS: Method[params.Nothing, service.Status] = _row("ServerStatus", Permission.INFER)
+METRICS: Method[params.MetricsParams, service.Metrics] = _row("Metrics", Permission.INFER)
+CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _row("ConfigShow", Permission.INFER)
+CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _row("ConfigReload", Permission.CHANGE)
+MODEL_READY: Method[params.ModelParams, results.Ready] = _row("ModelReady", Permission.INFER)
+MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _row("ModelMetadata", Permission.INFER)
+MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _row(
+    "ModelStatistics", Permission.INFER
+)
+MODEL_SHOW: Method[params.ModelParams, results.ModelShown] = _row("ModelShow", Permission.INFER)
+MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _row("ModelProfile", Permission.INFER)
 MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _row(
-    "ModelExport", Right.CHANGE, gives=True
+    "ModelExport", Permission.CHANGE, gives=True
 )
-MODEL_FORM: Method[params.FormParams, results.ModelForm] = _row("ModelForm", Right.OWN)
-MODEL_PUBLISH: Method[params.PublishParams, results.ModelPublished] = _row("ModelPublish", Right.CHANGE)
-MODEL_HISTORY: Method[params.HistoryParams, results.ModelHistory] = _row("ModelHistory", Right.INFER)
-MODEL_ROLLBACK: Method[params.RollbackParams, results.RolledBack] = _row("ModelRollback", Right.CHANGE)
-MODEL_PIN: Method[params.PinParams, results.VersionPinned] = _row("ModelPin", Right.CHANGE)
-MODEL_SET: Method[params.SetParams, results.ModelSettings] = _row("ModelSet", Right.CHANGE)
-MODEL_INFER: Method[params.InferParams, results.Inferred] = _row("ModelInfer", Right.INFER)
-MODEL_PREPARE: Method[params.PrepareParams, results.Prepared] = _row("ModelPrepare", Right.INFER)
-MODEL_RUN: Method[params.RunParams, results.Inferred] = _row("ModelRun", Right.INFER)
-LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _row("LeaseAsk", Right.CHANGE)
-LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _row("LeaseRelease", Right.CHANGE)
-TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _row("TunerReport", Right.CHANGE)
-TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _row("TunerRun", Right.CHANGE, gives=True)
-TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _row("TunerStop", Right.CHANGE)
+MODEL_FORM: Method[params.FormParams, results.ModelForm] = _row("ModelForm", Permission.OWN)
+MODEL_PUBLISH: Method[params.PublishParams, results.ModelPublished] = _row("ModelPublish", Permission.CHANGE)
+MODEL_HISTORY: Method[params.HistoryParams, results.ModelHistory] = _row("ModelHistory", Permission.INFER)
+MODEL_ROLLBACK: Method[params.RollbackParams, results.RolledBack] = _row("ModelRollback", Permission.CHANGE)
+MODEL_PIN: Method[params.PinParams, results.VersionPinned] = _row("ModelPin", Permission.CHANGE)
+MODEL_SET: Method[params.SetParams, results.ModelSettings] = _row("ModelSet", Permission.CHANGE)
+MODEL_INFER: Method[params.InferParams, results.InferResult] = _row("ModelInfer", Permission.INFER)
+MODEL_PREPARE: Method[params.PrepareParams, results.Prepared] = _row("ModelPrepare", Permission.INFER)
+MODEL_RUN: Method[params.RunParams, results.InferResult] = _row("ModelRun", Permission.INFER)
+LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _row("LeaseAsk", Permission.CHANGE)
+LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _row("LeaseRelease", Permission.CHANGE)
+TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _row("TunerReport", Permission.CHANGE)
+TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _row("TunerRun", Permission.CHANGE, gives=True)
+TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _row("TunerStop", Permission.CHANGE)
 HINTS_EXPORT: Method[params.HintsExportParams, service.HintsExported] = _row(
-    "HintsExport", Right.HINTS, gives=True
+    "HintsExport", Permission.HINTS, gives=True
 )
-HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _row("HintsImport", Right.HINTS)
+HINTS_IMPORT: Method[params.HintsImportParams, service.HintsImported] = _row("HintsImport", Permission.HINTS)
 SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _row(
-    "SystemSharedMemoryRegister", Right.INFER
+    "SystemSharedMemoryRegister", Permission.INFER
 )
 SHARED_MEMORY_STATUS: Method[params.RegionName, results.Regions] = _row(
-    "SystemSharedMemoryStatus", Right.INFER
+    "SystemSharedMemoryStatus", Permission.INFER
 )
 SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Empty] = _row(
-    "SystemSharedMemoryUnregister", Right.INFER
+    "SystemSharedMemoryUnregister", Permission.INFER
 )
-REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _row("RepositoryIndex", Right.INFER)
+REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _row("RepositoryIndex", Permission.INFER)
 REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _row(
-    "RepositoryModelLoad", Right.CHANGE
+    "RepositoryModelLoad", Permission.CHANGE
 )
-REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _row("RepositoryModelUnload", Right.OWN)
-MODEL_BRING: Method[params.BringParams, results.BringResult] = _row("ModelBring", Right.INFER)
+REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _row(
+    "RepositoryModelUnload", Permission.OWN
+)
+MODEL_BRING: Method[params.UploadParams, results.UploadResult] = _row("ModelBring", Permission.INFER)
 
 
 @functools.cache
@@ -144,7 +148,7 @@ def parse(kind: type[P], plain: Map) -> P:
     """Return the parameters of a message as their dataclass; raise InvalidArgument for anything else."""
     try:
         return strict.from_plain(kind, plain, where="params", none_omitted=True)
-    except strict.Mismatch as error:
+    except strict.SchemaError as error:
         raise InvalidArgument(f"{error}; see docs/protocol.md for what this method takes") from error
 
 

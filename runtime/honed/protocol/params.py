@@ -30,7 +30,7 @@ def engine_word(engine: str) -> str:
     return _WORDS.get(engine, engine)
 
 
-def _take_name(given: LoadOptions | BringOptions | PinParams) -> None:
+def _take_name(given: LoadOptions | UploadOptions | PinParams) -> None:
     if given.engine is not None:
         object.__setattr__(given, "engine", engine_word(given.engine))
 
@@ -185,7 +185,7 @@ class LoadParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BringOptions:
+class UploadOptions:
     """How a brought file is to be served; None: as LoadOptions has it by default.
 
     A file for "opencl" is one that the app runs by itself: it is compiled first for these `shapes`, and
@@ -202,12 +202,12 @@ class BringOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BringParams:
+class UploadParams:
     """Parameters of ModelBring: the ONNX file, then its external data, and the SHA-256 of each as hex."""
 
     files: tuple[str, ...]
     sha256: tuple[str, ...]
-    parameters: BringOptions | None = None
+    parameters: UploadOptions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .decoder import Decoder
+from .decoder import FrameDecoder
 from .errors import HonedError, Internal, InvalidArgument, ResourceExhausted, error_from_map, error_to_map
 from .strict import Map
 from .wire import (
     MAX_MSGID,
-    Arrivals,
+    DescriptorQueue,
     FrameLimits,
+    InvalidMessage,
     Message,
     Notification,
-    OwnFault,
-    PeerFault,
+    ProtocolError,
     Request,
     Response,
     close_all,
@@ -93,11 +93,11 @@ class Peer:
         sending: FrameLimits,
         large: int | None = None,
     ) -> None:
-        """Set up one end of a connection; `serves`: it takes requests. `large` is that of `Decoder`."""
+        """Set up one end of a connection; `serves`: it takes requests. `large` is that of `FrameDecoder`."""
         self._serves = serves
         self._sending = sending
-        self._decoder = Decoder(receiving, large=large)
-        self._arrivals = Arrivals()
+        self._decoder = FrameDecoder(receiving, large=large)
+        self._arrivals = DescriptorQueue()
         self._unanswered: dict[int, int] = {}  # requests of the peer by msgid: their bytes
         self._unanswered_bytes = 0  # of all of them
         self._calls: set[int] = set()  # of this end, unanswered
@@ -129,7 +129,7 @@ class Peer:
         """
         self._arrivals.note(len(data), descriptors)
         if truncated or (descriptors and len(self._arrivals) > MAX_PENDING_DESCRIPTORS):
-            raise PeerFault(
+            raise ProtocolError(
                 ResourceExhausted(
                     f"too many descriptors came with one message; send at most {MAX_DESCRIPTORS}"
                 )
@@ -145,7 +145,7 @@ class Peer:
             descriptors = self._arrivals.take(self._decoder.buffered)
             try:
                 event = self._event(message, descriptors)
-            except PeerFault:
+            except ProtocolError:
                 close_all(descriptors)
                 raise
             if descriptors and type(event) not in _WITH_DESCRIPTORS:
@@ -160,9 +160,11 @@ class Peer:
         msgid = message.msgid
         if isinstance(message, Request):
             if not self._serves:
-                raise PeerFault(InvalidArgument("a request came to a client; send answers and notifications"))
+                raise ProtocolError(
+                    InvalidArgument("a request came to a client; send answers and notifications")
+                )
             if msgid in self._unanswered:
-                raise PeerFault(
+                raise ProtocolError(
                     InvalidArgument(f"message number {msgid} is used by an unanswered request; use another")
                 )
             self._unanswered[msgid] = self._decoder.frame_bytes
@@ -172,7 +174,7 @@ class Peer:
             self._given_up.remove(msgid)
             return None
         if msgid not in self._calls:
-            raise PeerFault(InvalidArgument(f"answer {msgid} is to no request; answer requests only"))
+            raise ProtocolError(InvalidArgument(f"answer {msgid} is to no request; answer requests only"))
         self._calls.remove(msgid)
         error = error_from_map(message.error) if message.error is not None else None
         return ResponseReceived(msgid, error, message.result, descriptors)
@@ -276,7 +278,7 @@ class Peer:
         """Send a message, or the error for a message that cannot be sent: too large, or a bug at this end."""
         try:
             parts = encode_parts(message, self._sending)
-        except (ResourceExhausted, OwnFault) as error:
+        except (ResourceExhausted, InvalidMessage) as error:
             _log.error("an answer cannot be sent: %s", error)
             close_all(descriptors)
             plain = error_to_map(error if isinstance(error, HonedError) else Internal(str(error)))

@@ -93,7 +93,7 @@ class Prepared:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Inferred:
+class InferResult:
     """The result of ModelInfer."""
 
     model_name: str
@@ -196,7 +196,7 @@ class InferredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BringResult:
+class UploadResult:
     """The result of ModelBring: what the user calls the model, and whether an engine serves it now.
 
     `sha256` is that of the ONNX file.
@@ -292,7 +292,7 @@ class ComparedOutput:
     covered: float | None = None
 
 
-class SessionAsked(NamedTuple):
+class OrtSessionConfig(NamedTuple):
     """How ONNX Runtime is asked to run a file: how far it is optimised, and the SHA-256 of its fp16 form."""
 
     level: str = "none"
@@ -348,11 +348,11 @@ class OptimisationCheck:
     session: SessionSettings | None = field(default=None, metadata=ABSENT)
 
     @property
-    def asked(self) -> SessionAsked:
+    def asked(self) -> OrtSessionConfig:
         """How the CPU engine is asked to run the model."""
         if not self.checked:  # whatever `level` is: in stores of earlier versions it is "all"
-            return SessionAsked()
-        return SessionAsked(self.level, (self.session and self.session.half) or "")
+            return OrtSessionConfig()
+        return OrtSessionConfig(self.level, (self.session and self.session.half) or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +425,7 @@ class ShownVariant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownForm:
+class SpecialisationInfo:
     """Sizes of a part that depend on the data, for which it was compiled, and times of both engines.
 
     It is served so unless `why` says why not; where `least` is not 0, for so many rows and more, up to it.
@@ -439,7 +439,7 @@ class ShownForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownPart:
+class PartitionInfo:
     """A part of a model that two engines run: "gpu" what is compiled, "cpu" what the CPU engine runs of it.
 
     `nodes` of the model's file and an estimate of their operations, `why` the CPU engine runs them, what is
@@ -456,7 +456,7 @@ class ShownPart:
     last: bool = False
     sized: bool = False
     by_rows: bool = False
-    forms: tuple[ShownForm, ...] = ()
+    forms: tuple[SpecialisationInfo, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -488,7 +488,7 @@ class ModelShown:
     arena_bytes: int = 0
     prepared_bytes: int = 0
     variants: tuple[ShownVariant, ...] = ()
-    parts: tuple[ShownPart, ...] = ()
+    parts: tuple[PartitionInfo, ...] = ()
     sequence_state: dict[str, str] = field(default_factory=dict)
     forms: str = ""
     settings: ModelSettings = field(default_factory=ModelSettings)

@@ -29,7 +29,7 @@ ABSENT: Final = {"absent": True}  # metadata of a field that is left out of the 
 _Decoder = Callable[[Any], Any]
 
 
-class Mismatch(ValueError):
+class SchemaError(ValueError):
     """Data that does not have the shape its type asks for; the message names the place."""
 
 
@@ -117,7 +117,7 @@ def from_plain(
     try:
         made: T = decode(plain)
     except _Wrong as wrong:
-        raise Mismatch(f"{wrong.before}{where}{wrong.path}{wrong.what}") from None
+        raise SchemaError(f"{wrong.before}{where}{wrong.path}{wrong.what}") from None
     return made
 
 

@@ -64,11 +64,11 @@ class Notification:
 Message = Request | Response | Notification
 
 
-class OwnFault(TypeError):
+class InvalidMessage(TypeError):
     """An attempt of this side to send what is no message: a bug here, not the peer's doing."""
 
 
-class PeerFault(Exception):
+class ProtocolError(Exception):
     """The peer broke the protocol; its connection cannot go on.
 
     `error` is what to tell it, `msgid` the request to answer with that where it could be read.
@@ -143,7 +143,7 @@ def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
     try:
         frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
-        raise OwnFault(f"a message holds a value that cannot be sent: {error}") from error
+        raise InvalidMessage(f"a message holds a value that cannot be sent: {error}") from error
     _check_bytes(len(frame), limits)
     return frame
 
@@ -160,13 +160,13 @@ def _as_list(message: Message) -> list[Any]:
     if isinstance(message, Notification):
         return [NOTIFICATION, message.method, [message.params]]
     if not 0 <= message.msgid <= MAX_MSGID:
-        raise OwnFault(f"message number {message.msgid} is not between 0 and {MAX_MSGID}")
+        raise InvalidMessage(f"message number {message.msgid} is not between 0 and {MAX_MSGID}")
     if isinstance(message, Request):
         return [REQUEST, message.msgid, message.method, [message.params]]
     return [RESPONSE, message.msgid, message.error, message.result if message.error is None else None]
 
 
-class Arrivals:
+class DescriptorQueue:
     """Descriptors received, until the message that they came with is decoded.
 
     A read that brings descriptors ends within the bytes they were sent with: the kernel joins nothing that

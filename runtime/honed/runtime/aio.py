@@ -16,10 +16,10 @@ from .calling import transport
 from .calling.calls import AsyncRequestSequence, register, unregister
 from .calling.operations import Operations
 from .calling.shared_memory import Region
-from .calling.steps import Ask, Reply, Steps, T
+from .calling.steps import Reply, RpcRequest, RpcSteps, T
 
 
-def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+def _performing(steps: Callable[..., RpcSteps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
     """Return a method that performs an operation's steps and awaits the answers on the way."""
 
     async def method(self: AsyncClient, *args: Any, **kwargs: Any) -> T:
@@ -81,7 +81,7 @@ class AsyncClient(Operations, performing=_performing):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _exchange(self, ask: Ask) -> Reply:
+    async def _exchange(self, ask: RpcRequest) -> Reply:
         """Make a call and wait for its answer, on the connection there is or a new one."""
         link = await self._connected()
         try:
@@ -107,7 +107,7 @@ class AsyncClient(Operations, performing=_performing):
             return link
 
 
-async def _perform(link: AsyncLink, ask: Ask) -> Reply:
+async def _perform(link: AsyncLink, ask: RpcRequest) -> Reply:
     return ask.taken(await link.exchange(ask.method.name, ask.plain(), ask.descriptors, ask.progress))
 
 

@@ -22,16 +22,16 @@ from honed.protocol import streams
 from honed.protocol.errors import DeadlineExceeded, HonedError, Unavailable, error_from_map
 from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import PeerFault, close_all
+from honed.protocol.wire import ProtocolError, close_all
 
 from .calling import transport
 from .calling.calls import RequestSequence, register, unregister
 from .calling.operations import Operations
 from .calling.shared_memory import Region
-from .calling.steps import Ask, Reply, Steps, T, limit_of
+from .calling.steps import Reply, RpcRequest, RpcSteps, T, limit_of
 
 
-def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
+def _performing(steps: Callable[..., RpcSteps[T]]) -> Callable[..., T]:
     """Return a method that performs an operation's steps in the calling thread."""
 
     def method(self: Client, *args: Any, **kwargs: Any) -> T:
@@ -68,7 +68,7 @@ class Client(Operations, performing=_performing):
         """Set up the client, as `Inferences` does."""
         super().__init__(socket, timeout=timeout)
         self._lock = threading.Lock()
-        self._link: Link | None = None
+        self._link: SocketLink | None = None
 
     @contextmanager
     def region(self, nbytes: int) -> Iterator[Region]:
@@ -105,7 +105,7 @@ class Client(Operations, performing=_performing):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange(self, ask: Ask) -> Reply:
+    def _exchange(self, ask: RpcRequest) -> Reply:
         """Make a call and wait for its answer, on the connection there is or a new one."""
         link = self._connected()
         try:
@@ -115,7 +115,7 @@ class Client(Operations, performing=_performing):
             self._drop(link)
             return self._perform(self._connected(), ask)
 
-    def _perform(self, link: Link, ask: Ask) -> Reply:
+    def _perform(self, link: SocketLink, ask: RpcRequest) -> Reply:
         limit = ask.limit(self.timeout)
         deadline = None if limit is None else time.monotonic() + limit
         try:
@@ -133,7 +133,7 @@ class Client(Operations, performing=_performing):
                     link.cancel(waiting)
                     raise
 
-    def _connected(self) -> Link:
+    def _connected(self) -> SocketLink:
         """Return a usable connection that knows this client's regions; connect anew where there is none."""
         with self._lock:
             if self._link is not None and self._link.usable():
@@ -141,7 +141,7 @@ class Client(Operations, performing=_performing):
             if self._link is not None:
                 self._link.close()
             self._link = None
-            link = Link(self.socket, limit_of(self.timeout))
+            link = SocketLink(self.socket, limit_of(self.timeout))
             try:
                 for region in list(self._regions.values()):
                     self._perform(link, register(region))
@@ -151,7 +151,7 @@ class Client(Operations, performing=_performing):
             self._link = link
             return link
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: SocketLink) -> None:
         with self._lock:
             if self._link is link:
                 self._link = None
@@ -172,7 +172,7 @@ class _NotSent(Unavailable):
     """The service did not get the whole request."""
 
 
-class Waiting:
+class PendingCall:
     """An unanswered request."""
 
     __slots__ = ("answer", "error", "msgid", "news")
@@ -189,7 +189,7 @@ class Waiting:
         return bool(self.news) or self.answer is not None or self.error is not None
 
 
-class Link:
+class SocketLink:
     """A connected socket. Whichever thread waits reads for all, so that one thread alone pays nothing."""
 
     def __init__(self, path: str, send_timeout: float | None) -> None:
@@ -202,7 +202,7 @@ class Link:
         self._lock = threading.RLock()  # what comes in, and who waits
         self._changed = threading.Condition(self._lock)  # of that
         self._reading = False
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, PendingCall] = {}
         self._broken: HonedError | None = None
 
     def usable(self) -> bool:
@@ -212,13 +212,13 @@ class Link:
                 return self._broken is None
             return not self._news.poll(0)  # nobody waits, so that news can only be the end
 
-    def send(self, method: str, params: Map, descriptors: Sequence[int]) -> Waiting:
+    def send(self, method: str, params: Map, descriptors: Sequence[int]) -> PendingCall:
         """Send a request; raise Unavailable where the service is gone, so that the request has not run."""
         with self._sending:
             with self._lock:
                 if self._broken is not None:
                     raise self._broken
-                waiting = Waiting(self._peer.call(method, params, descriptors))
+                waiting = PendingCall(self._peer.call(method, params, descriptors))
                 self._waiting[waiting.msgid] = waiting
             try:
                 streams.send(self._socket, self._peer)
@@ -231,7 +231,7 @@ class Link:
                 raise
         return waiting
 
-    def wait(self, waiting: Waiting, deadline: float | None) -> Map | ResponseReceived:
+    def wait(self, waiting: PendingCall, deadline: float | None) -> Map | ResponseReceived:
         """Return the next progress of the request, or its answer; raise its error.
 
         `deadline` is in time.monotonic's seconds. When it passes, or on Ctrl-C, the request is cancelled.
@@ -249,7 +249,7 @@ class Link:
             self.cancel(waiting)
             raise
 
-    def cancel(self, waiting: Waiting) -> None:
+    def cancel(self, waiting: PendingCall) -> None:
         """Give a request up; one that was answered already is left alone."""
         with self._sending:
             with self._lock:
@@ -271,7 +271,7 @@ class Link:
         with self._sending:
             self._socket.close()
 
-    def _taken(self, waiting: Waiting) -> Map | ResponseReceived:
+    def _taken(self, waiting: PendingCall) -> Map | ResponseReceived:
         if waiting.news:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
@@ -288,7 +288,7 @@ class Link:
                 self._receive()
         except OSError:
             self._fail(transport.connection_lost())
-        except PeerFault as fault:
+        except ProtocolError as fault:
             self._fail(fault.error)
         except DeadlineExceeded:
             raise
@@ -323,7 +323,7 @@ class Link:
                 if waiting is not None:
                     waiting.news.append(params)
             case NotificationReceived(method="Error", params=params):
-                raise PeerFault(error_from_map(params))
+                raise ProtocolError(error_from_map(params))
             case _:
                 pass  # news for others
 

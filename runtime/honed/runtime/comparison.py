@@ -19,10 +19,10 @@ SECONDS: Final = 5.0  # that the runs of a comparison may take together, beyond 
 
 
 @dataclass(slots=True)
-class Comparison:
+class PairedTiming:
     """Pairs of runs, one of each program right after the other; times in seconds.
 
-    The second program `holds` where it takes at most `allowance` times as long as the first.
+    The second program `within_allowance` where it takes at most `allowance` times as long as the first.
 
     Other work on a machine can only make a run longer, and it comes in bursts. So only the quieter half of
     the pairs counts: those whose two times have the lowest sum. In a pair of equally fast programs either run
@@ -47,7 +47,7 @@ class Comparison:
         even = None in clocks or clocks[0] == clocks[1]
         (self.pairs if even else self._uneven).append((first, second))
 
-    def take_turns(self, *runners: Callable[[], float], clock: Clock = lambda: None) -> Comparison:
+    def take_turns(self, *runners: Callable[[], float], clock: Clock = lambda: None) -> PairedTiming:
         """Run both programs in turns until it is known whether the second holds; return this comparison.
 
         Each runner gives its seconds, and `clock` the GPU's clock after it. Raises what a runner raises.
@@ -87,7 +87,7 @@ class Comparison:
         return first, second
 
     @property
-    def holds(self) -> bool:
+    def within_allowance(self) -> bool:
         """Whether the second program takes at most `allowance` times as long as the first."""
         within, count = self._within()
         if 2 * within != count:
@@ -97,7 +97,7 @@ class Comparison:
 
     @property
     def sure(self) -> bool:
-        """Whether `holds` is what more pairs would say, too."""
+        """Whether `within_allowance` is what more pairs would say, too."""
         within, count = self._within()
         fewer = min(within, count - within)
         chances: int = sum(comb(count, number) for number in range(fewer + 1))

@@ -14,24 +14,24 @@ from honed.daemon.core.model import CPU_ENGINE
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.settings.schema import Limits
 from honed.daemon.worker.supervisor import WorkerDied
-from honed.process.children import Death, Died
+from honed.process.children import ExitInfo, JobCrashed
 from honed.protocol.errors import ModelRefused
 
 
 @pytest.mark.parametrize(
     ("death", "memory"),
     [
-        (Death(status=1, said="EncodeError: Failed to serialize proto"), False),
-        (Death(status=-11), False),
-        (Death(status=-9), True),
-        (Death(status=-6, said="terminate called after throwing an instance of 'std::bad_alloc'"), True),
+        (ExitInfo(status=1, said="EncodeError: Failed to serialize proto"), False),
+        (ExitInfo(status=-11), False),
+        (ExitInfo(status=-9), True),
+        (ExitInfo(status=-6, said="terminate called after throwing an instance of 'std::bad_alloc'"), True),
     ],
 )
 def test_memory_is_named_only_where_it_was_the_cause(
-    monkeypatch: pytest.MonkeyPatch, death: Death, memory: bool
+    monkeypatch: pytest.MonkeyPatch, death: ExitInfo, memory: bool
 ) -> None:
     async def dies(*_: Any, **__: Any) -> None:
-        raise Died(death)
+        raise JobCrashed(death)
 
     monkeypatch.setattr(compilation, "do", dies)
     job: Any = SimpleNamespace(memory_mib=700)

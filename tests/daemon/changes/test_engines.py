@@ -388,7 +388,7 @@ def test_memory_that_runs_out_names_the_setting(
     with service.client() as client:
         for add, setting in (
             (lambda: client.add(path, engine="cpu"), "1500 MiB of cpu.memory_mib"),
-            (lambda: client.bring(path), "1200 MiB of apps.memory_mib"),
+            (lambda: client.upload(path), "1200 MiB of apps.memory_mib"),
         ):
             with pytest.raises((ModelRefused, ResourceExhausted)) as refused:
                 add()
@@ -412,7 +412,7 @@ def test_what_memory_cannot_do_for_is_refused_before_it_starts(
         with pytest.raises(
             ModelRefused, match=r"loading it takes at least 180 MiB.* 170 MiB of apps\.memory_mib;"
         ):
-            client.bring(large)
+            client.upload(large)
         with pytest.raises(
             ModelRefused, match=r"compiling it takes .* 300 MiB of limits\.compile_memory_mib;"
         ):
@@ -526,7 +526,7 @@ def test_engines_are_compared_again_on_another_driver_and_pinned_by_hand(
 
         def served_by(kind: str) -> None:
             wait_for(lambda: engine(client, "m") == kind, f"the engine {kind} to serve", service)
-            found = client.answer("m", {"x": spin.X})
+            found = client.infer_response("m", {"x": spin.X})
             np.testing.assert_allclose(found.outputs["y"], spin.X + 1)
             assert found.engine == kind
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from honed.protocol.errors import DeadlineExceeded, Internal, NotFound
-from honed.protocol.wire import Arrivals
+from honed.protocol.wire import DescriptorQueue
 from honed.runtime import AsyncClient, Client
 from honed.runtime.calling.files import exported
 from tests.daemon.conftest import SIZE
@@ -195,7 +195,7 @@ def test_sources_are_saved_with_their_external_data(tmp_path: Path) -> None:
 
 def test_arrivals_go_to_the_message_that_ends_where_they_came() -> None:
     read, write = os.pipe()
-    arrivals = Arrivals()
+    arrivals = DescriptorQueue()
     arrivals.note(10, [])
     arrivals.note(5, [read, write])
     assert arrivals.take(undecoded=6) == []  # ended before

@@ -29,7 +29,7 @@ from honed.daemon.store.store import Manifest, Store, new_version
 from honed.daemon.store.versions import first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked, ModelPublished
-from honed.runtime.comparison import Comparison
+from honed.runtime.comparison import PairedTiming
 from honed.runtime.compiled import modelfile
 from tests.daemon import spin
 
@@ -51,7 +51,7 @@ class Loader:
         return LoadedProof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
     async def compare(self, old: str, new: str, allowance: float) -> TrialResult:
-        return TrialResult(runs=Comparison(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
+        return TrialResult(runs=PairedTiming(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
 
 
 async def _at_once(seconds: float) -> None:

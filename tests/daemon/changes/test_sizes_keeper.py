@@ -21,11 +21,11 @@ from honed.daemon.observe.usage import UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import ModelRefused, Unavailable
-from honed.protocol.results import ModelPublished, ObservedSizes, ShownForm, ShownPart
+from honed.protocol.results import ModelPublished, ObservedSizes, PartitionInfo, SpecialisationInfo
 from tests.daemon.core.serving_world import manifest, stored
 
-CHOOSING = ShownPart(engine="cpu", nodes=2, flops=9)
-DENSE = ShownPart(engine="cpu", nodes=9, flops=9_000_000, last=True, sized=True, by_rows=True)
+CHOOSING = PartitionInfo(engine="cpu", nodes=2, flops=9)
+DENSE = PartitionInfo(engine="cpu", nodes=9, flops=9_000_000, last=True, sized=True, by_rows=True)
 
 
 class Place:
@@ -48,7 +48,7 @@ class Place:
             name="m",
             key="1",
             manifest=with_source(manifest("m", "1")),
-            compiled=SimpleNamespace(parts=(ShownPart(engine="gpu", nodes=1, flops=1), CHOOSING, DENSE)),
+            compiled=SimpleNamespace(parts=(PartitionInfo(engine="gpu", nodes=1, flops=1), CHOOSING, DENSE)),
             at_home=True,
             trial=None,
             state=State.READY,
@@ -81,8 +81,8 @@ class Place:
         return Staged()
 
     async def build(self, staged: Any, _servers: Any) -> Any:
-        assert staged.like == "1"
-        assert not staged.slower_too
+        assert staged.existing_build == "1"
+        assert not staged.keep_slower
         self.made.append(staged.sizes)
         if isinstance(self.comes_to[0], Exception):
             raise self.comes_to.pop(0)
@@ -103,7 +103,7 @@ class Place:
     def look(self) -> None:
         asyncio.run(self.background.look())
 
-    def serve(self, *forms: ShownForm) -> None:
+    def serve(self, *forms: SpecialisationInfo) -> None:
         """Another file of the model, with these forms."""
         parts = (*self.entry.compiled.parts[:2], dataclasses.replace(DENSE, forms=forms))
         self.entry.compiled = SimpleNamespace(parts=parts)
@@ -113,9 +113,9 @@ class Place:
 
 @dataclasses.dataclass
 class Staged:
-    like: Any = None
+    existing_build: Any = None
     sizes: tuple[ObservedSizes, ...] = ()
-    slower_too: bool = False
+    keep_slower: bool = False
     foreground: bool = True
 
 
@@ -139,7 +139,7 @@ def test_it_compiles_for_what_was_met_once_it_was_met_often(tmp_path: Path) -> N
     place.look()
     [sizes] = place.made
     assert {met.sizes for met in sizes} == {(30,), (31,)}
-    place.serve(ShownForm(sizes=(30,)), ShownForm(sizes=(31,)))
+    place.serve(SpecialisationInfo(sizes=(30,)), SpecialisationInfo(sizes=(31,)))
     place.look()
     assert len(place.made) == 1
 
@@ -156,7 +156,7 @@ def test_what_is_not_faster_is_not_tried_again(tmp_path: Path) -> None:
     place = Place(tmp_path, [True])
     place.meet(30, 9)
     place.look()
-    place.serve(ShownForm(sizes=(30,), why="the CPU engine is faster"))
+    place.serve(SpecialisationInfo(sizes=(30,), why="the CPU engine is faster"))
     place.meet(31, 9)
     place.look()
     assert len(place.made) == 1

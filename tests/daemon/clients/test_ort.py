@@ -294,8 +294,8 @@ def test_a_file_that_its_app_runs_is_loaded_by_the_cpu_engine_only_when_it_is_as
     service: Service, path: Path, tmp_path: Path
 ) -> None:
     with service.client() as client:
-        brought = client.bring(path, engine="opencl", precision="fp32", shapes={"x": (2, SIZE)})
-        again = client.bring(path, engine="opencl", precision="fp32", shapes={"x": (4, SIZE)})
+        brought = client.upload(path, engine="opencl", precision="fp32", shapes={"x": (2, SIZE)})
+        again = client.upload(path, engine="opencl", precision="fp32", shapes={"x": (4, SIZE)})
         assert brought.model_name == again.model_name
         name = brought.model_name
         asked = FormParams(name=name, shapes={"x": (2, SIZE), "bias": (1,)})
@@ -305,13 +305,13 @@ def test_a_file_that_its_app_runs_is_loaded_by_the_cpu_engine_only_when_it_is_as
         assert (form.precision, form.why) == ("fp32", "")
         assert form.time_us > 0
         inputs = feed(2)
-        compiled = client.answer(name, inputs, compiled=True)
+        compiled = client.infer_response(name, inputs, compiled=True)
         assert compiled.engine == "gpu"
-        scalar = client.answer(name, {**inputs, "bias": inputs["bias"].reshape(1)}, compiled=True)
+        scalar = client.infer_response(name, {**inputs, "bias": inputs["bias"].reshape(1)}, compiled=True)
         np.testing.assert_array_equal(scalar.outputs["y"], compiled.outputs["y"])
         with pytest.raises(NotCompiled, match="no compiled form"):
-            client.answer(name, feed(31), compiled=True)
-        by_cpu = client.answer(name, feed(31))
+            client.infer_response(name, feed(31), compiled=True)
+        by_cpu = client.infer_response(name, feed(31))
         assert by_cpu.engine == "cpu"
         weights = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32)
         expected = np.maximum(feed(31)["x"] @ weights, 0) + np.float32(0.5)
@@ -338,12 +338,12 @@ def test_what_is_no_model_is_refused_and_missing_data_is_named(service: Service,
     with service.client() as client:
         for data in (b"", b"no model", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"):
             with pytest.raises(ModelRefused, match="no ONNX"):
-                client.bring(data, engine="opencl")
+                client.upload(data, engine="opencl")
         data = model(location="weights.bin", folder=tmp_path)
         with pytest.raises(MissingFiles) as missing:
-            client.bring(data, engine="opencl")
+            client.upload(data, engine="opencl")
         assert missing.value.files == ("weights.bin",)
-        brought = client.bring(data, engine="opencl", folder=tmp_path, unchanged_since=time.time_ns())
+        brought = client.upload(data, engine="opencl", folder=tmp_path, unchanged_since=time.time_ns())
         client.remove(brought.model_name)
         with pytest.raises(InvalidArgument, match="has changed"):
-            client.bring(data, engine="opencl", folder=tmp_path, unchanged_since=1)
+            client.upload(data, engine="opencl", folder=tmp_path, unchanged_since=1)

@@ -12,14 +12,14 @@ import pytest
 
 from honed.daemon.transport.access import Credentials, Policy, current_policy, identify
 from honed.protocol.errors import PermissionDenied
-from honed.protocol.methods import METHODS, Right
+from honed.protocol.methods import METHODS, Permission
 from tests.daemon.running import Service
 
 POLICY = Policy(own_uid=990, infer_gid=500, change_gid=501, hints_gid=502)
-NONE = {Right.ANYONE}
-INFER = {Right.ANYONE, Right.INFER, Right.OWN}
-HINTS = {Right.ANYONE, Right.HINTS}
-ALL = set(Right)
+NONE = {Permission.ANYONE}
+INFER = {Permission.ANYONE, Permission.INFER, Permission.OWN}
+HINTS = {Permission.ANYONE, Permission.HINTS}
+ALL = set(Permission)
 
 
 def peer(uid: int, *gids: int) -> Credentials:
@@ -41,7 +41,7 @@ def peer(uid: int, *gids: int) -> Credentials:
         (peer(65534, 65534), NONE),
     ],
 )
-def test_rights(who: Credentials, rights: set[Right]) -> None:
+def test_rights(who: Credentials, rights: set[Permission]) -> None:
     assert POLICY.rights(who) == rights
 
 
@@ -53,28 +53,28 @@ def test_without_the_groups_only_the_service_and_root_may() -> None:
 
 
 def test_refusals_say_what_would_help() -> None:
-    POLICY.check(peer(1000, 500), Right.INFER, "ModelInfer")
+    POLICY.check(peer(1000, 500), Permission.INFER, "ModelInfer")
     with pytest.raises(PermissionDenied, match=r"sudo usermod -aG honed-admin 54321'"):
-        POLICY.check(peer(54321, 500), Right.CHANGE, "RepositoryModelLoad")
+        POLICY.check(peer(54321, 500), Permission.CHANGE, "RepositoryModelLoad")
     with pytest.raises(PermissionDenied, match=r"sudo usermod -aG honed 54321'"):
-        POLICY.check(peer(54321), Right.INFER, "ModelInfer")
+        POLICY.check(peer(54321), Permission.INFER, "ModelInfer")
     with pytest.raises(PermissionDenied, match=r"sudo usermod -aG honed-hints 54321'"):
-        POLICY.check(peer(54321, 500), Right.HINTS, "HintsImport")
+        POLICY.check(peer(54321, 500), Permission.HINTS, "HintsImport")
     lonely = Policy(own_uid=1000, infer_gid=None, change_gid=None, hints_gid=None)
     with pytest.raises(PermissionDenied, match="there is no group honed here"):
-        lonely.check(peer(54321), Right.INFER, "ModelInfer")
+        lonely.check(peer(54321), Permission.INFER, "ModelInfer")
 
 
 def test_which_methods_need_which_right() -> None:
-    free = {name for name, method in METHODS.items() if method.right is Right.ANYONE}
+    free = {name for name, method in METHODS.items() if method.right is Permission.ANYONE}
     assert free == {"ServerLive", "ServerReady", "ServerMetadata"}
     for name in ("ModelExport", "RepositoryModelLoad"):
-        assert METHODS[name].right is Right.CHANGE
-    assert METHODS["RepositoryModelUnload"].right is Right.OWN
-    hints = {name for name, method in METHODS.items() if method.right is Right.HINTS}
+        assert METHODS[name].right is Permission.CHANGE
+    assert METHODS["RepositoryModelUnload"].right is Permission.OWN
+    hints = {name for name, method in METHODS.items() if method.right is Permission.HINTS}
     assert hints == {"HintsExport", "HintsImport"}
     for name in ("ModelInfer", "ModelMetadata", "RepositoryIndex", "SystemSharedMemoryRegister"):
-        assert METHODS[name].right is Right.INFER
+        assert METHODS[name].right is Permission.INFER
 
 
 def test_a_peer_is_known_by_its_socket() -> None:

@@ -31,7 +31,7 @@ from honed.daemon.store.names import NOBODYS, Viewer, is_own, model_named, own_n
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import METHODS, NAME
-from honed.protocol.params import BringOptions, BringParams, ModelParams, RegionName
+from honed.protocol.params import ModelParams, RegionName, UploadOptions, UploadParams
 
 MIB = 1 << 20
 SETTINGS = AppsSettings(max_users=3, max_models=4, disk_mib=100, memory_mib=256)
@@ -183,9 +183,9 @@ def test_what_was_used_is_known_after_a_restart(tmp_path: Path) -> None:
     assert (tmp_path / "apps.json.damaged").read_text() == "nonsense"
 
 
-def bringing(*digests: str, **options: object) -> BringParams:
+def bringing(*digests: str, **options: object) -> UploadParams:
     names = tuple(f"f{number}" for number in range(len(digests)))
-    return BringParams(files=names, sha256=digests, parameters=BringOptions(**options) if options else None)  # type: ignore[arg-type]
+    return UploadParams(files=names, sha256=digests, parameters=UploadOptions(**options) if options else None)  # type: ignore[arg-type]
 
 
 def test_names_are_of_user_contents_and_options() -> None:
@@ -193,7 +193,7 @@ def test_names_are_of_user_contents_and_options() -> None:
     assert is_own(name)
     assert NAME.fullmatch(name)
     assert own_name(1, bringing("a", "b", precision="auto", engine="fastest", shapes={})) == name
-    renamed_model = BringParams(files=("other", "f1"), sha256=("a", "b"))
+    renamed_model = UploadParams(files=("other", "f1"), sha256=("a", "b"))
     assert own_name(1, renamed_model) == name
     others = [
         own_name(2, bringing("a", "b")),
@@ -202,7 +202,7 @@ def test_names_are_of_user_contents_and_options() -> None:
         own_name(1, bringing("a", "b", precision="fp32")),
         own_name(1, bringing("a", "b", engine="cpu")),
         own_name(1, bringing("a", "b", shapes={"x": (1, 2)})),
-        own_name(1, BringParams(files=("f0", "other"), sha256=("a", "b"))),
+        own_name(1, UploadParams(files=("f0", "other"), sha256=("a", "b"))),
     ]
     assert len({name, *others}) == 1 + len(others)
     assert is_own(f"{name}@2x3")
@@ -226,7 +226,7 @@ def test_every_parameter_that_names_a_model_is_known() -> None:
 @pytest.mark.parametrize("uid", [1, 0])
 def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
     """A handler runs a turn after the name was checked: what came in between may be another user's."""
-    name = own_name(2, BringParams(files=("f",), sha256=("a",)))
+    name = own_name(2, UploadParams(files=("f",), sha256=("a",)))
     asked: dict[str, tuple[str, str] | None] = {}
 
     async def handler(_: ApiCall, params: Any) -> None:

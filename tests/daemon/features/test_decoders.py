@@ -22,7 +22,7 @@ from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
 from honed.daemon.worker.step_inputs import Step, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
-from honed.runtime.calling.calls import InSequence
+from honed.runtime.calling.calls import SequenceOptions
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.growth import ROWS_MASK
 from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
@@ -429,7 +429,9 @@ def test_tokens_may_lie_in_a_region_that_is_registered_anew(service: Service, pa
     own = InApp(path)
 
     def step(client: Client, ids: Array) -> None:
-        found = client.infer("dec", {"input_ids": ids}, sequence=InSequence("shared", start=not own.tokens))
+        found = client.infer(
+            "dec", {"input_ids": ids}, sequence=SequenceOptions("shared", start=not own.tokens)
+        )
         close(found["logits"], own.step(np.array(ids)))
 
     for seed in range(3):  # each with a client, and a region, of the same name
@@ -441,7 +443,7 @@ def test_tokens_may_lie_in_a_region_that_is_registered_anew(service: Service, pa
                 step(client, ids)
     with service.client() as client:
         step(client, prompt(1, 50))
-        client.infer("dec", {}, sequence=InSequence("shared", end=True))
+        client.infer("dec", {}, sequence=SequenceOptions("shared", end=True))
 
 
 @pytest.mark.service
@@ -463,7 +465,7 @@ def test_the_last_token_alone_is_answered(service: Service, path: Path, length: 
         own.step(ids)
         np.testing.assert_allclose(found["present.0.key"], own.state["past_key_values.0.key"], rtol=1e-4)
         with pytest.raises(InvalidArgument, match="last_token is for sequences of models that generate"):
-            client.infer("dec", {"input_ids": ids}, sequence=InSequence(0, last_token=True))
+            client.infer("dec", {"input_ids": ids}, sequence=SequenceOptions(0, last_token=True))
 
 
 @pytest.mark.service
@@ -557,10 +559,10 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
 def test_a_sequence_that_goes_on_must_have_begun(service: Service, path: Path) -> None:
     with service.client() as client:
         with pytest.raises(SequenceLost, match="it was never begun"):
-            client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("unknown"))
-        client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("short", start=True, end=True))
+            client.infer("dec", {"input_ids": prompt(1)}, sequence=SequenceOptions("unknown"))
+        client.infer("dec", {"input_ids": prompt(1)}, sequence=SequenceOptions("short", start=True, end=True))
         with pytest.raises(SequenceLost, match="it has ended"):
-            client.infer("dec", {"input_ids": prompt(1)}, sequence=InSequence("short"))
+            client.infer("dec", {"input_ids": prompt(1)}, sequence=SequenceOptions("short"))
 
 
 PAUSE = 30.0  # seconds without requests, in which forms are compiled and compared
@@ -580,7 +582,9 @@ def ask(client: Client, steps: list[tuple[Array, Array]]) -> list[str]:
     """The engines of a sequence's steps, whose answers are right; nothing is computed between them."""
     name, last = uuid.uuid4().hex, len(steps) - 1
     answers = [
-        client.answer("dec", {"input_ids": ids}, sequence=InSequence(name, start=not at, end=at == last))
+        client.infer_response(
+            "dec", {"input_ids": ids}, sequence=SequenceOptions(name, start=not at, end=at == last)
+        )
         for at, (ids, _) in enumerate(steps)
     ]
     for answer, (_, expected) in zip(answers, steps, strict=True):

@@ -19,7 +19,7 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepRan
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.comparison import LEAST, Comparison
+from honed.runtime.comparison import LEAST, PairedTiming
 from tests.daemon.features.test_decoders import OPTIMUM
 
 WORDS = 90
@@ -135,7 +135,7 @@ def test_versions_of_a_form_take_turns_at_steps_each_with_sequences_of_its_own(
     device = Engine(2.0, faster=faster)
     served, successor = trial(form, device, "served", (1, 2, 3)), trial(form, device, "faster", (4, 5, 6))
     result = asyncio.run(served.beside_successor(successor, 1 / GAIN))
-    assert result.runs.holds is holds
+    assert result.runs.within_allowance is holds
     assert (result.first_us, result.second_us) == pytest.approx((6e3 * steps, 6e3 * steps * faster))
     room = 192 if form.tokens == 1 else 128
     assert device.set == [room // 2, room] * 2, "the state is there before a step is timed"
@@ -161,9 +161,9 @@ def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wr
     assert decoders.version_comparer(cast(Any, model)) is None, "the model itself is no form"
     comparer = decoders.version_comparer(cast(Any, variant))
     assert comparer is not None
-    device = Engine(2.0, faster=0.5, answers=TrialResult(runs=Comparison(1.0), wrong=wrong))
+    device = Engine(2.0, faster=0.5, answers=TrialResult(runs=PairedTiming(1.0), wrong=wrong))
     result = asyncio.run(cast(Any, comparer(cast(Any, device), "served", "faster", 1 / GAIN)))
     assert device.compared == [("served", "faster")]
     assert (result.wrong, bool(device.steps)) == (wrong, not wrong)
     assert sorted(sequences.ended) == ([] if wrong else [1, 2, 3, 4, 5, 6])
-    assert wrong or result.runs.holds
+    assert wrong or result.runs.within_allowance

@@ -22,7 +22,7 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import ComparedTurn, UnloadModel
 from honed.machine.processors import ThreadPlacement
 from honed.protocol import strict
-from honed.protocol.results import OptimisationCheck, SessionAsked, SessionSettings
+from honed.protocol.results import OptimisationCheck, OrtSessionConfig, SessionSettings
 from honed.tool.main import main
 from tests.daemon.core import serving_world
 from tests.daemon.running import ALL_HOLDS, IDLE, Service, wait_for
@@ -56,7 +56,7 @@ class World:
         self.right = right
         self.halved_on: list[int] = []
         self.kept: list[Path] = []
-        self.held: dict[str, SessionAsked] = {}
+        self.held: dict[str, OrtSessionConfig] = {}
         self.settled: list[SessionSettings] = []
         self.unchanged = True  # the file was not checked anew meanwhile
         self.comparing = asyncio.Lock()
@@ -91,7 +91,7 @@ class World:
         self.halved_on.append(threads)
         return self.right
 
-    async def try_session(self, key: str, path: str, asked: SessionAsked) -> None:
+    async def try_session(self, key: str, path: str, asked: OrtSessionConfig) -> None:
         assert path == ("staged/fp16.onnx" if asked.half else "model")
         assert asked.level == "extended"
         self.held[key] = asked

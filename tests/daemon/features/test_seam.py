@@ -44,7 +44,7 @@ from honed.protocol.params import (
     PrepareParams,
     RunParams,
 )
-from honed.protocol.results import ModelSettings, ShownPart
+from honed.protocol.results import ModelSettings, PartitionInfo
 from honed.protocol.strict import Map
 from tests.daemon.changes.test_variants_keeper import Place
 from tests.daemon.core.serving_world import given
@@ -52,13 +52,13 @@ from tests.daemon.core.serving_world import given
 X = TensorSpec(name="x", dtype="float32", shape=(3, 4))
 STATIC = Interface(inputs=(X,), outputs=(X,), opset=17, producer="")
 OPEN = dataclasses.replace(STATIC, inputs=(dataclasses.replace(X, shape=(-1, 4)),))
-SIZED = ShownPart(engine="cpu", nodes=1, flops=1, sized=True)
+SIZED = PartitionInfo(engine="cpu", nodes=1, flops=1, sized=True)
 FEATURES: tuple[Any, ...] = (UserModels, Sequencer, Batcher, ShapeVariants, SizeSpecialiser)
 
 
 def model(
     interface: Interface = STATIC,
-    parts: tuple[ShownPart, ...] = (),
+    parts: tuple[PartitionInfo, ...] = (),
     settings: ModelSettings | None = None,
     state: dict[str, str] | None = None,
 ) -> ServedModel:

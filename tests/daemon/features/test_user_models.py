@@ -19,9 +19,9 @@ from honed.daemon.settings import places
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import EngineDecision
 from honed.protocol.errors import DeadlineExceeded, ResourceExhausted
-from honed.protocol.params import BringParams
+from honed.protocol.params import UploadParams
 
-PARAMS = BringParams(files=("m.onnx",), sha256=("0" * 64,))
+PARAMS = UploadParams(files=("m.onnx",), sha256=("0" * 64,))
 
 
 @dataclass
@@ -155,7 +155,7 @@ def test_a_user_brings_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_pa
             given = [file.fileno()]
 
             def brings(user: int, number: int) -> asyncio.Task[Any]:
-                params = BringParams(files=("m.onnx",), sha256=(f"{number:064x}",))
+                params = UploadParams(files=("m.onnx",), sha256=(f"{number:064x}",))
                 work = running.bring(user, params, given, lambda _: None, nullcontext())
                 return asyncio.ensure_future(work)
 

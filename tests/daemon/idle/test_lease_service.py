@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.methods import METHODS, Right
+from honed.protocol.methods import METHODS, Permission
 from honed.runtime import Client
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.tool.main import main
@@ -42,7 +42,7 @@ def lease(client: Client) -> dict[str, Any]:
 
 
 def test_only_who_may_change_models_may_ask() -> None:
-    assert METHODS["LeaseAsk"].right is METHODS["LeaseRelease"].right is Right.CHANGE
+    assert METHODS["LeaseAsk"].right is METHODS["LeaseRelease"].right is Permission.CHANGE
 
 
 def test_a_request_comes_first_and_the_lease_comes_back(

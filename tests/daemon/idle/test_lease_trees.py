@@ -20,7 +20,7 @@ from honed.daemon.transport.access import identify
 from honed.daemon.transport.connection import Connection
 from honed.daemon.transport.fairness import RoundRobin, Usage
 from honed.protocol import wire
-from honed.protocol.decoder import Decoder
+from honed.protocol.decoder import FrameDecoder
 from honed.protocol.peer import RequestReceived
 from honed.protocol.results import Empty
 from honed.protocol.service import LeaseAsked
@@ -56,7 +56,7 @@ class Tuner:
     def __init__(self, leasing: Leasing) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self._decoder = Decoder()
+        self._decoder = FrameDecoder()
         turns = RoundRobin(asyncio.get_running_loop())
         Connection(1, ours, identify(ours), Limits(), Usage(1 << 20), turns, Service(leasing))
 

@@ -22,7 +22,7 @@ from honed.daemon.worker.calls import (
     WorkerCall,
 )
 from honed.daemon.worker.supervisor import Supervisor
-from honed.protocol.results import Empty, SessionAsked
+from honed.protocol.results import Empty, OrtSessionConfig
 
 RUN_SECONDS = 0.005
 ROUNDS = 4
@@ -162,7 +162,7 @@ def test_what_is_about_to_be_unloaded_is_loaded_after_that() -> None:
         made = loader(worker, engine(idle=0.0))
         unloads = [asyncio.create_task(made.unload("a"))]
         await asyncio.sleep(0)
-        loads = [asyncio.create_task(made.try_session(key, key, SessionAsked())) for key in ("a", "b")]
+        loads = [asyncio.create_task(made.try_session(key, key, OrtSessionConfig())) for key in ("a", "b")]
         await loads[1]
         assert worker.loaded == {"a", "b"}
         worker.unloads.set()

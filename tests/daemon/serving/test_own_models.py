@@ -77,13 +77,13 @@ def objects(service: Service) -> int:
 
 
 def test_an_app_brings_a_model_and_uses_it(own: Service, anna: Client, tmp_path: Path) -> None:
-    brought = anna.bring(adding(3))
+    brought = anna.upload(adding(3))
     name = brought.model_name
     assert (brought.ready, brought.engine) == (True, "cpu")
     assert answers(anna, name, 3)
     path = tmp_path / "the same.onnx"
     path.write_bytes(adding(3))
-    assert anna.bring(path) == brought
+    assert anna.upload(path) == brought
     assert anna.ready(name)
     assert anna.metadata(name)["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [4]}]
     assert anna.show(name)["source"]["sha256"] == brought.sha256
@@ -98,19 +98,19 @@ def test_an_app_brings_a_model_and_uses_it(own: Service, anna: Client, tmp_path:
 def test_external_data_comes_along(anna: Client, tmp_path: Path) -> None:
     path = beside(tmp_path, 5)
     data = (tmp_path / "number.bin").read_bytes()
-    first = anna.bring(path).model_name
+    first = anna.upload(path).model_name
     assert answers(anna, first, 5)
-    assert anna.bring(path.read_bytes(), external={"number.bin": data}).model_name == first
+    assert anna.upload(path.read_bytes(), external={"number.bin": data}).model_name == first
     with pytest.raises(MissingFiles):
-        anna.bring(path.read_bytes())
+        anna.upload(path.read_bytes())
     other = np.array([6], np.float32).tobytes().ljust(len(data), b"\0")
-    assert answers(anna, anna.bring(path.read_bytes(), external={"number.bin": other}).model_name, 6)
+    assert answers(anna, anna.upload(path.read_bytes(), external={"number.bin": other}).model_name, 6)
 
 
 def test_both_clients_bring(own: Service, anna: Client) -> None:
     async def brought() -> str:
         async with AsyncClient(own.socket) as connected:
-            return (await connected.bring(adding(4))).model_name
+            return (await connected.upload(adding(4))).model_name
 
     name = asyncio.run(brought())
     with own.client() as root:
@@ -145,7 +145,7 @@ OF_MODELS = sorted(
 
 
 def test_another_is_told_what_an_unknown_name_is_told(anna: Client, bert: Client) -> None:
-    name, unknown = anna.bring(adding(7)).model_name, f"own-{'7' * 40}"
+    name, unknown = anna.upload(adding(7)).model_name, f"own-{'7' * 40}"
     for method in OF_MODELS:
         for sizes in ("", "@4"):
             told = [asked_by_another(bert, each + sizes, method) for each in (name, unknown)]
@@ -164,7 +164,7 @@ def test_nothing_tells_of_anothers_model(own: Service, anna: Client, bert: Clien
         return [figures, parts, shown, engines]
 
     before = told()
-    name = anna.bring(adding(8)).model_name
+    name = anna.upload(adding(8)).model_name
     for _ in range(5):
         assert answers(anna, name, 8)
     with pytest.raises(NotFound):
@@ -187,7 +187,7 @@ def test_what_two_bring_alike_is_stored_once_and_each_has_its_own(
     own: Service, anna: Client, bert: Client
 ) -> None:
     data = adding(9, nbytes=MIB)
-    one, other = anna.bring(data), bert.bring(data)
+    one, other = anna.upload(data), bert.upload(data)
     assert one.model_name != other.model_name
     assert (one.ready, one.engine, one.engine_why) == (other.ready, other.engine, other.engine_why)
     assert objects(own) == 1
@@ -203,16 +203,16 @@ def test_what_two_bring_alike_is_stored_once_and_each_has_its_own(
 
 
 def test_quotas_are_kept_and_the_longest_unused_goes(own: Service, anna: Client, bert: Client) -> None:
-    others = bert.bring(adding(10)).model_name
-    brought = [anna.bring(adding(number)).model_name for number in (11, 12, 13)]
+    others = bert.upload(adding(10)).model_name
+    brought = [anna.upload(adding(number)).model_name for number in (11, 12, 13)]
     with pytest.raises(ResourceExhausted, match=r"apps\.max_models .* last minute"):
-        anna.bring(adding(14))
+        anna.upload(adding(14))
     assert names(anna) == set(brought), "nothing goes for what is refused"
     with pytest.raises(ResourceExhausted, match=r"9 MiB, .* apps\.disk_mib"):
-        anna.bring(adding(1, nbytes=8 * MIB + 1))
+        anna.upload(adding(1, nbytes=8 * MIB + 1))
     assert answers(bert, others, 10)
     own.configure(_settings(max_models=4))
-    anna.bring(adding(14))
+    anna.upload(adding(14))
     with pytest.raises(ResourceExhausted, match="last minute"):
         bert_fills(bert)
     own.configure(_settings(max_models=3))
@@ -220,7 +220,7 @@ def test_quotas_are_kept_and_the_longest_unused_goes(own: Service, anna: Client,
 
 def bert_fills(bert: Client) -> None:
     for number in range(10):
-        bert.bring(adding(20 + number, nbytes=3 * MIB))
+        bert.upload(adding(20 + number, nbytes=3 * MIB))
 
 
 def _settings(**apps: object) -> str:
@@ -231,13 +231,13 @@ def _settings(**apps: object) -> str:
 
 def test_wrong_brings_change_nothing(own: Service, anna: Client, small_model: Path, tmp_path: Path) -> None:
     with pytest.raises(PermissionDenied, match="compiled files are taken from administrators only"):
-        anna.bring(small_model)
+        anna.upload(small_model)
     with pytest.raises(ModelRefused):
-        anna.bring(b"nonsense")
+        anna.upload(b"nonsense")
     with pytest.raises(ModelRefused):
-        anna.bring(adding(1)[:-20])
+        anna.upload(adding(1)[:-20])
     with pytest.raises(InvalidArgument, match="engine"):
-        anna.bring(adding(1), engine="npu")
+        anna.upload(adding(1), engine="npu")
     wrong = {"files": ["m.onnx"], "sha256": ["0" * 64]}
     assert _raw_bring(anna, wrong, adding(1)).startswith("the SHA-256 of 'm.onnx' is")
     refused: tuple[dict[str, Any], ...] = (
@@ -288,10 +288,10 @@ def test_members_remove_no_model_of_administrators(own: Service, anna: Client, s
 
 
 def test_the_switch(own: Service, anna: Client) -> None:
-    name = anna.bring(adding(2)).model_name
+    name = anna.upload(adding(2)).model_name
     own.configure(_settings(enabled=False))
     with pytest.raises(PermissionDenied, match="enabled in"):
-        anna.bring(adding(2))
+        anna.upload(adding(2))
     assert answers(anna, name, 2)
     anna.remove(name)
     own.configure(_settings())
@@ -299,7 +299,7 @@ def test_the_switch(own: Service, anna: Client) -> None:
 
 def test_each_user_has_an_engine_of_its_own(own: Service, anna: Client, bert: Client) -> None:
     """One whose process ends costs the others nothing."""
-    one, other = anna.bring(adding(15)).model_name, bert.bring(adding(16)).model_name
+    one, other = anna.upload(adding(15)).model_name, bert.upload(adding(16)).model_name
     with own.client() as root:
         engines = {d["name"]: d["worker"] for d in root.status()["devices"] if d["models"]}
     assert len(engines) == 2
@@ -308,7 +308,7 @@ def test_each_user_has_an_engine_of_its_own(own: Service, anna: Client, bert: Cl
     with own.client() as root:
         while anna.ready(one) and not any(d["worker"]["restarts"] for d in root.status()["devices"]):
             pass  # the service does not know of it yet
-    assert anna.bring(adding(15)).ready, "what is asked for now waits for the new process"
+    assert anna.upload(adding(15)).ready, "what is asked for now waits for the new process"
     assert answers(bert, other, 16)
     assert answers(anna, one, 15), "a new process serves it"
     with own.client() as root:
@@ -323,7 +323,7 @@ def test_models_are_there_after_a_restart_and_then_compiled(
 ) -> None:
     with for_users(tmp_path_factory, cache_dir, "\n[apps]\ncompile_seconds = 0\n") as service:
         with client(service, ANNA) as anna, client(service, CLEO) as cleo:
-            one, other = anna.bring(adding(31)).model_name, cleo.bring(adding(32)).model_name
+            one, other = anna.upload(adding(31)).model_name, cleo.upload(adding(32)).model_name
         service.kill()
         service.write_configuration(_settings(max_models=16, disk_mib=100, compile_seconds=600))
         service.restart()

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime import AsyncClient, Client
-from honed.runtime.calling.calls import InSequence
+from honed.runtime.calling.calls import SequenceOptions
 from honed.runtime.errors import InvalidArgument, NotFound, ResourceExhausted, SequenceLost
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
 
@@ -205,4 +205,4 @@ def test_state_is_named_by_who_adds_the_model_or_by_its_file(either: Service, tm
         assert client.show("odd")["sequence_state"] == {"b": "a"}
         client.remove("odd")
         with pytest.raises(InvalidArgument, match="need a sequence_id"):
-            client.infer("sums", {"x": frame(1)}, sequence=InSequence("", start=True))
+            client.infer("sums", {"x": frame(1)}, sequence=SequenceOptions("", start=True))

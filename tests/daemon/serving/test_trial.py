@@ -29,7 +29,7 @@ def runners(first: ComparedTurn, second: ComparedTurn) -> tuple[list[tuple[str, 
 def test_they_take_turns_until_it_is_sure() -> None:
     turns, first, second = runners(ComparedTurn(ns=2000), ComparedTurn(ns=1000))
     result = asyncio.run(Trial(first, second, 1.0).run())
-    assert result.runs.holds
+    assert result.runs.within_allowance
     assert (result.first_us, result.second_us, result.wrong, result.others_percent) == (2.0, 1.0, "", None)
     assert turns[:4] == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
     assert len(turns) == 2 * len(result.runs.pairs) >= 2 * LEAST

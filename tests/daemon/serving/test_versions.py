@@ -22,7 +22,7 @@ from honed.daemon.store.versions import (
     trial_over,
 )
 from honed.protocol.results import ModelVersion
-from honed.runtime.comparison import Comparison
+from honed.runtime.comparison import PairedTiming
 from honed.runtime.errors import AlreadyExists, NotFound
 
 
@@ -118,7 +118,7 @@ def test_there_is_always_one_served_version_with_its_file(steps: list[tuple[str,
 
 
 def compared(old: float, new: float, wrong: str = "", allowance: float = 1 / GAIN) -> TrialResult:
-    return TrialResult(runs=Comparison(allowance, pairs=[(old / 1e3, new / 1e3)] * 3), wrong=wrong)
+    return TrialResult(runs=PairedTiming(allowance, pairs=[(old / 1e3, new / 1e3)] * 3), wrong=wrong)
 
 
 def test_a_comparison_takes_the_faster_and_right_one() -> None:
@@ -129,7 +129,7 @@ def test_a_comparison_takes_the_faster_and_right_one() -> None:
 
 def test_runs_that_other_work_made_longer_do_not_count() -> None:
     for allowance in (1 / GAIN, LOSS):
-        runs = Comparison(allowance)
+        runs = PairedTiming(allowance)
         for pair in zip((10, 10, 11, 10, 10, 11, 10), (8, 20, 8, 21, 8, 19, 22), strict=True):
             runs.add(*pair)
         assert TrialResult(runs=runs, wrong="").objection == ""

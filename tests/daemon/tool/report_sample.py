@@ -19,8 +19,8 @@ from honed.protocol.results import (
     ModelShown,
     ModelSource,
     ModelVersion,
+    PartitionInfo,
     ShownKernel,
-    ShownPart,
     ShownVariant,
     TensorMetadata,
 )
@@ -204,8 +204,8 @@ def _halved(model: str) -> ModelHistory:
 def _in_parts() -> ReportedModel:
     name = "detector"
     parts = (
-        ShownPart(engine="gpu", nodes=120, flops=10**10),
-        ShownPart(
+        PartitionInfo(engine="gpu", nodes=120, flops=10**10),
+        PartitionInfo(
             engine="cpu",
             nodes=9,
             flops=10**6,
@@ -257,7 +257,7 @@ def _shown(
     *,
     kernels: tuple[ShownKernel, ...] = (),
     variants: tuple[ShownVariant, ...] = (),
-    parts: tuple[ShownPart, ...] = (),
+    parts: tuple[PartitionInfo, ...] = (),
     compiled: bool = True,
 ) -> ModelShown:
     outputs = (ComparedOutput(name="scores", tolerance=0.001, error=1.5e-6),)

@@ -11,7 +11,7 @@ from honed.farm import rows
 from honed.farm.boards import FarmChoice, chosen
 from honed.farm.measurer import FarmMeasurer
 from honed.machine import profilefile
-from honed.machine.kernellog import FaultStory
+from honed.machine.kernellog import FaultIncident
 from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.compiled.model import Way
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
@@ -201,7 +201,7 @@ def test_faults_of_boards_are_told_with_their_candidates(workload: Workload) -> 
     measurer.measure(candidates(workload, 1)[0])
     ((name, story),) = measurer.take_faults()
     assert name == "c0"
-    assert isinstance(story, FaultStory)
+    assert isinstance(story, FaultIncident)
     assert rows.log_lines([(name, story)]) == (line,)
 
 

@@ -177,7 +177,7 @@ class Compiling:
 def compiling(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Compiling:
     """A file for two sizes is there."""
     made = Compiling(device, tmp_path_factory.mktemp("sized"))
-    made(sizes=sizes(16, 48), slower_too=True)
+    made(sizes=sizes(16, 48), keep_slower=True)
     return made
 
 
@@ -242,7 +242,7 @@ def test_tuning_compiles_for_the_sizes_that_are_served(compiling: Compiling, tmp
     """As `like` has them, also where that is a device that the CPU engine is faster than."""
     served = tmp_path / "served.honed"
     served.write_bytes(compiling.output.read_bytes())
-    again = Compiling(compiling.device, tmp_path)(like=served)
+    again = Compiling(compiling.device, tmp_path)(existing_build=served)
     assert [(form.part, form.sizes) for form in again.forms] == [(1, (16,)), (1, (48,))]
 
 
@@ -298,7 +298,7 @@ def test_what_the_cpu_engine_is_faster_with_is_left_out_and_told(device: Device,
     assert "the CPU engine is faster" in out.why
     kept = tmp_path / "before.honed"
     compiling.output.rename(kept)
-    again = compiling(sizes=sizes(3), like=kept)
+    again = compiling(sizes=sizes(3), existing_build=kept)
     assert again.split is not None
     assert {out.sizes for out in again.split.left_out} == {(2,), (3,)}
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from honed.jobs.events import Form
+from honed.jobs.events import FusionChoice
 from honed.jobs.surveying import survey
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
@@ -122,7 +122,7 @@ def test_recorded_times_decide_in_both_directions(
     assert _tasks(unmeasured) == set(contest.keys(contest.expected))
     assert not [note for note in unmeasured.source.notes if "as measured" in note]
 
-    measured: tuple[tuple[float, float, Form], ...] = (
+    measured: tuple[tuple[float, float, FusionChoice], ...] = (
         (900e-6, 100e-6, "apart"),
         (50e-6, 300e-6, "joined"),
     )

@@ -214,7 +214,9 @@ def test_the_file_says_what_was_chosen_and_others_keep_to_it(tmp_path: Path) -> 
     assert source.precision == "fp16"
     assert source.choice == _decide(DENSE)
     # Without its peaks nobody would take fp16 on this device.
-    unknown = replace(request, profile=_named("GPU", None), output=tmp_path / "n.honed", like=request.output)
+    unknown = replace(
+        request, profile=_named("GPU", None), output=tmp_path / "n.honed", existing_build=request.output
+    )
     again = _compiled(unknown)
     assert again.model.source.choice == source.choice
     tasks = {kernel.task for kernel in first.model.kernels}
@@ -233,7 +235,7 @@ def test_a_choice_is_of_the_graph_that_passes_made(tmp_path: Path) -> None:
     assert choice is not None
     assert choice.half
     assert any(name.endswith("/twins") for name in choice.single)
-    again = _compiled(replace(request, output=tmp_path / "n.honed", like=request.output))
+    again = _compiled(replace(request, output=tmp_path / "n.honed", existing_build=request.output))
     tasks = {kernel.task for kernel in first.model.kernels}
     assert tasks == {kernel.task for kernel in again.model.kernels}
     found = extract(request.path, {}, "auto", MALI, like=request.output).tasks
@@ -249,7 +251,9 @@ def test_where_another_version_named_operators_otherwise_it_is_chosen_anew(
         earlier.setattr(module, "improve", lambda graph, _passes: (graph, ()))
         request = _request(tmp_path, model=towers)
         before = _compiled(request).model.source.choice
-    now = _compiled(replace(request, output=tmp_path / "n.honed", like=request.output)).model.source.choice
+    now = _compiled(
+        replace(request, output=tmp_path / "n.honed", existing_build=request.output)
+    ).model.source.choice
     assert before is not None
     assert now is not None
     assert now.half
@@ -260,7 +264,7 @@ def test_a_file_whose_precision_was_not_chosen_keeps_the_models_own(tmp_path: Pa
     request = _request(tmp_path)
     fixed = _compiled(replace(request, precision="fp32"))
     assert fixed.model.source.choice is None
-    again = _compiled(replace(request, output=tmp_path / "n.honed", like=request.output))
+    again = _compiled(replace(request, output=tmp_path / "n.honed", existing_build=request.output))
     assert again.model.source.precision == "fp32"
 
 

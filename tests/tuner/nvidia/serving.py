@@ -33,7 +33,7 @@ from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of
 from honed.daemon.worker.step_inputs import Step
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
-from honed.runtime.calling.calls import InSequence
+from honed.runtime.calling.calls import SequenceOptions
 from honed.runtime.client import Client
 from honed.runtime.compiled import modelfile
 from honed.runtime.execution.executor import load
@@ -117,10 +117,10 @@ def _until_served(client: Client, tell: Any) -> None:
 
 def _engines(client: Client, tokens: int) -> list[str]:
     return [
-        client.answer(
+        client.infer_response(
             "llama",
             {"input_ids": ids},
-            sequence=InSequence("bench", start=not at, end=at == tokens, last_token=True),
+            sequence=SequenceOptions("bench", start=not at, end=at == tokens, last_token=True),
         ).engine
         for at, ids in enumerate(_tokens(tokens))
     ]
@@ -154,8 +154,8 @@ def _where(client: Client) -> Iterator[str]:
     whole, compute, queued, chosen = [], [], [], []
     for at, ids in enumerate(_tokens(_TOKENS)):
         begun = time.perf_counter()
-        sequence = InSequence("where", start=not at, end=at == _TOKENS, last_token=True)
-        answer = client.answer("llama", {"input_ids": ids}, sequence=sequence)
+        sequence = SequenceOptions("where", start=not at, end=at == _TOKENS, last_token=True)
+        answer = client.infer_response("llama", {"input_ids": ids}, sequence=sequence)
         whole.append(1e6 * (time.perf_counter() - begun))
         begun = time.perf_counter()
         answer.outputs["logits"][:, -1:].argmax(-1)

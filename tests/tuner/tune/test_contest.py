@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.jobs.events import Form
+from honed.jobs.events import FusionChoice
 from honed.tuner.compiler.fusion import LESS, Contest, described, other
 from honed.tuner.tune import task
 from honed.tuner.tune.task import TaskProgress, TaskState, judge, latency, next_task
@@ -18,10 +18,10 @@ from .test_task import timed
 KEYS = ("one", "q", "s", "v")
 _SECONDS = st.floats(1e-6, 1e-2)
 _TIMES = st.dictionaries(st.sampled_from(KEYS), _SECONDS)
-_FORMS: st.SearchStrategy[Form] = st.sampled_from(("joined", "apart"))
+_FORMS: st.SearchStrategy[FusionChoice] = st.sampled_from(("joined", "apart"))
 
 
-def contest(expected: Form = "joined", calls: int = 9, launch: float = 0.0) -> Contest:
+def contest(expected: FusionChoice = "joined", calls: int = 9, launch: float = 0.0) -> Contest:
     return Contest(name="qsv", joined="one", apart=KEYS[1:], calls=calls, launch=launch, expected=expected)
 
 

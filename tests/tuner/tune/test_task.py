@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import Estimate
-from honed.machine import bounds
+from honed.machine import roofline
 from honed.machine.profile import DevicePeaks
 from honed.tuner.tune.task import (
     TaskProgress,
@@ -80,7 +80,7 @@ def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
     peaks = replace(PEAKS, fp16_gflops=200.0, launch_us=0.0)
     one = task("k", flops=flops, nbytes=nbytes, dtype=dtype)
     best = one.roofline(peaks) / 1.5
-    raised = bounds.raised_by(peaks, flops, nbytes, best, half=dtype == "float16")
+    raised = roofline.raised_by(peaks, flops, nbytes, best, half=dtype == "float16")
     progress = TaskProgress(task=one, roofline=one.roofline(raised), default=2 * best)
     progress.found(best, "t")
     assert not progress.beyond

@@ -75,7 +75,7 @@ def _needs_more_memory(limit_mib: int) -> str:
 
 
 def _compilation(job: commands.Check | commands.Fit) -> commands.Compile:
-    return job.derived(commands.Compile, "sizes", "slower_too", "like", "records", output=job.file)
+    return job.derived(commands.Compile, "sizes", "keep_slower", "existing_build", "records", output=job.file)
 
 
 def _check(job: commands.Check, emit: Emit) -> events.Done:
@@ -112,7 +112,7 @@ def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> Optimi
     return found
 
 
-def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
+def _compile(job: commands.Compile, emit: Emit) -> events.CompileDone:
     request = _request(job, emit)
     from .compiler.compile import compile_file
 
@@ -122,7 +122,7 @@ def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
     assert proof is not None
     names = [output.name for output in model.outputs]
     launches = [step for step in model.steps if isinstance(step, Launch)]
-    return events.Compiled(
+    return events.CompileDone(
         output=str(request.output),
         sha256=model.source.sha256,
         precision=model.source.precision,

@@ -10,7 +10,7 @@ from honed.jobs.commands import Job, Listener
 from honed.jobs.events import News, NoEvent, R, Stage
 from honed.process import aio
 from honed.process.aio import Child
-from honed.process.children import Bounds, Died
+from honed.process.children import JobCrashed, ResourceLimits
 from honed.protocol.errors import ModelRefused, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ async def compile_model(
             progress(news)
 
     try:
-        bounds = Bounds(memory_mib=job.memory_mib, niceness=niceness)
+        bounds = ResourceLimits(memory_mib=job.memory_mib, niceness=niceness)
         return await do(job, heard, bounds, seconds=seconds)
     except TimeoutError as error:
         raise ResourceExhausted(
             f"compiling took longer than {seconds:g} s; raise compile_seconds in the configuration, "
             "or use a smaller model"
         ) from error
-    except Died as died:
+    except JobCrashed as died:
         memory = f"it may have needed more than the {job.memory_mib} MiB of compile_memory_mib, "
         why = memory if died.death.out_of_memory else ""
         raise ModelRefused(
@@ -48,7 +48,7 @@ async def compile_model(
 async def do(
     job: Job[R],
     heard: Callable[[News], None],
-    bounds: Bounds,
+    bounds: ResourceLimits,
     *,
     seconds: float | None,
     started: Callable[[Child], None] = lambda _: None,

@@ -24,7 +24,7 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
-from honed.process.children import Bounds, Died
+from honed.process.children import JobCrashed, ResourceLimits
 from honed.protocol.errors import HonedError, ModelRefused, Unavailable
 from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST, LOWEST
@@ -173,11 +173,11 @@ class OptimisationChecks:
                     threads=threads,
                     half=half,
                 )
-                bounds = Bounds(memory_mib=job.memory_mib, niceness=_NICENESS)
+                bounds = ResourceLimits(memory_mib=job.memory_mib, niceness=_NICENESS)
                 return await compilation.do(job, lambda _: None, bounds, seconds=_SECONDS)
         except TimeoutError:
             why = f"it takes longer than {_SECONDS:g} s"
-        except Died as died:
+        except JobCrashed as died:
             why = f"the process that checks it ended: {died}"
         except HonedError as error:
             why = str(error) if places.compiler() else NO_COMPILER

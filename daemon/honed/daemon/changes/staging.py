@@ -20,8 +20,9 @@ from honed.protocol.results import ObservedSizes
 class Staged:
     """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
 
-    `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
-    the same model for other shapes, whose choice of precision is taken. Not `foreground`: nobody waits.
+    `calibration` is a folder of inputs, None where there are none of the user's. `existing_build` is a
+    compiled form of the same model for other shapes, whose choice of precision is taken. Not `foreground`:
+    nobody waits.
     """
 
     folder: Path
@@ -31,12 +32,12 @@ class Staged:
     precision: str
     device: str | None
     calibration: Path | None = None
-    like: Path | None = None
+    existing_build: Path | None = None
     foreground: bool = True
     state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
     owner: int | None = None  # as in the manifest
     sizes: tuple[ObservedSizes, ...] = ()  # of parts, to compile them for
-    slower_too: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
+    keep_slower: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
     seconds: float | None = None  # that compiling may take, where that is less than for others
 
 
@@ -94,7 +95,7 @@ def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> St
     if not files:
         raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
     given = files[0][1]
-    left_out = ("calibration", "like", "sizes", "slower_too", "seconds", "foreground")
+    left_out = ("calibration", "existing_build", "sizes", "keep_slower", "seconds", "foreground")
     return strict.copy_fields(
         Staged, manifest, *left_out, folder=folder, sources=tuple(files), given=given, device=None
     )

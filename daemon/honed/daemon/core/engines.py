@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from honed.protocol.errors import Unavailable
-from honed.protocol.results import SessionAsked
+from honed.protocol.results import OrtSessionConfig
 
 from . import blame, versions
 from .messages import (
@@ -263,7 +263,7 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
             continue
         model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
         core.act(Persist(model))
-        if event.found.asked != (before.asked if before is not None else SessionAsked()):
+        if event.found.asked != (before.asked if before is not None else OrtSessionConfig()):
             model.compared = float("-inf")
             if model.manifest.decision.times is not None:
                 _compare(core, model)

@@ -11,7 +11,7 @@ from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.names import EVERYTHING, Viewer, is_variant, model_of
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import HonedError, NotFound, Unavailable
-from honed.protocol.results import OptimisationCheck, SessionAsked
+from honed.protocol.results import OptimisationCheck, OrtSessionConfig
 
 from .messages import Action, Refuse, Unload
 from .model import (
@@ -433,10 +433,10 @@ class Registry:
         known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
         return next(known, None)
 
-    def asked(self, source: str) -> SessionAsked:
+    def asked(self, source: str) -> OrtSessionConfig:
         """Return how ONNX Runtime is to run the source with this key, as `OptimisationCheck.asked`."""
         found = self.rechecked.get(source) or self.optimisation(source)
-        return found.asked if found is not None else SessionAsked()
+        return found.asked if found is not None else OrtSessionConfig()
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
         """Return how many models are in a state."""

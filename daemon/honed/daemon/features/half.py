@@ -25,7 +25,7 @@ from honed.daemon.serving.trial import Trial
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import ComparedTurn, UnloadModel
 from honed.machine.processors import ThreadPlacement
-from honed.protocol.results import SessionAsked, SessionSettings
+from honed.protocol.results import OrtSessionConfig, SessionSettings
 
 _FASTER = 0.97  # times as long as the model a form may take, as its answers are less exact
 _WARM = 3  # runs of a session before its first that counts
@@ -105,8 +105,8 @@ class HalfForms(Feature):
             return await loader.turn_on_zeros(key, zeros)
 
         try:
-            await loader.try_session(keys[0], path, SessionAsked(level))
-            await loader.try_session(keys[1], str(form), SessionAsked(level, half))
+            await loader.try_session(keys[0], path, OrtSessionConfig(level))
+            await loader.try_session(keys[1], str(form), OrtSessionConfig(level, half))
             for key in keys:
                 for turn in range(_WARM):
                     await run(key, turn)
@@ -116,11 +116,11 @@ class HalfForms(Feature):
         finally:
             for key in keys:
                 await loader.tell(UnloadModel(key=key))
-        chosen = result.second_us if result.runs.holds else result.first_us
+        chosen = result.second_us if result.runs.within_allowance else result.first_us
         return SessionSettings(
             us=round(chosen, 2),
             first_us=round(result.first_us, 2),
             first=str(self.placed),
             others_percent=result.others_percent,
-            half=half if result.runs.holds else None,
+            half=half if result.runs.within_allowance else None,
         )

@@ -41,7 +41,7 @@ from honed.protocol.params import (
     OutputTensor,
     PrepareParams,
 )
-from honed.protocol.results import Inferred, InferTimes
+from honed.protocol.results import InferResult, InferTimes
 from honed.protocol.service import SequencesStatus
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
@@ -441,7 +441,7 @@ class Sequencer(Feature):
 def nothing(call: InferCall) -> Map:
     """Return the result of a request that only ends its sequence."""
     engine = kind_of(call.entry.engine)
-    result = Inferred(
+    result = InferResult(
         model_name=call.params.model_name,
         model_version=VERSION,
         id=call.id,

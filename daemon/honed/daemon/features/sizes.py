@@ -26,7 +26,7 @@ from honed.daemon.serving.pool import Pool
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.protocol.results import ObservedSizes, ShownPart
+from honed.protocol.results import ObservedSizes, PartitionInfo
 from honed.protocol.strict import Map
 
 Sizes = tuple[int, ...]
@@ -246,9 +246,9 @@ class SizeSpecialiser(Feature):
         async with self.changes.begin(entry.name, owner=manifest.owner) as change:
             staged = replace(
                 await change.sources(manifest),
-                like=self.changes.store.object(manifest.compiled),
+                existing_build=self.changes.store.object(manifest.compiled),
                 sizes=sizes,
-                slower_too=slower_too,
+                keep_slower=slower_too,
                 foreground=False,
             )
             made = await build(change, staged, [self.pool.device_of(entry)])
@@ -259,7 +259,7 @@ class SizeSpecialiser(Feature):
         return published.sentence
 
 
-def sized_parts(parts: tuple[ShownPart, ...]) -> list[SizedPart]:
+def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPart]:
     """Return the partitions of a compiled file that may be compiled for sizes, by their numbers there."""
     by_cpu = [part for part in parts if part.engine == "cpu"]
     return [

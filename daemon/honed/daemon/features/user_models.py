@@ -49,8 +49,8 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.methods import MODEL_BRING
-from honed.protocol.params import ENGINE_NAMES, BringOptions, BringParams
-from honed.protocol.results import BringResult, InferredTensor
+from honed.protocol.params import ENGINE_NAMES, UploadOptions, UploadParams
+from honed.protocol.results import InferredTensor, UploadResult
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
@@ -235,14 +235,14 @@ class Receiver:
         self._reading: Counter[int] = Counter()  # by user
 
     async def receive(
-        self, params: BringParams, descriptors: Sequence[int], folder: Path, user: int, limit: int
+        self, params: UploadParams, descriptors: Sequence[int], folder: Path, user: int, limit: int
     ) -> Staged:
         """Receive the files of a user's own model, of `limit` bytes at most, and check their SHA-256.
 
         Raises InvalidArgument where they differ from what the user says, PermissionDenied for a compiled
         file, ResourceExhausted where they are larger, and DeadlineExceeded.
         """
-        options = params.parameters or BringOptions()
+        options = params.parameters or UploadOptions()
         files: list[_Received] = []
         try:
             async with asyncio.timeout(self._seconds):
@@ -306,7 +306,7 @@ class _Bring:
     """One model on its way, and how many requests wait for it."""
 
     user: int
-    work: asyncio.Task[BringResult]
+    work: asyncio.Task[UploadResult]
     waiting: int = 0
 
 
@@ -340,7 +340,7 @@ class UserModels(Feature):
         """Answer ModelBring."""
         return {MODEL_BRING.name: self._bring}
 
-    async def _bring(self, call: ApiCall, params: BringParams) -> BringResult:
+    async def _bring(self, call: ApiCall, params: UploadParams) -> UploadResult:
         peer = call.connection.peer
         meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
         return await self.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
@@ -348,11 +348,11 @@ class UserModels(Feature):
     async def bring(
         self,
         user: int,
-        params: BringParams,
+        params: UploadParams,
         descriptors: Sequence[int],
         notify: Notify,
         meanwhile: AbstractContextManager[None],
-    ) -> BringResult:
+    ) -> UploadResult:
         """Add a model for a user (uid) and return the result of ModelBring.
 
         The descriptors stay the caller's. `meanwhile` lasts while the model is added. Cancelling ends that,
@@ -407,12 +407,12 @@ class UserModels(Feature):
         self.shares.use(name, time.time())
 
     def _begin(
-        self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, BringResult]
+        self, user: int, name: str, copies: list[int], taking: Coroutine[Any, Any, UploadResult]
     ) -> _Bring:
         work = asyncio.ensure_future(taking)
         bring = self._under_way[name] = _Bring(user, work)
 
-        def ended(done: asyncio.Task[BringResult]) -> None:
+        def ended(done: asyncio.Task[UploadResult]) -> None:
             close_all(copies)
             del self._under_way[name]
             if not done.cancelled():
@@ -425,16 +425,16 @@ class UserModels(Feature):
         self,
         user: int,
         name: str,
-        params: BringParams,
+        params: UploadParams,
         descriptors: Sequence[int],
         notify: Notify,
         meanwhile: AbstractContextManager[None],
-    ) -> BringResult:
+    ) -> UploadResult:
         """Receive, try out and serve it; what goes for it goes once it is served."""
         turn = self._turns.setdefault(user, asyncio.Lock())
         async with turn:
             nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
-            options = params.parameters or BringOptions()
+            options = params.parameters or UploadOptions()
             memory = 0 if options.engine == "gpu" else nbytes
             new = OwnModel(name=name, user=user, nbytes=nbytes, memory=memory, used=time.time())
             leaving = going(new, self._kept(), self.settings())
@@ -573,9 +573,9 @@ class UserModels(Feature):
             await asyncio.wait(works)
 
 
-def check(params: BringParams, descriptors: Sequence[int]) -> None:
+def check(params: UploadParams, descriptors: Sequence[int]) -> None:
     """Raise InvalidArgument for what nobody can bring."""
-    options = params.parameters or BringOptions()
+    options = params.parameters or UploadOptions()
     check_files(params.files, descriptors, options.precision, options.shapes or {})
     if options.engine not in (None, *ENGINES):
         raise InvalidArgument(
@@ -592,11 +592,11 @@ def _size(name: str, descriptor: int) -> int:
     return status.st_size
 
 
-def _result(entry: ServedModel, sha256: str) -> BringResult:
+def _result(entry: ServedModel, sha256: str) -> UploadResult:
     manifest = entry.manifest
     waits = manifest.compiled is None and manifest.decision.wanted != "cpu"
     outputs = manifest.interface.outputs if manifest.interface is not None else ()
-    return BringResult(
+    return UploadResult(
         model_name=entry.name,
         sha256=sha256,
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting

@@ -160,7 +160,7 @@ class VariantCompiler:
             staged = replace(
                 await change.sources(model.manifest),
                 shapes=dict(shapes),
-                like=self.changes.store.object(home) if home is not None else None,
+                existing_build=self.changes.store.object(home) if home is not None else None,
                 foreground=by_hand,
             )
             made = await build(change, staged, [self.pool.device_of(model)])

@@ -31,7 +31,7 @@ from honed.daemon.transport.connection import Callbacks, WithDescriptors, Work
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import methods, results, service, strict
 from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unimplemented
-from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
+from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Permission, check_version, parse
 from honed.protocol.params import (
     ENGINE_NAMES,
     MEASURING,
@@ -125,12 +125,12 @@ class Api:
         self.inferring.check_running()
         parsed = parse(known.params, call.params)
         own = model_named(parsed)
-        if own is None and known.right is not Right.OWN:
+        if own is None and known.right is not Permission.OWN:
             return handler(call, parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None
         owner = entry.manifest.owner if entry is not None else None
-        if known.right is Right.OWN and owner != peer.uid:
-            self.policy.check(peer, Right.CHANGE, method)
+        if known.right is Permission.OWN and owner != peer.uid:
+            self.policy.check(peer, Permission.CHANGE, method)
         viewer = self.policy.viewer(peer)
         # A name that nobody has yet may be another user's by the time the handler runs.
         if own is None or viewer.all or (entry is not None and viewer.sees(owner)):

@@ -11,7 +11,7 @@ from honed.protocol.service import KernelFault, KernelLog, WorkerEnd
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
-    from honed.machine.kernellog import DatedFault, FaultStory, Reader, Record
+    from honed.machine.kernellog import DatedFault, FaultIncident, Reader, Record
     from honed.protocol.service import Metrics, Status
 
 
@@ -52,7 +52,7 @@ def stories(reader: Reader) -> Iterator[KernelFault]:
         yield listed(story, started[story.first_s])
 
 
-def listed(story: FaultStory, time: float) -> KernelFault:
+def listed(story: FaultIncident, time: float) -> KernelFault:
     """Return a fault as `hone faults` lists it; `time` in seconds since 1970."""
     cause = story.cause
     return KernelFault(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from honed.daemon.aio import in_thread
-from honed.machine.kernellog import DatedFault, FaultStory, Reader, Severity, group, open_reader, seen
+from honed.machine.kernellog import DatedFault, FaultIncident, Reader, Severity, group, open_reader, seen
 from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
@@ -85,7 +85,7 @@ class KernelWatch:
         finally:
             loop.remove_reader(reader.fileno())
 
-    def _tell(self, story: FaultStory, workers: frozenset[int]) -> None:
+    def _tell(self, story: FaultIncident, workers: frozenset[int]) -> None:
         # Only records written since it was opened are read, so all are of this service's time.
         fault = listed(story, self._since)
         found = whose(fault, Ours(workers=workers, since=self._since), ())

@@ -346,7 +346,7 @@ class InFlightRequests:
             work.started = 0.0  # WorkerLost lets the request wait again
         except HonedError as error:
             self._on_run(_failed(engine, work.number, error))
-        except strict.Mismatch as error:
+        except strict.SchemaError as error:
             reason = f"the worker's answer makes no sense: {error}"
             self._on_run(messages.WorkerFailed(engine, work.number, reason, device=False))
             self._servers[engine].supervisor.kill(reason)

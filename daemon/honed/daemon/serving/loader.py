@@ -40,7 +40,7 @@ from honed.machine.profile import DeviceIdentity
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, OutOfMemory
-from honed.protocol.results import ComparedOutput, Empty, ModelChecked, SessionAsked
+from honed.protocol.results import ComparedOutput, Empty, ModelChecked, OrtSessionConfig
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST
 
@@ -247,7 +247,7 @@ class Loader:
             engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 
-    async def try_session(self, key: str, path: str, asked: SessionAsked) -> BuiltModel:
+    async def try_session(self, key: str, path: str, asked: OrtSessionConfig) -> BuiltModel:
         """Have the worker load a file, perhaps once more under another `key`; the CPU engine as `asked`.
 
         It loads files beside its other calls, and would find one there that it is about to unload.

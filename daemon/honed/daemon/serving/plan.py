@@ -32,7 +32,7 @@ from honed.protocol.params import (
     PrepareParams,
     RegionPlace,
 )
-from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
+from honed.protocol.results import InferredOutput, InferResult, InferTimes, TensorMetadata
 from honed.protocol.strict import Map
 from honed.runtime.compiled.model import PartTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
@@ -156,9 +156,9 @@ class InferencePlan:
         times = usual["parameters"] | {"queue_us": answered.queue_us, "compute_us": answered.compute_us}
         return {**usual, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
 
-    def _result(self, ran: InferenceResult, answered: Answered) -> Inferred:
+    def _result(self, ran: InferenceResult, answered: Answered) -> InferResult:
         """Return what the results of runs have in common that give outputs of the same shapes."""
-        return Inferred(
+        return InferResult(
             model_name=self.model,
             model_version=VERSION,
             id="",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from honed.daemon.aio import in_thread
 from honed.daemon.idle.signals import OthersShare
 from honed.daemon.worker.calls import ComparedTurn
-from honed.runtime.comparison import MOST, Comparison
+from honed.runtime.comparison import MOST, PairedTiming
 
 _BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
 _LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
@@ -24,7 +24,7 @@ class TrialResult:
     Times are provisional where other programs took `others_percent` of the processors; None: they hold.
     """
 
-    runs: Comparison
+    runs: PairedTiming
     wrong: str = ""
     others_percent: float | None = None
 
@@ -46,7 +46,7 @@ class TrialResult:
         """
         if self.wrong:
             return f"its answers differ from those of the version before: {self.wrong}"
-        if self.runs.holds:
+        if self.runs.within_allowance:
             return ""
         times = f"{self.first_us / 1000:.3g} ms before, {self.second_us / 1000:.3g} ms now"
         if self.runs.allowance > 1:
@@ -74,7 +74,7 @@ class Trial:
         others, since = None, time.monotonic()
         if self.processes:
             others = await in_thread(OthersShare, self.processes)
-        runs, sets = Comparison(self.allowed, self.most), 1
+        runs, sets = PairedTiming(self.allowed, self.most), 1
         while runs.tried < sets or not runs.done:
             turn, both = runs.tried, [ComparedTurn(), ComparedTurn()]
             for which in runs.order:

@@ -13,9 +13,9 @@ from honed.protocol import strict
 from honed.protocol.results import (
     ComparedOutput,
     ModelProof,
-    ShownForm,
+    PartitionInfo,
     ShownKernel,
-    ShownPart,
+    SpecialisationInfo,
     TensorMetadata,
 )
 from honed.runtime.compiled.model import (
@@ -99,7 +99,7 @@ class Compiled:
     prepared_bytes: int
     proof: ModelProof | None
     schedules: str
-    parts: tuple[ShownPart, ...] = ()
+    parts: tuple[PartitionInfo, ...] = ()
     preconditions: tuple[str, ...] = ()
     names_values: bool = False
 
@@ -154,18 +154,18 @@ def summarise(model: CompiledModel) -> Compiled:
     )
 
 
-def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
+def _parts(model: CompiledModel) -> tuple[PartitionInfo, ...]:
     """Return the compiled part first, then those that the CPU engine runs; nothing if the model is whole."""
     split = model.split
     if split is None:
         return ()
-    whole = ShownPart(engine="gpu", nodes=split.nodes, flops=split.flops)
+    whole = PartitionInfo(engine="gpu", nodes=split.nodes, flops=split.flops)
     return whole, *(_part(model, split, n, part) for n, part in enumerate(split.parts))
 
 
-def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> ShownPart:
+def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> PartitionInfo:
     return strict.copy_fields(
-        ShownPart,
+        PartitionInfo,
         part,
         engine="cpu",
         inputs=tuple(map(_tensor, part.inputs)),
@@ -173,13 +173,13 @@ def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> Sho
         last=number in split.behind,
         forms=(
             *(_form(form) for form in model.forms if form.part == number),
-            *(ShownForm(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
+            *(SpecialisationInfo(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
         ),
     )
 
 
-def _form(form: Form) -> ShownForm:
-    shown, times = ShownForm(sizes=form.sizes, least=form.least), form.times
+def _form(form: Form) -> SpecialisationInfo:
+    shown, times = SpecialisationInfo(sizes=form.sizes, least=form.least), form.times
     return replace(shown, compiled_us=times.compiled_us, cpu_us=times.cpu_us) if times is not None else shown
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from honed.daemon.aio import in_thread
 from honed.daemon.settings.schema import INSPECTION_MIB, INSPECTIONS
 from honed.process import aio
-from honed.process.children import Bounds, kill_group, python
+from honed.process.children import ResourceLimits, kill_group, python
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable
 
@@ -74,7 +74,7 @@ async def _answered(calls: Sequence[Inspect | InspectSource], seconds: float) ->
 async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
     """Yield answers for the first of `calls`, at least one."""
     lost = Unavailable("the process that reads model files has ended")
-    program, bounds = python("honed.daemon.store.inspector"), Bounds(memory_mib=INSPECTION_MIB)
+    program, bounds = python("honed.daemon.store.inspector"), ResourceLimits(memory_mib=INSPECTION_MIB)
     taken: Any = aio.taken
     process, link = await aio.spawn_rpc(program, bounds, lost=lambda: lost, frames=ANSWER)
     try:
@@ -87,7 +87,7 @@ async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -
             except TimeoutError:
                 yield ModelFileError(f"{path} takes longer than {seconds:g} s to read")
                 return
-            except strict.Mismatch as error:
+            except strict.SchemaError as error:
                 yield Internal(f"the process that reads model files said what it should not: {error}")
             except HonedError as error:
                 if link.broken is None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from honed.daemon.settings.schema import INSPECTION_MIB
-from honed.process.rpc import Call, Server, by_name, connect
+from honed.process.rpc import Call, RpcServer, by_name, connect
 from honed.protocol import strict, wire
-from honed.protocol.decoder import Decoder
+from honed.protocol.decoder import FrameDecoder
 from honed.protocol.errors import HonedError, ModelFileError
 
 from .compiled import Compiled, summarise
@@ -42,7 +42,7 @@ class InspectSource(Call[Declared]):
     path: Path
 
 
-class Inspector(Server):
+class Inspector(RpcServer):
     """Answers within ANSWER."""
 
     def _inspect(self, call: Inspect) -> Compiled:
@@ -62,10 +62,10 @@ class Inspector(Server):
         try:
             found = read()
             answer = wire.Response(msgid=0, error=None, result=strict.to_plain(found))
-            decoder = Decoder(ANSWER)
+            decoder = FrameDecoder(ANSWER)
             decoder.feed(wire.encode(answer, ANSWER))
             decoder.next_message()
-        except wire.PeerFault as fault:
+        except wire.ProtocolError as fault:
             raise ModelFileError(f"{path} says too much of itself: {fault.error}") from fault
         except MemoryError as error:
             raise ModelFileError(f"{path} takes more than {INSPECTION_MIB} MiB to read") from error

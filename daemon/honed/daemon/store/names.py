@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from honed.daemon.store.compiled import Interface
 from honed.protocol import strict
 from honed.protocol.methods import NAME
-from honed.protocol.params import BringOptions, BringParams, LoadParams, RegionName, RegionParams, RunParams
+from honed.protocol.params import LoadParams, RegionName, RegionParams, RunParams, UploadOptions, UploadParams
 from honed.protocol.strict import Map
 
 MARK: Final = "@"
@@ -22,7 +22,7 @@ _LONGEST = 48  # of the sizes as text
 Shapes = Mapping[str, tuple[int, ...]]  # by input
 _OWN: Final = re.compile(r"own-[0-9a-f]{40}")
 NOBODYS: Final = f"own-{'0' * 40}"  # that no contents are known to have
-_DEFAULTS: Final = BringOptions(shapes={}, precision="auto", engine="fastest")
+_DEFAULTS: Final = UploadOptions(shapes={}, precision="auto", engine="fastest")
 _FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
 # The last one makes one, whose name none may have.
 _NO_MODELS: Final = (RegionName, RegionParams, LoadParams, RunParams)
@@ -79,7 +79,7 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
     return sizes if contradicts else different
 
 
-def own_name(user: int, params: BringParams) -> str:
+def own_name(user: int, params: UploadParams) -> str:
     """Return the name of what a user (uid) brings; equal contents and options always give the same name.
 
     It reveals nothing of other users' models: names differ by user, though contents are the same. A file that

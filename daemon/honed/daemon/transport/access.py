@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from honed.daemon.store.names import Viewer
 from honed.protocol.errors import PermissionDenied
-from honed.protocol.methods import Right
+from honed.protocol.methods import Permission
 
 INFER_GROUP = "honed"
 CHANGE_GROUP = "honed-admin"
@@ -33,7 +33,7 @@ class Credentials:
     gids: frozenset[int]
 
 
-_ALL = frozenset(Right)
+_ALL = frozenset(Permission)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +45,22 @@ class Policy:
     change_gid: int | None
     hints_gid: int | None
 
-    def rights(self, peer: Credentials) -> frozenset[Right]:
+    def rights(self, peer: Credentials) -> frozenset[Permission]:
         """Return the rights of a peer: the kinds of methods that it may call."""
         if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
             return _ALL
-        rights = {Right.ANYONE}
+        rights = {Permission.ANYONE}
         if self.infer_gid in peer.gids:
-            rights |= {Right.INFER, Right.OWN}
+            rights |= {Permission.INFER, Permission.OWN}
         if self.hints_gid in peer.gids:
-            rights |= {Right.HINTS}
+            rights |= {Permission.HINTS}
         return frozenset(rights)
 
     def viewer(self, peer: Credentials) -> Viewer:
         """Return which models the peer sees."""
         return Viewer(user=peer.uid, all=peer.uid in (0, self.own_uid))
 
-    def check(self, peer: Credentials, right: Right, what: str) -> None:
+    def check(self, peer: Credentials, right: Permission, what: str) -> None:
         """Raise PermissionDenied, saying what would help, unless the peer has the right."""
         if right in self.rights(peer):
             return
@@ -74,11 +74,11 @@ class Policy:
             f"user {user} may not call {what} because it is not in group {group}; {remedy}"
         )
 
-    def _group(self, right: Right) -> tuple[str, int | None]:
+    def _group(self, right: Permission) -> tuple[str, int | None]:
         match right:
-            case Right.CHANGE:
+            case Permission.CHANGE:
                 return CHANGE_GROUP, self.change_gid
-            case Right.HINTS:
+            case Permission.HINTS:
                 return HINTS_GROUP, self.hints_gid
             case _:
                 return INFER_GROUP, self.infer_gid

@@ -25,7 +25,7 @@ from honed.protocol.errors import (
 )
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import APART, FrameLimits, PeerFault, close_all
+from honed.protocol.wire import APART, FrameLimits, ProtocolError, close_all
 
 from .access import Credentials
 from .fairness import RoundRobin, Usage
@@ -297,7 +297,7 @@ class Connection:
             self._socket.read(True)
         except OSError:
             self.close()
-        except PeerFault as fault:
+        except ProtocolError as fault:
             self.end(fault.error)
         else:
             if not more:
@@ -329,7 +329,7 @@ class Connection:
                 if event is not None:
                     self._frame_timer.stop()
                     self._handle(event)
-        except PeerFault as fault:
+        except ProtocolError as fault:
             self.end(fault.error, fault.msgid)
         if self._ending or self.closed:
             return
@@ -394,7 +394,7 @@ class Connection:
             case NotificationReceived(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
-                raise PeerFault(
+                raise ProtocolError(
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 

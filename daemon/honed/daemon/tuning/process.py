@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import setting
 from honed.process.aio import Child, RestartPolicy, spawn
-from honed.process.children import Bounds, Death, kill_group, python
+from honed.process.children import ExitInfo, ResourceLimits, kill_group, python
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TunerReportParams, TuningFigures
 from honed.protocol.service import TunerStatus
@@ -113,9 +113,9 @@ class TunerChild:
             _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
             await asyncio.sleep(delay)
 
-    async def _live_once(self) -> Death:
+    async def _live_once(self) -> ExitInfo:
         program = python("honed.tuner.service", f"--socket={self._socket}")
-        bounds = Bounds(memory_mib=self._settings.memory_mib, niceness=_NICENESS)
+        bounds = ResourceLimits(memory_mib=self._settings.memory_mib, niceness=_NICENESS)
         process = self._process = await spawn(program, bounds)
         self._text, self._last = "started, has not reported yet", None
         try:

@@ -28,7 +28,7 @@ from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
 from honed.jobs.events import Done, Exported, Faults, Imported, News, R, Totals, Tuned
 from honed.process.aio import Child
-from honed.process.children import Bounds, Died
+from honed.process.children import JobCrashed, ResourceLimits
 from honed.protocol import strict
 from honed.protocol.errors import (
     AlreadyExists,
@@ -280,13 +280,13 @@ class TunerRuns:
             return await compilation.do(
                 job,
                 heard,
-                Bounds(memory_mib=memory_mib, niceness=_NICENESS),
+                ResourceLimits(memory_mib=memory_mib, niceness=_NICENESS),
                 seconds=seconds,
                 started=run.begin if run is not None else lambda _: None,
             )
         except TimeoutError as error:
             raise ResourceExhausted(f"the compiler took longer than {seconds:g} s; try again") from error
-        except Died as died:
+        except JobCrashed as died:
             raise Internal(
                 f"the compiler stopped without a result ({died}); the service's log says more"
             ) from died

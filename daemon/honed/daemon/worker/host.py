@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from honed.process import rpc
 from honed.process.limits import no_memory
-from honed.process.rpc import Method, Server, by_name
+from honed.process.rpc import Method, RpcServer, by_name
 from honed.protocol.errors import (
     AnswerTooLarge,
     Cancelled,
@@ -168,7 +168,7 @@ class Runs(Protocol):
         """Return the outputs by name; raise a HonedError if the run fails."""
 
 
-class Host(Server, ABC):
+class Host(RpcServer, ABC):
     """Answers the service. `LOADING` are calls that may take long, `METHODS` those that run in their turn."""
 
     LOADING: ClassVar[Mapping[str, Method]]

@@ -21,7 +21,7 @@ from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.machine.profilefile import check
 from honed.process import aio
 from honed.process.aio import Child, RestartPolicy
-from honed.process.children import Bounds, kill_group, python
+from honed.process.children import ResourceLimits, kill_group, python
 from honed.process.rpc import R
 from honed.protocol import strict
 from honed.protocol.aiolink import AsyncLink, OnAnswer
@@ -89,7 +89,7 @@ async def spawn(
 ) -> tuple[Child, AsyncLink]:
     """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
     command = python(program.module, str(cache_dir), program.argument, *program.more, program.bound)
-    bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
+    bounds = ResourceLimits(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
     return await aio.spawn_rpc(command, bounds, lost=lost, frames=FRAMES, large=APART)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from honed.daemon.settings.schema import Limits
 from honed.jobs.commands import Compile, Demo, Fit
-from honed.jobs.events import Compiled, Fitted, FittedPart
+from honed.jobs.events import CompileDone, Fitted, FittedPart
 from honed.protocol.errors import HonedError
 from honed.protocol.params import engine_name
 from honed.protocol.strict import to_plain
@@ -68,7 +68,7 @@ def define_demo(demo: Parser) -> None:
 
 def _compile(arguments: argparse.Namespace, output: Output) -> None:
     job = _fit_job(arguments.file, arguments).derived(
-        Compile, "sizes", "slower_too", "like", "records", output=arguments.output
+        Compile, "sizes", "keep_slower", "existing_build", "records", output=arguments.output
     )
     limits = dataclasses.replace(
         Limits(), compile_seconds=arguments.time_limit, compile_memory_mib=arguments.memory_limit
@@ -77,7 +77,7 @@ def _compile(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(to_plain(compiled), lambda console: _print_compiled(console, compiled))
 
 
-def _print_compiled(console: Console, done: Compiled) -> None:
+def _print_compiled(console: Console, done: CompileDone) -> None:
     line(
         console,
         f"{done.output} is written: {done.kernels} kernels, {done.launches} launches an inference, "

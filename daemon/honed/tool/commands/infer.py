@@ -21,7 +21,7 @@ from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.methods import METRICS, MODEL_METADATA, MODEL_SHOW, MODEL_STATISTICS
 from honed.protocol.params import ModelParams, engine_name
 from honed.protocol.results import InferenceStatistics, Tallied, TensorMetadata
-from honed.runtime.calling.calls import InferenceAnswer, RequestSequence
+from honed.runtime.calling.calls import InferenceResponse, RequestSequence
 from honed.runtime.client import Client
 from honed.runtime.dtypes import STRING, from_datatype, is_text
 from honed.tool.output import Console, Output, Reporter, fields, line, shape_text, table
@@ -229,7 +229,7 @@ def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> di
 def _infer(arguments: argparse.Namespace, output: Output) -> None:
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=arguments.random)
-        answer = client.answer(arguments.model, values, timeout=arguments.timeout)
+        answer = client.infer_response(arguments.model, values, timeout=arguments.timeout)
     outputs = answer.outputs
     files = save(arguments.output_dir, outputs) if arguments.output_dir else {}
     found = {name: summary(array) for name, array in outputs.items()}
@@ -248,7 +248,10 @@ def _infer(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _print(
-    console: Console, answer: InferenceAnswer, outputs: Mapping[str, ArraySummary], files: Mapping[str, Path]
+    console: Console,
+    answer: InferenceResponse,
+    outputs: Mapping[str, ArraySummary],
+    files: Mapping[str, Path],
 ) -> None:
     rows = [
         (name, shape_text(each.dtype, each.shape), _number(each.min), _number(each.max))

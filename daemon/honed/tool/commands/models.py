@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.observe.faults import SERVICE, BlamedFault, blamed, kernel_log, ours
-from honed.machine.bounds import BUSY
+from honed.machine.roofline import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import (
     METRICS,

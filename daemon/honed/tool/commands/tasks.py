@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from honed.jobs.commands import Tasks
-from honed.jobs.events import Done, Estimate, News, Spent, TaskRow, TasksFound, TwoFormsRow
+from honed.jobs.events import Done, Estimate, FusionRow, News, Spent, TaskRow, TasksFound
 from honed.protocol.methods import MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
@@ -150,7 +150,7 @@ def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
         console.print()
 
 
-def print_forms(console: Console, forms: Iterable[TwoFormsRow]) -> None:
+def print_forms(console: Console, forms: Iterable[FusionRow]) -> None:
     """Print which tasks can be one kernel or several, and the time that both variants take."""
     forms = list(forms)
     for form in forms:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from honed.jobs.events import (
     Estimate,
+    FusionRow,
     News,
     Note,
     Ranking,
@@ -23,7 +24,6 @@ from honed.jobs.events import (
     TaskTable,
     Trial,
     Tuned,
-    TwoFormsRow,
 )
 from honed.protocol.strict import to_plain
 from honed.tool.output import Console, RenderableType, clean, console, fields, seconds_text
@@ -48,7 +48,7 @@ class TuningRun:
     stage: str = ""
     text: str = ""
     rows: dict[str, TaskRow] = field(default_factory=dict)
-    forms: tuple[TwoFormsRow, ...] = ()
+    forms: tuple[FusionRow, ...] = ()
     estimate: Estimate = NOTHING
     ranking: Ranking | None = None  # of the latest batch that has one
     trials: int = 0

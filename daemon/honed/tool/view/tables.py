@@ -11,9 +11,9 @@ from honed.protocol.params import engine_name
 from honed.protocol.results import (
     DeviceIdentity,
     ModelPlacement,
-    ShownForm,
-    ShownPart,
+    PartitionInfo,
     ShownVariant,
+    SpecialisationInfo,
     TensorMetadata,
 )
 from honed.protocol.service import DeviceStatus, IdleStatus, LeaseStatus, WorkerStatus
@@ -104,7 +104,7 @@ def signals(idle: IdleStatus) -> Table:
     )
 
 
-def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
+def in_parts(parts: Sequence[PartitionInfo]) -> Iterator[tuple[str, str]]:
     """Rows: how much of the model is compiled, and for each of the other parts what it is and why."""
     if not parts:
         return
@@ -122,7 +122,7 @@ def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
             yield "", "it is compiled for the sizes that it meets often, when the machine is idle"
 
 
-def _form(form: ShownForm) -> str:
+def _form(form: SpecialisationInfo) -> str:
     sizes = ", ".join(map(str, form.sizes))
     if form.why:
         return f"not compiled for size {sizes}: {clean(form.why)}"

@@ -34,7 +34,7 @@ class DatedFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultStory:
+class FaultIncident:
     """All records of one fault, oldest first, and what they say together. What none says is None."""
 
     seen: tuple[DatedFault, ...]
@@ -76,7 +76,7 @@ class FaultStory:
         return fault.consequence or (paged and _is_stream_bus_fault(fault))
 
 
-def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultStory]:
+def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultIncident]:
     """Return one story per (process, context, queue group) and span of time, in the order of their begin.
 
     `threads` gives the process (tgid) of threads (tid) the caller knows, in the initial pid namespace; it
@@ -153,10 +153,10 @@ class _StoryDraft:
         tid = self.known("tid")
         return tid is not None and tgid in (tid, threads.get(tid))
 
-    def story(self) -> FaultStory:
+    def story(self) -> FaultIncident:
         worst = max((s.fault.severity for s in self.seen), key=lambda severity: severity.rank)
         drivers = [s.fault.driver for s in self.seen]
-        return FaultStory(
+        return FaultIncident(
             seen=tuple(self.seen),
             driver=Driver.KBASE_JM if Driver.KBASE_JM in drivers else drivers[0],
             device=self.device,
@@ -274,7 +274,7 @@ class Attribution:
         return self.runs[0] if len(self.runs) == 1 else None
 
 
-def attribute(story: FaultStory, processes: Collection[Process]) -> Attribution:
+def attribute(story: FaultIncident, processes: Collection[Process]) -> Attribution:
     """Return the process among `processes` that caused `story`, what it ran, and how certain that is."""
     named = {number for number in (story.tgid, story.tid) if number is not None}
     if named:
@@ -331,7 +331,7 @@ def _outermost(statuses: Iterable[str]) -> Iterable[int]:
                 yield int(line.split()[1])
 
 
-def _by_timing(story: FaultStory, processes: Iterable[Process]) -> Attribution:
+def _by_timing(story: FaultIncident, processes: Iterable[Process]) -> Attribution:
     present = [process for process in processes if _running(process, story)]
     if len(present) == 1:
         return _guilty(Certainty.TIMING, present[0], story, "no other process of ours was on the GPU then")
@@ -341,11 +341,11 @@ def _by_timing(story: FaultStory, processes: Iterable[Process]) -> Attribution:
     return Attribution(certainty=Certainty.UNKNOWN, process=None, runs=(), reason=reason)
 
 
-def _guilty(certainty: Certainty, process: Process, story: FaultStory, reason: str) -> Attribution:
+def _guilty(certainty: Certainty, process: Process, story: FaultIncident, reason: str) -> Attribution:
     return Attribution(certainty=certainty, process=process, runs=_running(process, story), reason=reason)
 
 
-def _running(process: Process, story: FaultStory) -> tuple[GpuRun, ...]:
+def _running(process: Process, story: FaultIncident) -> tuple[GpuRun, ...]:
     """Return what `process` ran when the story began, or had ended less than LATE_S before."""
     return tuple(
         run

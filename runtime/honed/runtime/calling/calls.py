@@ -47,7 +47,7 @@ from honed.runtime.encodings import decode_text, encode_text
 
 from . import shared_memory, transport
 from .shared_memory import LARGE, Region, Scratch
-from .steps import Ask, Steps, limit_of
+from .steps import RpcRequest, RpcSteps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
@@ -76,7 +76,7 @@ class _Output(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class InferCall(PreparedRequest):
+class EncodedRequest(PreparedRequest):
     """An inference but for its arrays: where its inputs go, and where its outputs lie.
 
     Inputs are `sent`, or copied to the places in `copied`, or lie in a region of the caller's. The service
@@ -95,7 +95,7 @@ class InferCall(PreparedRequest):
             place[...] = arrays[name]
         return [_content(arrays[name]) for name in self.sent]
 
-    def answer(self, result: Map, into: Mapping[str, NDArray[Any]]) -> InferenceAnswer:
+    def answer(self, result: Map, into: Mapping[str, NDArray[Any]]) -> InferenceResponse:
         """Return the answer that a result is; outputs among `into` are written there.
 
         Raises Internal where the result is invalid, InvalidArgument where an array that the caller gave for
@@ -113,7 +113,7 @@ class InferCall(PreparedRequest):
         except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
             raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
         outputs = {name: self._delivered(name, array, into.get(name)) for name, array in arrays.items()}
-        return InferenceAnswer(outputs, engine, queue_us, compute_us, device)
+        return InferenceResponse(outputs, engine, queue_us, compute_us, device)
 
     def _output(self, output: Map) -> _Output:
         name, kind, shape = output["name"], from_datatype(output["datatype"]), tuple(output["shape"])
@@ -148,7 +148,7 @@ class InferCall(PreparedRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class ScratchRegion:
     """A region for the inputs of one request, with `room` bytes behind them for its outputs."""
 
     region: Region
@@ -156,7 +156,7 @@ class Lent:
 
 
 @dataclass(slots=True)  # frozen takes four times as long to make
-class InferenceAnswer:
+class InferenceResponse:
     """The result of a request: outputs by name, the engine that answered, and times in microseconds.
 
     `engine_name` is "opencl" (a compiled model on a device), "onnxruntime" (the CPU engine) or
@@ -176,7 +176,7 @@ class InferenceAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class InSequence:
+class SequenceOptions:
     """The sequence of a request, by its `id`, and whether the request begins or ends it.
 
     The service keeps the model's state from one request of a sequence to the next (docs/protocol.md). With
@@ -189,7 +189,7 @@ class InSequence:
     last_token: bool = False
 
 
-class Inferences:
+class InferenceBase:
     """What both clients know of their inferences: the regions, and what is kept for tensors without one."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
@@ -217,9 +217,9 @@ class Inferences:
         timeout: float | None,
         priority: int,
         finite: bool,
-        sequence: InSequence | None,
+        sequence: SequenceOptions | None,
         compiled: bool = False,
-    ) -> Steps[InferenceAnswer]:
+    ) -> RpcSteps[InferenceResponse]:
         """Return the service's answer to an inference.
 
         Large tensors are handed over in shared memory that the client keeps for that.
@@ -253,7 +253,7 @@ class Inferences:
             try:
                 with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
                     call = self._known.get(like)
-                    if not isinstance(call, InferCall):
+                    if not isinstance(call, EncodedRequest):
                         call = infer_call(model, arrays, wanted, places, asking, lent)
                     reply = yield from self._sent(like, call, call.contents(arrays), seconds)
                     answered = call.answer(reply, into)
@@ -274,7 +274,7 @@ class Inferences:
         contents: Sequence[Data],
         seconds: float | None,
         name: str | None = None,
-    ) -> Steps[Map]:
+    ) -> RpcSteps[Map]:
         """Return the result of a request whose `id` is `name`; `like` are those that differ in these alone.
 
         The first of them is sent whole, as is one whose number the service does not know any more.
@@ -284,12 +284,12 @@ class Inferences:
         if like in self._known and self._prepares:
             try:
                 if (number := prepared.number) is None:
-                    answered = yield Ask(methods.MODEL_PREPARE, prepared.params, limit)
+                    answered = yield RpcRequest(methods.MODEL_PREPARE, prepared.params, limit)
                     number = prepared.number = methods.MODEL_PREPARE.result_of(answered.result).number
                 run = {"number": number, "timeout": micros, "raw_input_contents": list(contents)}
                 if name is not None:
                     run["id"] = name
-                return (yield Ask(methods.MODEL_RUN, run, limit)).result
+                return (yield RpcRequest(methods.MODEL_RUN, run, limit)).result
             except NotPrepared:
                 prepared.number = None
             except Unimplemented:
@@ -298,14 +298,14 @@ class Inferences:
         whole = strict.copy_fields(
             InferParams, prepared.params, parameters=options, id=name, raw_input_contents=tuple(contents)
         )
-        reply = yield Ask(methods.MODEL_INFER, whole, limit)
+        reply = yield RpcRequest(methods.MODEL_INFER, whole, limit)
         if like not in self._known:
             while len(self._known) >= _KNOWN:
                 self._known.pop(next(iter(self._known)), None)
             self._known[like] = prepared
         return reply.result
 
-    def _lent(self, given: int, room: int) -> Steps[Lent]:
+    def _lent(self, given: int, room: int) -> RpcSteps[ScratchRegion]:
         """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
 
         First forgets regions that are no longer used.
@@ -316,7 +316,7 @@ class Inferences:
                 yield unregister(region)
         ready = self._scratch.take(given + room)
         if ready is not None:
-            return Lent(ready, room)
+            return ScratchRegion(ready, room)
         region = self._new_region(shared_memory.region_bytes(given + room))
         self._regions[region.name] = region  # a connection that is made meanwhile knows it
         try:
@@ -326,7 +326,7 @@ class Inferences:
         except BaseException:
             self._discard(region)
             raise
-        return Lent(region, room)
+        return ScratchRegion(region, room)
 
     def _forget_scratch(self) -> None:
         """Release the client's own regions; the service forgets regions with their connection."""
@@ -338,7 +338,7 @@ class Inferences:
         """Close a region, which will not be registered again."""
         self._regions.pop(region.name, None)
         for like, call in list(self._known.items()):
-            if isinstance(call, InferCall) and call.lent is region:
+            if isinstance(call, EncodedRequest) and call.lent is region:
                 self._known.pop(like, None)
         region.close()
 
@@ -347,15 +347,15 @@ class Inferences:
         return Region(f"r{self._made}", nbytes)
 
 
-def register(region: Region) -> Ask:
+def register(region: Region) -> RpcRequest:
     """Return the call that registers a region with the service."""
     params = RegionParams(name=region.name, byte_size=region.nbytes)
-    return Ask(methods.SHARED_MEMORY_REGISTER, params, descriptors=[region.descriptor])
+    return RpcRequest(methods.SHARED_MEMORY_REGISTER, params, descriptors=[region.descriptor])
 
 
-def unregister(region: Region) -> Ask:
+def unregister(region: Region) -> RpcRequest:
     """Return the call that has the service forget a region."""
-    return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
+    return RpcRequest(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
 
 
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
@@ -369,7 +369,7 @@ class Asking(NamedTuple):
 
     priority: int = 2
     finite: bool = False
-    sequence: InSequence | None = None
+    sequence: SequenceOptions | None = None
     compiled: bool = False
 
 
@@ -379,8 +379,8 @@ def infer_call(
     outputs: Iterable[str] | Mapping[str, RegionPlace | None] | None,
     places: Mapping[str, RegionPlace | None],
     asking: Asking,
-    lent: Lent | None = None,
-) -> InferCall:
+    lent: ScratchRegion | None = None,
+) -> EncodedRequest:
     """Return the inference for arrays from `portable`; those that have one of `places` are not copied.
 
     The others are copied into `lent`, or sent along. `outputs` may have places, too.
@@ -409,10 +409,10 @@ def infer_call(
     )
     shared = frozenset(output.name for output in wanted or () if output.parameters is not None)
     region = lent.region if lent is not None else None
-    return InferCall(params, None, tuple(sent), tuple(copied), shared, region)
+    return EncodedRequest(params, None, tuple(sent), tuple(copied), shared, region)
 
 
-def _options(asking: Asking, lent: Lent | None) -> InferOptions:
+def _options(asking: Asking, lent: ScratchRegion | None) -> InferOptions:
     sequence = asking.sequence
     said: Map = {"priority": asking.priority, "finite": asking.finite}
     if sequence is not None:
@@ -472,19 +472,19 @@ class _Course:
         self.begun = False
 
     @contextlib.contextmanager
-    def _next(self, last_token: bool) -> Iterator[InSequence]:
+    def _next(self, last_token: bool) -> Iterator[SequenceOptions]:
         """Yield what one request says of the sequence; a first request that fails has begun nothing."""
         first, self.begun = not self.begun, True
         try:
-            yield InSequence(self.id, start=first, last_token=last_token)
+            yield SequenceOptions(self.id, start=first, last_token=last_token)
         except BaseException:
             if first:
                 self.begun = False
             raise
 
     @property
-    def _last(self) -> InSequence:
-        return InSequence(self.id, end=True)
+    def _last(self) -> SequenceOptions:
+        return SequenceOptions(self.id, end=True)
 
 
 class RequestSequence(_Course):
@@ -549,3 +549,8 @@ class AsyncRequestSequence(_Course):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+# Their names in honed 0.1.
+InferenceAnswer = InferenceResponse
+InSequence = SequenceOptions

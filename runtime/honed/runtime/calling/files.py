@@ -13,13 +13,13 @@ from typing import BinaryIO
 from honed.protocol import methods
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import MODEL_EXPORT
-from honed.protocol.params import BringOptions, BringParams, LoadOptions, LoadParams
-from honed.protocol.results import BringResult
+from honed.protocol.params import LoadOptions, LoadParams, UploadOptions, UploadParams
+from honed.protocol.results import UploadResult
 from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 
-from .steps import Ask, Reply, Steps
+from .steps import Reply, RpcRequest, RpcSteps
 
 Shapes = Mapping[str, Sequence[int]]
 Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # a path, or the contents of a file
@@ -32,20 +32,20 @@ def add(
     options: LoadOptions,
     sets_in: str | os.PathLike[str] | None,
     progress: Progress | None,
-) -> Steps[Map]:
+) -> RpcSteps[Map]:
     """Have an administrator's model served; `sets_in` is a folder of calibration inputs."""
     model = name if name is not None else model_name_for(file)
     opened: dict[str, int] = {}
     sets: dict[str, int] = {}
 
-    def load() -> Ask:
+    def load() -> RpcRequest:
         params = LoadParams(
             model_name=model,
             files=(*opened, *sets),
             parameters=replace(options, calibration=len(sets) or None),
         )
         sent = [*opened.values(), *sets.values()]
-        return Ask(methods.REPOSITORY_MODEL_LOAD, params, None, sent, progress)
+        return RpcRequest(methods.REPOSITORY_MODEL_LOAD, params, None, sent, progress)
 
     try:
         opened[file.name] = open_model(file)
@@ -55,14 +55,14 @@ def add(
         close_all((*opened.values(), *sets.values()))
 
 
-def bring(
+def upload(
     model: Given,
     external: Mapping[str, Given],
-    options: BringOptions,
+    options: UploadOptions,
     progress: Progress | None,
     folder: str | os.PathLike[str] | None = None,
     unchanged_since: int | None = None,
-) -> Steps[BringResult]:
+) -> RpcSteps[UploadResult]:
     """Have an app's own model served, from the disk or out of memory.
 
     External data of a model out of memory lies in `folder`, if at all. Raises InvalidArgument for files that
@@ -74,15 +74,15 @@ def bring(
     opened: dict[str, int] = {}  # by name, the model first
     digests: dict[str, str] = {}
 
-    def load() -> Ask:
+    def load() -> RpcRequest:
         for name, descriptor in opened.items():
             if name not in digests:
                 if unchanged_since is not None and name not in out_of_memory:
                     _check_unchanged(name, descriptor, unchanged_since)
                 digests[name] = _digest(name, descriptor)
         sha256 = tuple(digests[name] for name in opened)
-        params = BringParams(files=tuple(opened), sha256=sha256, parameters=options)
-        return Ask(methods.MODEL_BRING, params, None, list(opened.values()), progress)
+        params = UploadParams(files=tuple(opened), sha256=sha256, parameters=options)
+        return RpcRequest(methods.MODEL_BRING, params, None, list(opened.values()), progress)
 
     try:
         opened[path.name if path is not None else _UNNAMED] = _open(model)
@@ -93,7 +93,7 @@ def bring(
         close_all(opened.values())
 
 
-def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], Ask]) -> Steps[Reply]:
+def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], RpcRequest]) -> RpcSteps[Reply]:
     """Return the answer to a call that sends a model's files; repeat the call with missing external data.
 
     The external data is opened from beside the file; where there is no file, MissingFiles is raised.

@@ -23,7 +23,7 @@ from honed.protocol import streams
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
 from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
 from honed.protocol.strict import Map
-from honed.protocol.wire import PeerFault, close_all
+from honed.protocol.wire import ProtocolError, close_all
 
 from . import transport
 from .steps import limit_of
@@ -168,7 +168,7 @@ class LeaseHolder:
                 self._take(event)
         except OSError as error:
             self._lose(str(transport.cannot_connect(self.socket, error)))
-        except (PeerFault, HonedError, KeyError, TypeError, ValueError) as error:
+        except (ProtocolError, HonedError, KeyError, TypeError, ValueError) as error:
             self._lose(f"the service said something that makes no sense ({error}); compare versions")
 
     def _take(self, event: Event) -> None:

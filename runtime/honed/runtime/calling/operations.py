@@ -18,18 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 from honed.protocol import methods, params, strict
 from honed.protocol.methods import Method
 from honed.protocol.params import InferParams
-from honed.protocol.results import BringResult, Inferred
+from honed.protocol.results import InferResult, UploadResult
 from honed.protocol.service import HintsImported
 from honed.protocol.streams import Progress
 from honed.protocol.strict import Map
 
 from . import files
-from .calls import InferenceAnswer, Inferences, InSequence, Outputs, PreparedRequest
+from .calls import InferenceBase, InferenceResponse, Outputs, PreparedRequest, SequenceOptions
 from .files import ExportedFiles, Given, exported, exported_file, shapes_of
-from .steps import USUAL, Ask, Steps, T, Usual, limit_of, operation
+from .steps import USUAL, RpcRequest, RpcSteps, T, Usual, limit_of, operation
 
 
-class Operations(Inferences):
+class Operations(InferenceBase):
     """The methods of both clients.
 
     Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
@@ -46,13 +46,13 @@ class Operations(Inferences):
     @operation
     def ask(
         self, method: Method[Any, T], params: Any = None, *, timeout: float | Usual | None = USUAL
-    ) -> Steps[T]:
+    ) -> RpcSteps[T]:
         """Return the result of any method, typed; `params` None: the parameters that it has by default.
 
         `timeout` is in seconds; None: no limit. Raises Internal where the result is invalid.
         """
         given = method.params() if params is None else params
-        return method.result_of((yield Ask(method, given, timeout)).result)
+        return method.result_of((yield RpcRequest(method, given, timeout)).result)
 
     @operation
     def infer(
@@ -64,8 +64,8 @@ class Operations(Inferences):
         timeout: float | None = None,
         priority: int = 2,
         finite: bool = False,
-        sequence: InSequence | None = None,
-    ) -> Steps[dict[str, NDArray[Any]]]:
+        sequence: SequenceOptions | None = None,
+    ) -> RpcSteps[dict[str, NDArray[Any]]]:
         """Run `model` on `inputs`, and return its outputs by name.
 
         Types and shapes must be the model's: nothing is converted. Arrays that lie in a `region` of this
@@ -81,7 +81,7 @@ class Operations(Inferences):
         return answered.outputs
 
     @operation
-    def answer(
+    def infer_response(
         self,
         model: str,
         inputs: Mapping[str, ArrayLike],
@@ -90,9 +90,9 @@ class Operations(Inferences):
         timeout: float | None = None,
         priority: int = 2,
         finite: bool = False,
-        sequence: InSequence | None = None,
+        sequence: SequenceOptions | None = None,
         compiled: bool = False,
-    ) -> Steps[InferenceAnswer]:
+    ) -> RpcSteps[InferenceResponse]:
         """Run `model` as `infer` does, and return the outputs with the engine that answered, and times.
 
         With `compiled`, only a verified compiled model may answer; raises NotCompiled at once if there is
@@ -101,8 +101,10 @@ class Operations(Inferences):
         asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
         return (yield from self._answered(*asked))
 
+    answer = infer_response  # its name in honed 0.1
+
     @operation
-    def request(self, whole: InferParams, *, timeout: float | None = None) -> Steps[Inferred]:
+    def request(self, whole: InferParams, *, timeout: float | None = None) -> RpcSteps[InferResult]:
         """Return the result of a request as it travels; the `timeout` of its parameters does not count.
 
         Requests that differ in their data and `id` alone are prepared.
@@ -115,75 +117,77 @@ class Operations(Inferences):
         return methods.MODEL_INFER.result_of(result)
 
     @operation
-    def models(self) -> Steps[list[Map]]:
+    def models(self) -> RpcSteps[list[Map]]:
         """Return all models: name, version, state and reason."""
-        return list((yield Ask(methods.REPOSITORY_INDEX, params.Nothing())).result["models"])
+        return list((yield RpcRequest(methods.REPOSITORY_INDEX, params.Nothing())).result["models"])
 
     @operation
-    def metadata(self, model: str | None = None) -> Steps[Map]:
+    def metadata(self, model: str | None = None) -> RpcSteps[Map]:
         """Return the inputs and outputs of `model`, or, without one, the service's version and limits."""
         if model is None:
-            return (yield Ask(methods.SERVER_METADATA, params.Nothing())).result
-        return (yield Ask(methods.MODEL_METADATA, params.ModelParams(name=model))).result
+            return (yield RpcRequest(methods.SERVER_METADATA, params.Nothing())).result
+        return (yield RpcRequest(methods.MODEL_METADATA, params.ModelParams(name=model))).result
 
     @operation
-    def live(self) -> Steps[bool]:
+    def live(self) -> RpcSteps[bool]:
         """Return True, or raise Unavailable if no service answers."""
-        return bool((yield Ask(methods.SERVER_LIVE, params.Nothing())).result["live"])
+        return bool((yield RpcRequest(methods.SERVER_LIVE, params.Nothing())).result["live"])
 
     @operation
-    def ready(self, model: str | None = None) -> Steps[bool]:
+    def ready(self, model: str | None = None) -> RpcSteps[bool]:
         """Return whether `model` can run, or, without one, whether the service and all its models can."""
         if model is None:
-            return bool((yield Ask(methods.SERVER_READY, params.Nothing())).result["ready"])
-        return bool((yield Ask(methods.MODEL_READY, params.ModelParams(name=model))).result["ready"])
+            return bool((yield RpcRequest(methods.SERVER_READY, params.Nothing())).result["ready"])
+        return bool((yield RpcRequest(methods.MODEL_READY, params.ModelParams(name=model))).result["ready"])
 
     @operation
-    def status(self) -> Steps[Map]:
+    def status(self) -> RpcSteps[Map]:
         """Return the state of the service: its devices, workers, queues, jobs and the lease."""
-        return (yield Ask(methods.SERVER_STATUS, params.Nothing())).result
+        return (yield RpcRequest(methods.SERVER_STATUS, params.Nothing())).result
 
     @operation
-    def statistics(self, model: str | None = None) -> Steps[list[Map]]:
+    def statistics(self, model: str | None = None) -> RpcSteps[list[Map]]:
         """Return counts and times of served requests, of `model` or of all models."""
-        answer = yield Ask(methods.MODEL_STATISTICS, params.ModelParams(name=model or ""))
+        answer = yield RpcRequest(methods.MODEL_STATISTICS, params.ModelParams(name=model or ""))
         return list(answer.result["model_stats"])
 
     @operation
-    def metrics(self) -> Steps[Map]:
+    def metrics(self) -> RpcSteps[Map]:
         """Return every figure of the service and its models; docs/metrics.md explains them."""
-        return (yield Ask(methods.METRICS, params.MetricsParams())).result
+        return (yield RpcRequest(methods.METRICS, params.MetricsParams())).result
 
     @operation
-    def openmetrics(self) -> Steps[str]:
+    def openmetrics(self) -> RpcSteps[str]:
         """Return the service's metrics as OpenMetrics text."""
-        return str((yield Ask(methods.METRICS, params.MetricsParams(format="openmetrics"))).result["text"])
+        return str(
+            (yield RpcRequest(methods.METRICS, params.MetricsParams(format="openmetrics"))).result["text"]
+        )
 
     @operation
-    def config(self) -> Steps[Map]:
+    def config(self) -> RpcSteps[Map]:
         """Return the settings in force, and the changes in the service's files that it has not read yet."""
-        return (yield Ask(methods.CONFIG_SHOW, params.Nothing())).result
+        return (yield RpcRequest(methods.CONFIG_SHOW, params.Nothing())).result
 
     @operation
-    def reload_config(self) -> Steps[Map]:
+    def reload_config(self) -> RpcSteps[Map]:
         """Make the service read its files again; raise InvalidArgument if one is wrong."""
-        return (yield Ask(methods.CONFIG_RELOAD, params.Nothing())).result
+        return (yield RpcRequest(methods.CONFIG_RELOAD, params.Nothing())).result
 
     @operation
-    def show(self, model: str) -> Steps[Map]:
+    def show(self, model: str) -> RpcSteps[Map]:
         """Return the origin of `model`, how it was verified, what serves it, and its kernels."""
-        return (yield Ask(methods.MODEL_SHOW, params.ModelParams(name=model))).result
+        return (yield RpcRequest(methods.MODEL_SHOW, params.ModelParams(name=model))).result
 
     @operation
-    def export(self, model: str) -> Steps[ExportedFiles]:
+    def export(self, model: str) -> RpcSteps[ExportedFiles]:
         """Return the files of `model`, open for reading: the compiled file and its sources."""
-        answer = yield Ask(methods.MODEL_EXPORT, params.ExportParams(name=model))
+        answer = yield RpcRequest(methods.MODEL_EXPORT, params.ExportParams(name=model))
         return exported(answer.result, answer.descriptors)
 
     @operation
     def profile(
         self, model: str, runs: int = 5, *, timeline: bool = False, timeout: float | None = None
-    ) -> Steps[Map]:
+    ) -> RpcSteps[Map]:
         """Return the time per kernel of `model`, as the mean of `runs` inferences.
 
         `timeout` is in seconds; None: no limit. With `timeline`, the result includes when each command of the
@@ -191,7 +195,7 @@ class Operations(Inferences):
         """
         options = params.ProfileOptions(runs=runs, timeline=timeline or None)
         given = params.ProfileParams(name=model, parameters=options)
-        return (yield Ask(methods.MODEL_PROFILE, given, timeout)).result
+        return (yield RpcRequest(methods.MODEL_PROFILE, given, timeout)).result
 
     @operation
     def add(
@@ -209,7 +213,7 @@ class Operations(Inferences):
         wait: bool = True,
         state: Mapping[str, str] | None = None,
         progress: Progress | None = None,
-    ) -> Steps[Map]:
+    ) -> RpcSteps[Map]:
         """Add an ONNX or `.honed` file, and return when it is compiled, or cannot be.
 
         Needs an administrator's rights. `name` defaults to the file's stem. External data is sent along from
@@ -237,7 +241,7 @@ class Operations(Inferences):
         return (yield from files.add(Path(path), name, options, calibration, progress))
 
     @operation
-    def bring(
+    def upload(
         self,
         model: Given,
         *,
@@ -248,29 +252,31 @@ class Operations(Inferences):
         folder: str | os.PathLike[str] | None = None,
         unchanged_since: int | None = None,
         progress: Progress | None = None,
-    ) -> Steps[BringResult]:
+    ) -> RpcSteps[UploadResult]:
         """Upload an ONNX file as a model of this user, and return when it is served, or cannot be.
 
         `model` is a path or the file's bytes. `external` maps the names of external data in the model to
         files; the others are read from the folder of the path, or from `folder`. With engine "opencl", the
-        app runs the model itself, and asks for its compiled model alone (`answer`). `unchanged_since`, in
-        nanoseconds since 1970, refuses files that changed later, with InvalidArgument. Other parameters are
-        those of `add`.
+        app runs the model itself, and asks for its compiled model alone (`infer_response`).
+        `unchanged_since`, in nanoseconds since 1970, refuses files that changed later, with InvalidArgument.
+        Other parameters are those of `add`.
 
         Only this user and root see the model, whose name is in the result; uploading the same file again
         returns at once. Raises ModelRefused, with every reason, if no engine can serve the model,
         MissingFiles if external data is missing, ResourceExhausted if the user's quota is full, and
         PermissionDenied if the service takes no models of apps.
         """
-        options = params.BringOptions(
+        options = params.UploadOptions(
             shapes=shapes_of(shapes) if shapes else None,
             precision=None if precision == "auto" else precision,
             engine=engine,
         )
-        return (yield from files.bring(model, external or {}, options, progress, folder, unchanged_since))
+        return (yield from files.upload(model, external or {}, options, progress, folder, unchanged_since))
+
+    bring = upload  # its name in honed 0.1
 
     @operation
-    def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
+    def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> RpcSteps[Map]:
         """Publish a new version of `model`, a `.honed` file, if the service finds it right and faster.
 
         `expected` is the SHA-256 of the compiled file that `export` returned when the version was compiled.
@@ -280,30 +286,30 @@ class Operations(Inferences):
         given = params.PublishParams(name=model, expected=expected, why=why)
         descriptor = files.open_model(Path(path))
         try:
-            return (yield Ask(methods.MODEL_PUBLISH, given, None, [descriptor])).result
+            return (yield RpcRequest(methods.MODEL_PUBLISH, given, None, [descriptor])).result
         finally:
             os.close(descriptor)
 
     @operation
-    def history(self, model: str) -> Steps[Map]:
+    def history(self, model: str) -> RpcSteps[Map]:
         """Return the versions of `model`: when each was served, and why it was published and replaced."""
-        return (yield Ask(methods.MODEL_HISTORY, params.HistoryParams(name=model))).result
+        return (yield RpcRequest(methods.MODEL_HISTORY, params.HistoryParams(name=model))).result
 
     @operation
-    def rollback(self, model: str, version: int | None = None) -> Steps[Map]:
+    def rollback(self, model: str, version: int | None = None) -> RpcSteps[Map]:
         """Serve an earlier version of `model`, by default the previous one; do not publish this one again."""
         given = params.RollbackParams(name=model, version=version)
-        return (yield Ask(methods.MODEL_ROLLBACK, given, None)).result
+        return (yield RpcRequest(methods.MODEL_ROLLBACK, given, None)).result
 
     @operation
-    def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> Steps[Map]:
+    def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> RpcSteps[Map]:
         """Serve `version`, by default the present one, and publish no other until `version` 0 is passed.
 
         With `engine`, "opencl" or "onnxruntime", that engine serves even if it is slower, and no version is
         pinned; "" lets the service choose again.
         """
         given = params.PinParams(name=model, version=version, engine=engine)
-        return (yield Ask(methods.MODEL_PIN, given, None)).result
+        return (yield RpcRequest(methods.MODEL_PIN, given, None)).result
 
     @operation
     def set(
@@ -314,7 +320,7 @@ class Operations(Inferences):
         batch_delay_us: int | None = None,
         warm_up: int | None = None,
         warm_up_shapes: Mapping[str, Sequence[int]] | None = None,
-    ) -> Steps[Map]:
+    ) -> RpcSteps[Map]:
         """Change the settings of `model`, and return all of them; None leaves a setting as it is.
 
         docs/protocol.md explains them under ModelSet. Raises InvalidArgument if requests of the model cannot
@@ -327,16 +333,16 @@ class Operations(Inferences):
             warm_up=warm_up,
             warm_up_shapes=None if warm_up_shapes is None else shapes_of(warm_up_shapes),
         )
-        return (yield Ask(methods.MODEL_SET, given, None)).result
+        return (yield RpcRequest(methods.MODEL_SET, given, None)).result
 
     @operation
-    def report(self, text: str = "", tuning: params.TuningFigures | None = None) -> Steps[None]:
+    def report(self, text: str = "", tuning: params.TuningFigures | None = None) -> RpcSteps[None]:
         """Report the work of a tuner.
 
         The service shows `text` in its status while this connection lasts, and includes `tuning`, the
         figures of tuning so far, in its metrics.
         """
-        yield Ask(methods.TUNER_REPORT, params.TunerReportParams(text=text, tuning=tuning))
+        yield RpcRequest(methods.TUNER_REPORT, params.TunerReportParams(text=text, tuning=tuning))
 
     @operation
     def run_tuner(
@@ -345,39 +351,39 @@ class Operations(Inferences):
         *,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
-    ) -> Steps[tuple[Map, list[int]]]:
+    ) -> RpcSteps[tuple[Map, list[int]]]:
         """Run a command of the compiler on the service's models and records (docs/protocol.md, TunerRun).
 
         Returns the result and the descriptors that came with it, which the caller closes.
         """
-        answer = yield Ask(methods.TUNER_RUN, params, None, descriptors, progress)
+        answer = yield RpcRequest(methods.TUNER_RUN, params, None, descriptors, progress)
         return answer.result, answer.descriptors
 
     @operation
-    def stop_tuner(self, model: str) -> Steps[None]:
+    def stop_tuner(self, model: str) -> RpcSteps[None]:
         """Stop a search of `run_tuner`, which publishes its results; raise NotFound if there is none."""
-        yield Ask(methods.TUNER_STOP, params.TunerStopParams(model=model))
+        yield RpcRequest(methods.TUNER_STOP, params.TunerStopParams(model=model))
 
     @operation
-    def export_hints(self, *, spread: bool = False) -> Steps[BinaryIO]:
+    def export_hints(self, *, spread: bool = False) -> RpcSteps[BinaryIO]:
         """Return the tuning records that other machines can use, as JSON lines in an open file.
 
         With `spread`, the file holds fast, slow and refused schedules of each task, to learn a prior from.
         """
         given = params.HintsExportParams(spread=spread or None)
-        return exported_file((yield Ask(methods.HINTS_EXPORT, given, None)).descriptors)
+        return exported_file((yield RpcRequest(methods.HINTS_EXPORT, given, None)).descriptors)
 
     @operation
-    def import_hints(self, descriptor: int, *, device: str | None = None) -> Steps[HintsImported]:
+    def import_hints(self, descriptor: int, *, device: str | None = None) -> RpcSteps[HintsImported]:
         """Import tuning records of other machines as hints, which the tuner verifies and times itself.
 
         `descriptor` is of a file of JSON lines (docs/protocol.md, HintsImport). `device` is an OpenCL device,
         by default the service's.
         """
         given, row = params.HintsImportParams(device=device), methods.HINTS_IMPORT
-        return row.result_of((yield Ask(row, given, None, (descriptor,))).result)
+        return row.result_of((yield RpcRequest(row, given, None, (descriptor,))).result)
 
     @operation
-    def remove(self, model: str) -> Steps[None]:
+    def remove(self, model: str) -> RpcSteps[None]:
         """Remove `model` and its files."""
-        yield Ask(methods.REPOSITORY_MODEL_UNLOAD, params.UnloadParams(model_name=model))
+        yield RpcRequest(methods.REPOSITORY_MODEL_UNLOAD, params.UnloadParams(model_name=model))

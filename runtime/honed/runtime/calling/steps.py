@@ -64,7 +64,7 @@ class Reply:
 
 
 @dataclass(slots=True)
-class Ask:
+class RpcRequest:
     """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's.
 
     `params` are those of the method, or how they travel.
@@ -93,7 +93,7 @@ class Ask:
         Raises InvalidArgument where the answer is no map.
         """
         descriptors = answered.descriptors
-        if not self.method.gives or not isinstance(answered.result, dict):
+        if not self.method.returns_descriptors or not isinstance(answered.result, dict):
             close_all(descriptors)
             descriptors = []
         if not isinstance(answered.result, dict):
@@ -101,13 +101,13 @@ class Ask:
         return Reply(answered.result, descriptors)
 
 
-Steps = Generator[Ask, Reply, T]
+RpcSteps = Generator[RpcRequest, Reply, T]
 
 
 class operation(Generic[P, R]):  # noqa: N801 - a decorator
     """A method of both clients, made of its steps when their classes are."""
 
-    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
+    def __init__(self, steps: Callable[Concatenate[Any, P], RpcSteps[R]]) -> None:
         self.steps = steps
 
     if TYPE_CHECKING:

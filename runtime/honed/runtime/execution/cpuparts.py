@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.machine.bundle import has_cpu_engine
-from honed.process.children import Bounds, python
-from honed.process.rpc import Call, Ended, R, RpcChild
+from honed.process.children import ResourceLimits, python
+from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.params import Data
 from honed.protocol.results import ObservedSizes
@@ -177,11 +177,13 @@ class CpuParts:
         try:
             if self._child is None:
                 command = python(_MODULE, str(self._limits.threads))
-                self._child = RpcChild(command, Bounds(memory_mib=self._limits.memory_mib), frames=FRAMES)
+                self._child = RpcChild(
+                    command, ResourceLimits(memory_mib=self._limits.memory_mib), frames=FRAMES
+                )
             return self._child.call(call, descriptors)
         except OSError as error:
             raise DeviceError(f"the CPU engine cannot be started: {error}") from error
-        except Ended as ended:
+        except ChildCrashed as ended:
             self._end()
             raise DeviceError(f"the CPU engine's process for parts of the model is gone: {ended}") from ended
 

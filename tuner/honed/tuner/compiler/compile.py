@@ -153,10 +153,10 @@ class CompileRequest:
     filename: str  # as the user knows it
     records: Path | None = None  # recorded schedules to compile with
     calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
-    like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
+    existing_build: Path | None = None  # a compiled form of the same model: its choice of precision is taken
     processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
     sizes: tuple[ObservedSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
-    slower_too: bool = False  # as in `honed.jobs.commands.Compile`; and a whole model that is
+    keep_slower: bool = False  # as in `honed.jobs.commands.Compile`; and a whole model that is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class _Source:
     """A model as it is lowered, and what verifies it; recipes with equal `unbuilt` and `own` share it."""
 
     prepared: Prepared
-    like: CompiledModel | None
+    existing_build: CompiledModel | None
     prover: Prover
     imported: ImportedModule
 
@@ -354,13 +354,13 @@ _REMEDIES = (_without_refused, _rules_for_all, _own_types)
 
 def _write(request: CompileRequest, source: _Source, tried: Attempt, stage: _Stages) -> CompiledModel:
     """Write a verified model, and add its partitions compiled for sizes."""
-    model, cut, like = tried.proven(request.device), source.prepared.cut, source.like
+    model, cut, like = tried.proven(request.device), source.prepared.cut, source.existing_build
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
     sizes, left_out = sized.wanted(cut, request.sizes, like)
     if cut is None or not (sizes or left_out):
         return model
-    slower_too, each = request.slower_too or sized.slower_too(like, request.profile), []
+    slower_too, each = request.keep_slower or sized.slower_too(like, request.profile), []
     for n, observed in enumerate(sizes):
         sizes_shown = ", ".join(map(str, observed.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
@@ -386,7 +386,7 @@ def _admit(request: CompileRequest, prover: Prover, program: Program) -> None:
     profile, device = request.profile, request.device
     units, peaks = profile.family.joined, profile.peaks
     each = peaks.launch_us if peaks is not None else units.launch_us if units is not None else 0.0
-    if device is None or request.slower_too or prover.cut is not None or launches < _MANY_LAUNCHES:
+    if device is None or request.keep_slower or prover.cut is not None or launches < _MANY_LAUNCHES:
         return
     sets = [prover.expected.inputs[0]] * _RUNS
     found = evaluate(prover.bound, sets, evaluators=[at_level(HIGHEST)])
@@ -422,7 +422,7 @@ def _compiled_part(
             shapes=sized.shapes_of(cut, observed),
             precision=sized.precision(request.precision),
             calibration=None,
-            like=None,
+            existing_build=None,
             sizes=(),
         )
         times, least = None, 0
@@ -467,7 +467,7 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
     ModelRefused where nothing can be verified by the reference.
     """
     prepared = _prepare(request, stage, recipe.unbuilt)
-    like, choice = compiled_before(request.like, prepared, request.precision), recipe.own
+    like, choice = compiled_before(request.existing_build, prepared, request.precision), recipe.own
     if request.precision == "auto" and choice is None:
         stage("normalise", 0.5, "find out what can be computed in fp16")
         choice = choose.decide(
@@ -485,7 +485,7 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
     given = (
         choose.calibration_sets(request.calibration, normalised.inputs)
         if request.calibration is not None
-        else probed_before(request.like, normalised)
+        else probed_before(request.existing_build, normalised)
         if like is not None
         else ()
     )
@@ -510,7 +510,7 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
     )
     return _Source(
         prepared=prepared,
-        like=like,
+        existing_build=like,
         prover=prover.with_quantised(),
         imported=_import(normalised, stage),
     )

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from honed.jobs.events import Form
+from honed.jobs.events import FusionChoice
 from honed.machine.families import UnitFigures
 from honed.machine.profile import DeviceProfile
 from honed.tuner.lower.functions.fusing import NamedFunction, TwoForms
@@ -27,13 +27,13 @@ from honed.tuner.search.sketches.one_row import one_row_of
 # more exact, and a model's form should not change back and forth.
 LESS = 0.95
 _NAME = 40  # characters of a function's name that are told
-_TAKEN: tuple[tuple[Form, str], ...] = (
+_TAKEN: tuple[tuple[FusionChoice, str], ...] = (
     ("joined", "one kernel is taken in the place of several"),
     ("apart", "several kernels are taken in the place of one"),
 )
 
 
-def other(form: Form) -> Form:
+def other(form: FusionChoice) -> FusionChoice:
     """Return the other of the two forms."""
     return "apart" if form == "joined" else "joined"
 
@@ -45,7 +45,7 @@ class ContestTimes:
     joined: float | None
     apart: float | None
 
-    def of(self, form: Form) -> float | None:
+    def of(self, form: FusionChoice) -> float | None:
         """Return the seconds of one form; None where they are not known."""
         return self.joined if form == "joined" else self.apart
 
@@ -62,9 +62,9 @@ class Contest:
     apart: tuple[str, ...]
     calls: int  # of either form in one inference
     launch: float  # seconds of a launch that are in no recorded time
-    expected: Form  # by the roofline; taken where times are not known
+    expected: FusionChoice  # by the roofline; taken where times are not known
 
-    def keys(self, form: Form) -> tuple[str, ...]:
+    def keys(self, form: FusionChoice) -> tuple[str, ...]:
         """Return the keys of the tasks that a form runs, one for each of its functions."""
         return (self.joined,) if form == "joined" else self.apart
 
@@ -72,7 +72,7 @@ class Contest:
         """Return the times of both forms, from the times of their tasks (`seconds`, by key)."""
         return ContestTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
 
-    def taken(self, seconds: Mapping[str, float]) -> Form:
+    def taken(self, seconds: Mapping[str, float]) -> FusionChoice:
         """Return the form to compile: the expected one, unless the other was measured to be faster."""
         times = self.times(seconds)
         mine, theirs = times.of(self.expected), times.of(other(self.expected))
@@ -80,7 +80,7 @@ class Contest:
             return self.expected
         return other(self.expected)
 
-    def _sum(self, form: Form, seconds: Mapping[str, float]) -> float | None:
+    def _sum(self, form: FusionChoice, seconds: Mapping[str, float]) -> float | None:
         keys = self.keys(form)
         if any(key not in seconds for key in keys):
             return None

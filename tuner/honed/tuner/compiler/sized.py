@@ -21,7 +21,7 @@ from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.results import ObservedSizes
-from honed.runtime.comparison import Comparison
+from honed.runtime.comparison import PairedTiming
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (
     Buffer,
@@ -73,7 +73,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
             runs = both.compared(given)
             cpu, here = runs.times
             times = FormTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
-            if not (runs.holds or slower_too):
+            if not (runs.within_allowance or slower_too):
                 why = (
                     f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, "
                     f"ONNX Runtime {times.cpu_us / 1e3:.3g} ms, measured in turns"
@@ -93,10 +93,10 @@ class _Both:
     allowance: float
     transfers: float = 0.0  # seconds
 
-    def compared(self, given: Values, fewer: Values | None = None) -> Comparison:
+    def compared(self, given: Values, fewer: Values | None = None) -> PairedTiming:
         """Run the CPU engine, with `fewer` rows, and the form in turns."""
         by_cpu, by_form = partial(self._in_cpu, fewer or given), partial(self._in_form, given)
-        return Comparison(self.allowance).take_turns(by_cpu, by_form)
+        return PairedTiming(self.allowance).take_turns(by_cpu, by_form)
 
     def least(self, given: Values, *, slower_too: bool) -> int:
         """Return the fewest rows, of those tried, for which the CPU engine is not faster.
@@ -114,7 +114,7 @@ class _Both:
         for share in _SHARES:
             fewer = max(1, round(share * rows))
             cut = dict(given) | {t.name: array[:fewer] for array, t in self._open(given)}
-            if not self.compared(given, cut).holds:
+            if not self.compared(given, cut).within_allowance:
                 break
             found = fewer
         return found

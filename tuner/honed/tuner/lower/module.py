@@ -11,7 +11,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from honed.machine.profile import DeviceProfile
-from honed.process.forked import Forked
+from honed.process.forked import ForkPool
 from honed.protocol import strict
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import model
@@ -143,7 +143,7 @@ def lower_module(
     alike: dict[int, dict[str, tuple[str, str]]] = {}
     for name, task in _named(called).items():
         alike.setdefault(form_key(called[name]), {})[name] = task
-    with Forked(min(processes, len(alike)), tools) as forked:
+    with ForkPool(min(processes, len(alike)), tools) as forked:
         jobs = [(names, forked.begin(_lower_alike, names)) for names in alike.values()]
         begun = {name: job for names, job in jobs for name in names}
         for n, name in enumerate(called):

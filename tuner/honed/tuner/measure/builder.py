@@ -15,7 +15,7 @@ from typing import Any
 from honed.machine import devices
 from honed.machine.opencl import cl, context
 from honed.process.limits import data_bytes, limit_data
-from honed.process.rpc import Server, by_name, connect
+from honed.process.rpc import RpcServer, by_name, connect
 from honed.protocol.errors import HonedError
 
 from .calls import BuildCandidate, OpenBuilder
@@ -23,7 +23,7 @@ from .candidate import Candidate
 from .timing import build
 
 
-class BuildingChild(Server):
+class BuildingChild(RpcServer):
     """Builds on one device, which is opened first."""
 
     _queue: Any

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from honed.machine.kernellog import FaultStory
+from honed.machine.kernellog import FaultIncident
 from honed.machine.profile import DevicePeaks
 from honed.runtime.compiled.model import Buffer, Place
 from honed.runtime.compiled.plan import Use
@@ -177,7 +177,7 @@ class Measures(Protocol):
     def settle(self) -> None:
         """Wait until faults of what was judged last must be known; `take_faults` has them then."""
 
-    def take_faults(self) -> list[tuple[str, FaultStory]]:
+    def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """Return faults found since the last call, with the ids of the candidates they belong to."""
 
     def close(self) -> None:

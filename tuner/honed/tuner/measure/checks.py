@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.machine import bounds
+from honed.machine import roofline
 from honed.machine.families import MaliModel
 from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile
 from honed.runtime.execution import proof
@@ -326,12 +326,12 @@ class Ceiling:
 
 def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
     """Return the most that the device can do with a workload: operations and bytes per second."""
-    gflops = bounds.gflops(peaks, half=False)
+    gflops = roofline.gflops(peaks, half=False)
     if workload.half:
-        gflops = max(gflops, bounds.gflops(peaks, half=True))
+        gflops = max(gflops, roofline.gflops(peaks, half=True))
     if workload.integer:
         gflops *= INTEGER_GAIN
-    return Ceiling(operations=gflops * 1e9, bytes=bounds.gbs(peaks, workload.bytes) * 1e9)
+    return Ceiling(operations=gflops * 1e9, bytes=roofline.gbs(peaks, workload.bytes) * 1e9)
 
 
 def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cores: int) -> Ceiling:

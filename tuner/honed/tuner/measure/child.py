@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from honed.machine import devices
 from honed.machine.opencl import cl, failure
 from honed.process.limits import data_bytes, limit_data
-from honed.process.rpc import Server, by_name, connect
+from honed.process.rpc import RpcServer, by_name, connect
 from honed.protocol.errors import HonedError
 
 from . import timing
@@ -28,7 +28,7 @@ from .timing import Reader
 _WORN = 0.25
 
 
-class MeasuringChild(Server):
+class MeasuringChild(RpcServer):
     """Measures candidates on one device, which is opened first. `read` is how events are read."""
 
     def __init__(self, connected: socket.socket, read: Reader) -> None:

@@ -17,7 +17,7 @@ from honed.machine.kernellog import (
     SETTLE_S,
     Certainty,
     DatedFault,
-    FaultStory,
+    FaultIncident,
     GpuRun,
     Process,
     Reader,
@@ -29,7 +29,7 @@ from honed.machine.kernellog import (
     seen,
 )
 from honed.machine.profile import DevicePeaks, DeviceProfile
-from honed.process.rpc import Call, Ended, R, RpcChild
+from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import DeviceError, HonedError, InvalidArgument
 from honed.tuner.records.verdict import Outcome, Verdict
 
@@ -76,7 +76,7 @@ class FaultWatch:
         self._owners: list[_Owner] = []
         self._seen: list[DatedFault] = []
         self._reported: set[tuple[float, str]] = set()
-        self._found: list[tuple[str, FaultStory]] = []
+        self._found: list[tuple[str, FaultIncident]] = []
 
     @property
     def watching(self) -> bool:
@@ -125,11 +125,11 @@ class FaultWatch:
                 self._reported.add(key)
                 self._blame(story)
 
-    def of(self, name: str) -> FaultStory | None:
+    def of(self, name: str) -> FaultIncident | None:
         """Return a fault found to be caused by candidate `name`; None where there is none."""
         return next((story for found, story in self._found if found == name), None)
 
-    def take(self) -> list[tuple[str, FaultStory]]:
+    def take(self) -> list[tuple[str, FaultIncident]]:
         """Return all faults found since the last call, with the candidates they belong to."""
         found, self._found = self._found, []
         return found
@@ -148,7 +148,7 @@ class FaultWatch:
             fresh += [one for one in map(seen, records) if one is not None]
         return fresh
 
-    def _blame(self, story: FaultStory) -> None:
+    def _blame(self, story: FaultIncident) -> None:
         attribution = attribute(story, [owner.process() for owner in self._owners])
         if attribution.certainty in (Certainty.NAMED, Certainty.TIMING) and attribution.runs:
             # Records come late, by about as long as a candidate takes to build: the latest one it is.
@@ -316,7 +316,7 @@ class Measurer:
         """Wait until faults of what ran last must be in the kernel log; `take_faults` has them then."""
         self._watch.settle(time.monotonic())
 
-    def take_faults(self) -> list[tuple[str, FaultStory]]:
+    def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """Return faults found since the last call, with the ids of the candidates they belong to.
 
         Usually this is the fault of a candidate whose verdict was FAULT. A record that came late may belong
@@ -352,7 +352,7 @@ class Measurer:
         try:
             on_phase = partial(self._on_phase, candidate)
             answer = child.call(call, seconds=self._limits.start_seconds, on_phase=on_phase)
-        except Ended as ended:
+        except ChildCrashed as ended:
             self._watch.ended()
             self._watch.settle(time.monotonic())
             self._stop()
@@ -425,7 +425,7 @@ class Measurer:
     def _asked(self, child: RpcChild, call: Call[R]) -> R:
         try:
             return child.call(call, seconds=self._limits.start_seconds)
-        except Ended as ended:
+        except ChildCrashed as ended:
             self._child = None
             raise DeviceError(
                 f"the measuring child cannot use {self._device} ({ended}); see `hone doctor`"
@@ -442,7 +442,7 @@ class Measurer:
             self._child = None
 
 
-def _of_ended(ended: Ended) -> Verdict:
+def _of_ended(ended: ChildCrashed) -> Verdict:
     """Return the verdict on the candidate that a child was measuring when it ended."""
     phase, death = ended.phase, ended.death
     where = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from honed.process.children import python
-from honed.process.rpc import Ended, RpcChild, ready
+from honed.process.rpc import ChildCrashed, RpcChild, ready
 
 from .calls import BuildCandidate, OpenBuilder
 from .candidate import Candidate, Workload
@@ -132,7 +132,7 @@ class Builders:
     def _take_in(self, builder: _Builder) -> None:
         try:
             builder.child.answer(BuildCandidate, max(0.0, builder.deadline - time.monotonic()))
-        except Ended:
+        except ChildCrashed:
             self._children[self._children.index(builder)] = None
             builder.given.popleft()
             self._queue.extendleft(reversed(builder.given))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.machine import bounds, peaks
+from honed.machine import peaks, roofline
 from honed.machine.devices import Device
 from honed.machine.families import mali_model
 from honed.machine.opencl import cl, context
@@ -249,14 +249,14 @@ class DeviceSession:
         first = self._peaks_at == float("-inf")
         found = peaks.measure(self.device)
         self._peaks_at = time.monotonic()
-        self._benchmarks = found if first and self.peaks.raised else bounds.higher(self._benchmarks, found)
-        self.peaks = bounds.higher(self.peaks, found)
+        self._benchmarks = found if first and self.peaks.raised else roofline.higher(self._benchmarks, found)
+        self.peaks = roofline.higher(self.peaks, found)
         self._move(loaded.workload.bytes, self._probed(loaded.workload.bytes))
 
     def believe(self, workload: Workload, seconds: float) -> None:
         """Raise the peaks to what a candidate was proven to do."""
         flops = 0 if workload.integer else workload.flops  # of which the peaks say nothing
-        self.peaks = bounds.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
+        self.peaks = roofline.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
     def _probed(self, nbytes: int) -> float:
         """Return the rate, in bytes/s, of probes that move just `nbytes`; 0 for more than caches hold."""
@@ -265,8 +265,8 @@ class DeviceSession:
 
     def _move(self, nbytes: int, traffic: float) -> None:
         """Raise what is known of the memory to what probes saw, bytes per second."""
-        self.peaks = bounds.with_traffic(self.peaks, nbytes, traffic * 1e-9)
-        self._benchmarks = bounds.with_traffic(self._benchmarks, nbytes, traffic * 1e-9)
+        self.peaks = roofline.with_traffic(self.peaks, nbytes, traffic * 1e-9)
+        self._benchmarks = roofline.with_traffic(self._benchmarks, nbytes, traffic * 1e-9)
 
     def prepare(self, candidate: Candidate) -> None:
         """Build a candidate's program in a thread, for a later `program`."""

@@ -20,7 +20,7 @@ from onnx import helper
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
-from honed.protocol.strict import Mismatch, from_plain
+from honed.protocol.strict import SchemaError, from_plain
 from honed.runtime.calling.files import calibration_files
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
@@ -190,7 +190,7 @@ def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) ->
         return str(found["failure"])
     try:
         return from_plain(PrecisionAnswer, found, where="answer")
-    except Mismatch as error:
+    except SchemaError as error:
         return str(error)
 
 

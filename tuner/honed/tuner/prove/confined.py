@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from honed.process import children
-from honed.process.children import Bounds, Death, answering, python
+from honed.process.children import ExitInfo, ResourceLimits, answering, python
 from honed.process.limits import out_of_memory
 from honed.protocol.errors import ModelRefused
 from honed.runtime.engines import said
@@ -69,7 +69,9 @@ def run(
     """
     left = max(deadline - time.monotonic(), 0.0)
     threads = str(limits.threads)
-    bounds = Bounds(address_mib=limits.memory_bytes >> 20, cpu_seconds=math.ceil(left * limits.threads) + 1)
+    bounds = ResourceLimits(
+        address_mib=limits.memory_bytes >> 20, cpu_seconds=math.ceil(left * limits.threads) + 1
+    )
     answers, death = children.run(
         python(module, str(folder), *arguments, "--threads", threads),
         bounds,
@@ -134,7 +136,7 @@ def answer(work: Callable[[], Mapping[str, object]], explain: Callable[[Exceptio
     return 0
 
 
-def _failure(death: Death, limits: EvaluationLimits) -> dict[str, Any]:
+def _failure(death: ExitInfo, limits: EvaluationLimits) -> dict[str, Any]:
     """Return the answer for a child that ended without a result."""
     if death.late:
         return {"failure": f"it was not done after {limits.seconds:g} s", "kind": "time"}

@@ -98,7 +98,7 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup, *, hints_only: 
                 _check_device(line, setup)
                 if hints_only:
                     _check_hint(line)
-            except (strict.Mismatch, InvalidArgument) as error:
+            except (strict.SchemaError, InvalidArgument) as error:
                 refused.append(f"line {number}: {error}")
                 continue
             if put(line_setup(line), _task(line), _values(line)):

@@ -113,7 +113,11 @@ class TuningPass:
     def _heard(self, event: events.News) -> None:
         """Handle an event of the working session, which waits until this returns."""
         match event:
-            case events.Note(text=text) | events.Broke(reason=text) | events.Condemned(reason=text):
+            case (
+                events.Note(text=text)
+                | events.SearchCrashed(reason=text)
+                | events.CandidateCondemned(reason=text)
+            ):
                 _log.warning("%s: %s", self._plan.name, text)
             case events.TasksFound() if self._estimate is None:
                 # What is served already has the schedules recorded, or default ones.
@@ -172,7 +176,7 @@ class TuningPass:
                 precision=self._given.precision,
                 shapes=self._given.shapes,
                 records=self._view.records,
-                like=self._like,
+                existing_build=self._like,
             )
         )
         try:

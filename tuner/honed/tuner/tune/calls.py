@@ -33,13 +33,13 @@ class StartSearch(Call[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extract(Call[Found]):
-    """Find a model's tasks; `calibration` and `like` as in `honed.tuner.compiler.compile.CompileRequest`."""
+    """Find a model's tasks; `calibration` and `existing_build` as in `CompileRequest`."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
     precision: str
     calibration: Path | None
-    like: Path | None
+    existing_build: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

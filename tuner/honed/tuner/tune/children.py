@@ -18,8 +18,8 @@ from pathlib import Path
 from honed.jobs.commands import Compile, do
 from honed.jobs.events import Ranking
 from honed.machine.profile import DeviceProfile
-from honed.process.children import Died, python
-from honed.process.rpc import Call, Ended, R, RpcChild
+from honed.process.children import JobCrashed, python
+from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept
@@ -162,7 +162,7 @@ class SearchChild:
             shapes=dict(shapes),
             precision=precision,
             calibration=calibration and calibration.absolute(),
-            like=like and like.absolute(),
+            existing_build=like and like.absolute(),
         )
         return self._found(call)
 
@@ -227,7 +227,7 @@ class SearchChild:
     def _answered(self, ask: Callable[[RpcChild], R]) -> R:
         try:
             return ask(self._started())
-        except Ended as ended:
+        except ChildCrashed as ended:
             self._child = None
             raise SearchFailed(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
         except ModelRefused:
@@ -265,7 +265,7 @@ def compile_apart(job: Compile) -> None:
         raise
     except HonedError as error:
         raise DeviceError(str(error)) from error
-    except Died as died:
+    except JobCrashed as died:
         raise DeviceError(f"compiling with the best schedules failed: {died}") from died
     if compiled.fell_back:
         raise ModelRefused(compiled.fell_back)

@@ -75,7 +75,7 @@ def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
         compile_apart(wanted)
         current = job.current or Path(folder) / "default.honed"
         if job.current is None:
-            compile_apart(replace(wanted, output=current, records=None, like=wanted.output))
+            compile_apart(replace(wanted, output=current, records=None, existing_build=wanted.output))
         emit(Stage(stage="publish", fraction=0.7, text="compare side by side"))
         found = compare(current, job.output, spec)
     outcome = Publication(sentence=_sentence(found), before_us=found.old * 1e6, after_us=found.new * 1e6)
@@ -94,12 +94,12 @@ def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Co
     return job.derived(
         Compile,
         "sizes",
-        "slower_too",
+        "keep_slower",
         name=None,
         output=output,
         device=None,
         profile=profile,
-        like=job.current,
+        existing_build=job.current,
         memory_mib=0,
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 from honed.machine import devices
 from honed.process.children import answering, python, run
 from honed.protocol.errors import DeviceError, HonedError
-from honed.runtime.comparison import Comparison
+from honed.runtime.comparison import PairedTiming
 from honed.runtime.execution import proof
 from honed.runtime.execution.executor import Executor, load
 
@@ -80,9 +80,15 @@ def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | 
 
     run(old)
     run(new)
-    runs = Comparison(1 / GAIN).take_turns(partial(run, old), partial(run, new), clock=new.device.clock_hz)
+    runs = PairedTiming(1 / GAIN).take_turns(partial(run, old), partial(run, new), clock=new.device.clock_hz)
     before, now = runs.times
-    return {"old": before, "new": now, "faster": runs.holds, "runs": len(runs.pairs), "wrong": wrong}
+    return {
+        "old": before,
+        "new": now,
+        "faster": runs.within_allowance,
+        "runs": len(runs.pairs),
+        "wrong": wrong,
+    }
 
 
 def _inputs(executor: Executor) -> dict[str, np.ndarray]:

@@ -26,8 +26,8 @@ from tvm.target import Target
 
 from honed.jobs.events import Ranking
 from honed.machine.profile import DeviceProfile
-from honed.process.forked import Forked
-from honed.process.rpc import Server, by_name, connect
+from honed.process.forked import ForkPool
+from honed.process.rpc import RpcServer, by_name, connect
 from honed.protocol.errors import HonedError, Internal, InvalidArgument, ModelRefused
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class Searcher(Server):
+class Searcher(RpcServer):
     """Serves one model's tasks, one at a time. Functions lie in a folder, for a successor to take up."""
 
     making: Making
     model: CostModel
     model_file: Path
-    forked: Forked[Making]
+    forked: ForkPool[Making]
     seed: int
     threads: int  # that a search may use
     batch: int  # candidates proposed at once
@@ -110,7 +110,7 @@ class Searcher(Server):
             folder=call.folder,
             seed=call.seed if call.answers else None,
         )
-        self.forked = Forked(min(call.threads, MOST_PROCESSES), self.making)
+        self.forked = ForkPool(min(call.threads, MOST_PROCESSES), self.making)
         self.model_file = call.cost_model
         self.model = _cost_model(self.model_file, prior_of(call.profile.rules.family, call.profile.driver))
         self.seed, self.threads, self.batch = call.seed, call.threads, call.batch
@@ -123,7 +123,7 @@ class Searcher(Server):
             cast("Precision", call.precision),
             self.making.profile,
             calibration=call.calibration,
-            like=call.like,
+            like=call.existing_build,
         )
         return self._kept(found)
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
-from honed.machine import bounds
+from honed.machine import roofline
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.strict import copy_fields
 from honed.tuner import records as kept
@@ -63,7 +63,7 @@ class Rooflines:
     def take(self, found: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
         """Draw the rooflines anew where some figure is higher than was known."""
         assert self.profile.peaks is not None
-        peaks = bounds.higher(self.profile.peaks, found)
+        peaks = roofline.higher(self.profile.peaks, found)
         if peaks == self.profile.peaks:
             return
         self.profile = replace(self.profile, peaks=peaks)
@@ -375,7 +375,7 @@ class TuningSession:
     def _broken(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
         progress.breaks += 1
         progress.failures["compiler"] += 1
-        self.emit(events.Broke(task=progress.task.key, reason=reason))
+        self.emit(events.SearchCrashed(task=progress.task.key, reason=reason))
         if progress.breaks >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
@@ -425,7 +425,7 @@ class TuningSession:
         by_key = {p.task.key: p for p in self.tasks}
         for one, reason in self._trying.condemned(settle=settle):
             progress = by_key[one.task]
-            self.emit(events.Condemned(task=one.task, reason=reason))
+            self.emit(events.CandidateCondemned(task=one.task, reason=reason))
             if one.trace is None:
                 progress.lose(f"its default schedule faulted: {reason}")
                 continue

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from honed.jobs.events import Estimate, Form, TaskRow, TwoFormsRow
-from honed.machine import bounds
+from honed.jobs.events import Estimate, FusionChoice, FusionRow, TaskRow
+from honed.machine import roofline
 from honed.machine.profile import DevicePeaks, Figure
 from honed.protocol.strict import copy_fields
 from honed.tuner.compiler.fusion import LESS, Contest, other
@@ -58,10 +58,10 @@ class TuningTask:
         """
         half = self.dtype == "float16"
         figure: Figure = "fp16_gflops" if half and peaks.fp16_gflops else "fp32_gflops"
-        arithmetic = bounds.gflops(peaks, half=half) * _headroom(peaks, figure) * 1e9
-        memory = bounds.gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
+        arithmetic = roofline.gflops(peaks, half=half) * _headroom(peaks, figure) * 1e9
+        memory = roofline.gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
         work = max(self.flops / arithmetic, self.bytes / max(rate, memory))
-        return work + bounds.launch_seconds(peaks)
+        return work + roofline.launch_seconds(peaks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Found:
 
 
 def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
-    return UNKNOWN_ABOVE if bounds.known_from_below(peaks, figure) else 1.0
+    return UNKNOWN_ABOVE if roofline.known_from_below(peaks, figure) else 1.0
 
 
 @dataclass(kw_only=True)
@@ -285,7 +285,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> 
         p.moved, p.rival = moved[p.task.key], rival[p.task.key]
 
 
-def lost_by_forms(forms: Iterable[TwoFormsRow], served: Collection[str]) -> float:
+def lost_by_forms(forms: Iterable[FusionRow], served: Collection[str]) -> float:
     """Return how many µs longer an inference takes as tasks are `served` than in the variants taken now."""
     whole = 0.0
     for one in forms:
@@ -298,16 +298,16 @@ def lost_by_forms(forms: Iterable[TwoFormsRow], served: Collection[str]) -> floa
     return whole
 
 
-def _runs(contest: Contest, form: Form) -> dict[str, int]:
+def _runs(contest: Contest, form: FusionChoice) -> dict[str, int]:
     """Return how often each task of a variant runs in one inference."""
     return {key: contest.calls * n for key, n in Counter(contest.keys(form)).items()}
 
 
-def two_forms_rows(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> tuple[TwoFormsRow, ...]:
+def two_forms_rows(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> tuple[FusionRow, ...]:
     """Return the rows of a table that compares both variants of each contest."""
     seconds = _seconds(tasks)
     return tuple(
-        TwoFormsRow(
+        FusionRow(
             name=one.name,
             joined=one.joined,
             apart=one.apart,

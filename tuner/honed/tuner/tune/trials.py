@@ -10,7 +10,7 @@ from statistics import median
 from typing import TypeVar
 
 from honed.jobs.events import Spent
-from honed.machine.kernellog import FaultStory
+from honed.machine.kernellog import FaultIncident
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.compiled.model import Way
 from honed.tuner import records as kept
@@ -98,7 +98,7 @@ class Trials:
         self._tried: dict[str, tuple[str, Way]] = {}  # traces and how they were found, by candidate id
         self._flight: dict[str, int] = {}  # record ids by candidate id
         self._known: dict[str, Tried] = {}  # by candidate id, the latest
-        self._late: list[tuple[str, FaultStory]] = []
+        self._late: list[tuple[str, FaultIncident]] = []
         self._banned: set[str] = set()  # candidate ids
 
     def __enter__(self) -> Trials:
@@ -279,7 +279,7 @@ class Trials:
         return replace(verdict, timing=replace(verdict.timing, yardstick_ratio=ratio))
 
 
-def _text(story: FaultStory) -> str:
+def _text(story: FaultIncident) -> str:
     return "\n".join(fault.text.strip() for fault in story.faults)
 
 
