@@ -29,7 +29,7 @@ from tests.daemon.running import Service, start, wait_for
 from honed.runtime import Client
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Origin
+from honed.runtime.compiled.model import ScheduleProvenance
 from honed.runtime.errors import HonedError
 from honed.tuner.demo import lightglue
 
@@ -146,7 +146,7 @@ def kept(service: Service, cache: Path) -> dict[str, Any]:
             found[name] = {
                 "sha256": shown["sha256"],
                 "version": history["version"],
-                "tuned kernels": sum(Origin.parse(k["schedule"]).tried for k in shown["kernels"]),
+                "tuned kernels": sum(ScheduleProvenance.parse(k["schedule"]).tried for k in shown["kernels"]),
                 "quarantine": [v["number"] for v in history["versions"] if v["quarantine"]],
                 "stints": len(history["stints"]),
             }

@@ -34,7 +34,7 @@ from honed.daemon.features.decoding import Form
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
-from honed.runtime.compiled.model import Origin, ScheduleSource
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tuner.compiler.schedules import first_kernels
 from honed.tuner.demo import lightglue
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
@@ -60,7 +60,7 @@ class Served:
     """What a class of drivers is first served for a task, being built, and what it may be compared with."""
 
     task: Extracted
-    origin: Origin
+    origin: ScheduleProvenance
     lowered: Lowered
     dump: Future[Dump]
     rivals: Sequence[tuple[Lowered, Future[Dump]]]
@@ -259,7 +259,7 @@ def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
 
 def _served(one: Extracted, device: DeviceProfile, judge: MachineCodeJudge, count: int | None) -> Served:
     name, lowered, _ = first_kernels(one.func, "main", target_for(device), device)
-    origin = Origin.parse(name)
+    origin = ScheduleProvenance.parse(name)
     compared = count is not None and origin.source is ScheduleSource.TABLES
     rivals = {each.source: each for each in _rivals(one, device, count or 0)} if compared else {}
     begun = [(each, judge.begin(source)) for source, each in rivals.items() if source != lowered.source]

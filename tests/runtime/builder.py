@@ -17,17 +17,17 @@ from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,
     Copy,
-    CpuPart,
+    CpuPartition,
     HostCall,
     Kernel,
     KernelArg,
     Launch,
-    PartTensor,
+    PartitionTable,
+    PartitionTensor,
     Place,
     Preparation,
     Proof,
     SourceModel,
-    Split,
     Step,
     Tensor,
 )
@@ -87,7 +87,7 @@ class Builder:
     prepare: list[Preparation] = field(default_factory=list)
     constants: dict[int, NDArray[Any]] = field(default_factory=dict)
     proof: Proof | None = None
-    split: Split | None = None
+    split: PartitionTable | None = None
     arena_bytes: int = 0
     prepared_bytes: int = 0
     constant_bytes: int = 0
@@ -199,22 +199,22 @@ class Builder:
         return len(self.buffers) - 1
 
 
-def doubled(b: Builder, n: int) -> Split:
+def doubled(b: Builder, n: int) -> PartitionTable:
     """One part, number 0, for a call between steps: it doubles n singles."""
     here = helper.make_tensor_value_info("in", TensorProto.FLOAT, [n])
     there = helper.make_tensor_value_info("out", TensorProto.FLOAT, [n])
     graph = helper.make_graph([helper.make_node("Add", ["in", "in"], ["out"])], "part", [here], [there])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    part = CpuPart(
+    part = CpuPartition(
         onnx=b.constant(np.frombuffer(model.SerializeToString(), np.uint8)),
-        inputs=(PartTensor(name="in", dtype="float32", shape=(n,)),),
-        outputs=(PartTensor(name="out", dtype="float32", shape=(n,)),),
+        inputs=(PartitionTensor(name="in", dtype="float32", shape=(n,)),),
+        outputs=(PartitionTensor(name="out", dtype="float32", shape=(n,)),),
         nodes=1,
         flops=n,
         why=("it is slow",),
     )
-    outputs = tuple(PartTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in b.outputs)
-    return Split(parts=(part,), behind=(), outputs=outputs, nodes=1, flops=n)
+    outputs = tuple(PartitionTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in b.outputs)
+    return PartitionTable(parts=(part,), tail=(), outputs=outputs, nodes=1, flops=n)
 
 
 def add_constant(n: int = 8) -> Builder:

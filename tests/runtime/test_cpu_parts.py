@@ -24,20 +24,20 @@ from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import (
     CPU_PART,
     CompiledModel,
-    CpuPart,
+    CpuPartition,
     HostCall,
-    PartTensor,
+    PartitionTable,
+    PartitionTensor,
     Probe,
     Proof,
-    SizesLeftOut,
-    Split,
+    SkippedSizes,
 )
 from honed.runtime.engines import PartLimits
 from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
 from honed.runtime.execution import cpuparts
-from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
-from honed.runtime.execution.partcalls import PartsRan, SizesToStopAt
+from honed.runtime.execution.partcalls import PartitionsResult, SpecialisedSizes
 from honed.runtime.execution.proof import check_behind, check_probe
 
 from .builder import ADD, INCREMENT, Builder
@@ -81,8 +81,10 @@ def choosing() -> bytes:
     )
 
 
-def tensors(**kinds: tuple[str, int]) -> tuple[PartTensor, ...]:
-    return tuple(PartTensor(name=name, dtype=kind, shape=(size,)) for name, (kind, size) in kinds.items())
+def tensors(**kinds: tuple[str, int]) -> tuple[PartitionTensor, ...]:
+    return tuple(
+        PartitionTensor(name=name, dtype=kind, shape=(size,)) for name, (kind, size) in kinds.items()
+    )
 
 
 def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
@@ -92,7 +94,7 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
     s, t, y = b.scratch("float32", (8,)), b.scratch("float32", (8,)), b.output("y", "float32", (8,))
     files = [np.frombuffer(data, np.uint8) for data in (first or doubling(), last or choosing())]
     parts = (
-        CpuPart(
+        CpuPartition(
             onnx=b.constant(files[0]),
             inputs=tensors(s=("float64", 8)),
             outputs=tensors(t=("float64", 8)),
@@ -100,7 +102,7 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
             flops=8,
             why=("it is slow",),
         ),
-        CpuPart(
+        CpuPartition(
             onnx=b.constant(files[1]),
             inputs=tensors(y=("float32", 8), x=("float32", 8)),
             outputs=tensors(kept=("float32", -1)),
@@ -112,13 +114,13 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
     b.launch(b.kernel(ADD, "add", "rrw", 32, groups=8, block=1), x, c, s)
     b.call(CPU_PART, (s,), (t,), part=0, wanted=(0,))
     b.launch(b.kernel(INCREMENT, "increment", "rw", 32, groups=8, block=1), t, y)
-    b.split = Split(
-        parts=parts, behind=(1,), outputs=tensors(kept=("float32", -1), y=("float32", 8)), nodes=2, flops=16
+    b.split = PartitionTable(
+        parts=parts, tail=(1,), outputs=tensors(kept=("float32", -1), y=("float32", 8)), nodes=2, flops=16
     )
     return b
 
 
-def loaded(b: Builder, device: Device, folder: Path, parts: CpuParts | None = None) -> Executor:
+def loaded(b: Builder, device: Device, folder: Path, parts: CpuPartitionProcess | None = None) -> Executor:
     return load(b.write(folder / "m.honed", device.profile), device, parts=parts)
 
 
@@ -148,7 +150,7 @@ def test_parts_run_in_their_order(either: Device, tmp_path: Path) -> None:
 @pytest.mark.opencl
 def test_the_process_is_there_while_a_model_needs_it(device: Device, tmp_path: Path) -> None:
     before = len(children())
-    process = CpuParts()
+    process = CpuPartitionProcess()
     with loaded(model(), device, tmp_path, process) as one:
         with loaded(model(), device, tmp_path, process) as other:
             assert len(children()) == before + 1
@@ -165,7 +167,7 @@ def test_the_time_of_parts_is_in_the_profile(executor: Executor) -> None:
 
 @pytest.mark.opencl
 def test_a_process_that_ends_is_told_of(device: Device, tmp_path: Path) -> None:
-    process = CpuParts(PartLimits(threads=1))
+    process = CpuPartitionProcess(PartLimits(threads=1))
     with loaded(model(), device, tmp_path, process) as executor:
         [child] = [c for c in children() if c.cmdline()[-2] == "1"]
         os.kill(child.pid, signal.SIGKILL)
@@ -255,9 +257,9 @@ def call(**changes: Any) -> Change:
 WRONG: dict[str, Change] = {
     "no parts": split(parts=()),
     "too many parts": lambda m: split(parts=(m.split.parts[0],) * 17)(m),  # type: ignore[union-attr]
-    "no such last part": split(behind=(2,)),
-    "a last part before the first": split(behind=(-1,)),
-    "the last part between steps": split(behind=(0,)),
+    "no such last part": split(tail=(2,)),
+    "a last part before the first": split(tail=(-1,)),
+    "the last part between steps": split(tail=(0,)),
     "no outputs": split(outputs=()),
     "an output twice": split(outputs=tensors(y=("float32", 8)) * 2),
     "an output that nothing gives": split(outputs=tensors(z=("float32", 8))),
@@ -289,11 +291,11 @@ WRONG: dict[str, Change] = {
     "a call that writes an input": call(outputs=(0,)),
     "a call of integers": of_part(0, inputs=tensors(s=("int32", 8))),
     "a call of another shape": of_part(0, inputs=tensors(s=("float64", 9))),
-    "a part that runs twice": split(behind=(1, 1)),
+    "a part that runs twice": split(tail=(1, 1)),
     "a sized part between steps": of_part(0, sized=True),
     "rows of a part that has no sizes": of_part(1, by_rows=True),
-    "sizes of a part that has none": split(left_out=(SizesLeftOut(part=1, sizes=(), why=""),)),
-    "sizes of no part": split(left_out=(SizesLeftOut(part=9, sizes=(), why=""),)),
+    "sizes of a part that has none": split(left_out=(SkippedSizes(part=1, sizes=(), why=""),)),
+    "sizes of no part": split(left_out=(SkippedSizes(part=9, sizes=(), why=""),)),
     "a call without parts": lambda m: replace(m, split=None),
 }
 
@@ -321,9 +323,9 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
     built = model().build()
     assert built.split is not None
 
-    def drawn(found: tuple[PartTensor, ...]) -> tuple[PartTensor, ...]:
+    def drawn(found: tuple[PartitionTensor, ...]) -> tuple[PartitionTensor, ...]:
         changed = [
-            PartTensor(
+            PartitionTensor(
                 name=some(st.text(max_size=2), t.name),
                 dtype=some(kinds, t.dtype),
                 shape=some(shapes, t.shape),
@@ -344,10 +346,10 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
         for p in built.split.parts
     )
     sizes = st.lists(numbers, max_size=2).map(tuple)
-    out = st.builds(SizesLeftOut, part=numbers, sizes=sizes, why=st.just("it is slower"))
-    changed = Split(
+    out = st.builds(SkippedSizes, part=numbers, sizes=sizes, why=st.just("it is slower"))
+    changed = PartitionTable(
         parts=parts,
-        behind=some(st.lists(numbers, max_size=2).map(tuple), built.split.behind),
+        tail=some(st.lists(numbers, max_size=2).map(tuple), built.split.tail),
         outputs=drawn(built.split.outputs),
         nodes=some(numbers, 2),
         flops=some(numbers, 2),
@@ -359,11 +361,11 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
         validate.check(with_both)
     except ModelFileError:
         return
-    assert {t.name for t in with_both.gives}
+    assert {t.name for t in with_both.model_outputs}
     assert with_both.split is not None
-    assert attrs["part"] not in with_both.split.behind
+    assert attrs["part"] not in with_both.split.tail
     for each in with_both.split.left_out:
-        assert each.part in with_both.split.behind
+        assert each.part in with_both.split.tail
         assert with_both.split.parts[each.part].sized
 
 
@@ -401,7 +403,7 @@ def test_tensors_of_any_size_are_handed_over_and_back() -> None:
     """Small ones over the socket, others through memory that grows; what has no room there by the socket."""
     sizes = (8, 100_000, 1, 400_000, 20_000)
     parts = tuple(
-        CpuPart(
+        CpuPartition(
             onnx=0,
             inputs=tensors(x=("float32", size)),
             outputs=tensors(all=("float32", size), kept=("float32", -1)),
@@ -411,12 +413,12 @@ def test_tensors_of_any_size_are_handed_over_and_back() -> None:
         )
         for size in sizes
     )
-    made = Split(parts=parts, behind=(), outputs=(), nodes=0, flops=0)
+    made = PartitionTable(parts=parts, tail=(), outputs=(), nodes=0, flops=0)
     data = np.frombuffer(keeping("kept"), np.uint8)
     file = cast(
         modelfile.ModelFile, SimpleNamespace(model=SimpleNamespace(split=made), constant=lambda _: data)
     )
-    with CpuParts().open(file) as opened:
+    with CpuPartitionProcess().open(file) as opened:
         for share in (0.0, 0.5, 1.0):
             earlier = []
             for number, size in enumerate(sizes):
@@ -428,7 +430,7 @@ def test_tensors_of_any_size_are_handed_over_and_back() -> None:
                 np.testing.assert_array_equal(found[1], x[x > 0], strict=True)
 
 
-def one(given: str, made: str, op: str, *more: str) -> tuple[CpuPart, bytes]:
+def one(given: str, made: str, op: str, *more: str) -> tuple[CpuPartition, bytes]:
     """A part of one node, on and to as many elements as there are."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in (given, made)]
     none = numpy_helper.from_array(np.float32(0), "none")
@@ -440,7 +442,7 @@ def one(given: str, made: str, op: str, *more: str) -> tuple[CpuPart, bytes]:
         ]
     graph = helper.make_graph(nodes, "part", ends[:1], ends[1:], initializer=[none])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    described = CpuPart(
+    described = CpuPartition(
         onnx=0,
         inputs=tensors(**{given: ("float32", -1)}),
         outputs=tensors(**{made: ("float32", -1)}),
@@ -456,7 +458,9 @@ def test_parts_run_on_until_one_meets_sizes_to_stop_at() -> None:
     """What the rest needs, or is wanted, comes back; large values as small ones."""
     made = [one("x", "kept", "Compress"), one("kept", "less", "Neg"), one("less", "root", "Neg")]
     files = iter([data for _, data in made])
-    split_ = Split(parts=tuple(part for part, _ in made), behind=(0, 1, 2), outputs=(), nodes=0, flops=0)
+    split_ = PartitionTable(
+        parts=tuple(part for part, _ in made), tail=(0, 1, 2), outputs=(), nodes=0, flops=0
+    )
     file = cast(
         modelfile.ModelFile,
         SimpleNamespace(
@@ -464,8 +468,11 @@ def test_parts_run_on_until_one_meets_sizes_to_stop_at() -> None:
             constant=lambda _: np.frombuffer(next(files), np.uint8),
         ),
     )
-    stops = [SizesToStopAt(part=1, sizes=(5,), least=0), SizesToStopAt(part=2, sizes=(90_000,), least=80_000)]
-    with CpuParts().open(file) as opened:
+    stops = [
+        SpecialisedSizes(part=1, sizes=(5,), least=0),
+        SpecialisedSizes(part=2, sizes=(90_000,), least=80_000),
+    ]
+    with CpuPartitionProcess().open(file) as opened:
         for above, done, back in (
             (0, 3, {"root"}),
             (5, 1, {"kept"}),
@@ -487,10 +494,10 @@ def test_parts_run_on_until_one_meets_sizes_to_stop_at() -> None:
 def test_an_answer_that_cannot_be_one_is_an_error_of_the_process() -> None:
     part_, _ = one("x", "y", "Neg")
     for ran in (
-        PartsRan(done=2, ns=1, sizes=((1,), (1,)), outputs=()),
-        PartsRan(done=-1, ns=1, sizes=(), outputs=()),
-        PartsRan(done=1, ns=1, sizes=(), outputs=()),
-        PartsRan(done=1, ns=1, sizes=((1, 2),), outputs=()),
+        PartitionsResult(done=2, ns=1, sizes=((1,), (1,)), outputs=()),
+        PartitionsResult(done=-1, ns=1, sizes=(), outputs=()),
+        PartitionsResult(done=1, ns=1, sizes=(), outputs=()),
+        PartitionsResult(done=1, ns=1, sizes=((1, 2),), outputs=()),
     ):
         with pytest.raises(DeviceError, match="what it should not"):
             cpuparts._check_answer([part_], ran)

@@ -15,10 +15,10 @@ from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,
     Copy,
+    FusedGroup,
     HostCall,
     Launch,
     Operator,
-    Part,
     Precondition,
     Probe,
     Proof,
@@ -166,7 +166,7 @@ def with_preparation(*extra: Launch | Copy) -> Change:
 
 
 def with_part(prepare: tuple[int, ...] = (), steps: tuple[int, ...] = ()) -> Change:
-    return lambda model: replace(model, parts=(Part(operators=(), prepare=prepare, steps=steps),))
+    return lambda model: replace(model, parts=(FusedGroup(operators=(), prepare=prepare, steps=steps),))
 
 
 def with_view(shape: tuple[int, ...], buffer: int) -> Change:

@@ -22,13 +22,13 @@ from honed.process.rpc import RpcServer, by_name
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
 from honed.protocol.params import Data
 from honed.runtime.calling.shared_memory import map_descriptor
-from honed.runtime.compiled.model import PartTensor
+from honed.runtime.compiled.model import PartitionTensor
 from honed.runtime.compiled.parts import covers, observed_sizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.partcalls import (
     FRAMES,
     LoadPart,
-    PartsRan,
+    PartitionsResult,
     RunParts,
     ShareMemory,
     UnloadPart,
@@ -44,7 +44,7 @@ class Parts(RpcServer):
     def __init__(self, connected: socket.socket, threads: int) -> None:
         super().__init__(connected, FRAMES)
         self._threads = threads
-        self._parts: dict[int, tuple[Session, tuple[PartTensor, ...]]] = {}
+        self._parts: dict[int, tuple[Session, tuple[PartitionTensor, ...]]] = {}
         self._memory: Array = np.empty(0, np.uint8)  # shared
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
@@ -65,7 +65,7 @@ class Parts(RpcServer):
     def _unload(self, call: UnloadPart) -> None:
         self._parts.pop(call.part, None)
 
-    def _run(self, call: RunParts) -> PartsRan:
+    def _run(self, call: RunParts) -> PartitionsResult:
         if not self._parts.keys() >= set(call.parts):
             raise NotFound("a part is not loaded; this is a fault of honed")
         data: Sequence[Data] = call.raw
@@ -97,13 +97,14 @@ class Parts(RpcServer):
         ns: int,
         sizes: Sequence[tuple[int, ...]],
         found: Mapping[str, Array],
-    ) -> PartsRan:
+    ) -> PartitionsResult:
         outputs = tuple(
-            PartTensor(name=name, dtype=array.dtype.name, shape=array.shape) for name, array in found.items()
+            PartitionTensor(name=name, dtype=array.dtype.name, shape=array.shape)
+            for name, array in found.items()
         )
         raw = tuple(array.reshape(-1).view(np.uint8) for array in found.values())
         places, end = laid_out([each.size for each in raw], call.room)
-        ran = PartsRan(done=done, ns=ns, sizes=tuple(sizes), outputs=outputs)
+        ran = PartitionsResult(done=done, ns=ns, sizes=tuple(sizes), outputs=outputs)
         if not call.places or end > self._memory.size:
             ran.raw = tuple(each.data for each in raw)
             return ran
@@ -115,7 +116,7 @@ class Parts(RpcServer):
     METHODS = by_name({LoadPart: _load, RunParts: _run, UnloadPart: _unload, ShareMemory: _share})
 
 
-def _array(tensor: PartTensor, data: Data) -> Array:
+def _array(tensor: PartitionTensor, data: Data) -> Array:
     kind = dtype(tensor.dtype).numpy
     return np.frombuffer(data, kind, math.prod(tensor.shape)).reshape(tensor.shape)
 

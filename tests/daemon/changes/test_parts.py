@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime import Client
-from honed.runtime.compiled.model import CpuPart, PartTensor, Split
+from honed.runtime.compiled.model import CpuPartition, PartitionTable, PartitionTensor
 from honed.runtime.errors import ModelRefused
 from tests.daemon import spin
 from tests.daemon.running import NO_TUNER, Service, serving, wait_for
@@ -66,9 +66,9 @@ def spinning(path: Path, turns: int, handed: str = "y") -> Path:
 
     def in_parts(builder: Builder) -> None:
         builder.outputs[0] = dataclasses.replace(builder.outputs[0], name=handed)
-        inputs = tuple(PartTensor(name=n, dtype="float32", shape=(spin.SIZE,)) for n in (handed, "x"))
-        outputs = (PartTensor(name="kept", dtype="float32", shape=(-1,)),)
-        part = CpuPart(
+        inputs = tuple(PartitionTensor(name=n, dtype="float32", shape=(spin.SIZE,)) for n in (handed, "x"))
+        outputs = (PartitionTensor(name="kept", dtype="float32", shape=(-1,)),)
+        part = CpuPartition(
             onnx=builder.constant(np.frombuffer(data, np.uint8)),
             inputs=inputs,
             outputs=outputs,
@@ -76,7 +76,7 @@ def spinning(path: Path, turns: int, handed: str = "y") -> Path:
             flops=2,
             why=("chosen so",),
         )
-        builder.split = Split(parts=(part,), behind=(0,), outputs=outputs, nodes=1, flops=1)
+        builder.split = PartitionTable(parts=(part,), tail=(0,), outputs=outputs, nodes=1, flops=1)
 
     return spin.write(path, turns, also=in_parts)
 

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 
 from honed.runtime.compiled import validate
-from honed.runtime.compiled.model import CompiledModel, Copy, Operator, Part, Tensor, View
+from honed.runtime.compiled.model import CompiledModel, Copy, FusedGroup, Operator, Tensor, View
 from honed.tool.view.boxes import draw
 from honed.tool.view.graph import to_dot
 from tests.runtime.builder import INCREMENT, Builder, add_prepared, chain
@@ -24,7 +24,7 @@ def _model() -> CompiledModel:
         Operator(name="block/b", op="Add", passes=("twins", "factors")),
     )
     view = View(operator=Operator(name="v", op="Reshape", passes=()), shape=(2, 4), buffer=4)
-    return replace(model, parts=(Part(operators=fused, prepare=(0,), steps=(0, 1)),), views=(view,))
+    return replace(model, parts=(FusedGroup(operators=fused, prepare=(0,), steps=(0, 1)),), views=(view,))
 
 
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -100,7 +100,7 @@ def test_names_are_text_and_nothing_else() -> None:
         model,
         inputs=(Tensor(name=HOSTILE, dtype="float32", shape=(8,), buffer=0),),
         kernels=tuple(replace(k, name=f"{HOSTILE}{n}") for n, k in enumerate(model.kernels)),
-        parts=(Part(operators=(bad,), prepare=(0,), steps=(0, 1)),),
+        parts=(FusedGroup(operators=(bad,), prepare=(0,), steps=(0, 1)),),
     )
     text = to_dot(draw(model, {}), HOSTILE, (HOSTILE,))
     assert "digraph" not in STRING.sub("", text).replace("digraph", "", 1), "a name ended its string"

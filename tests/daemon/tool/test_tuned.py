@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime.compiled.model import Origin, ScheduleSource
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from tests.daemon.running import Service, serving
 
 from .test_tuning import until
@@ -137,9 +137,9 @@ def test_a_model_added_later_has_the_schedules_that_are_recorded(served: Service
         client.add(source, name="again", shapes={"x": (ROWS, INNER)})
         schedules = [kernel["schedule"] for kernel in client.show("again")["kernels"]]
         client.remove("again")
-    assert any(Origin.parse(schedule).source is ScheduleSource.MEASURED for schedule in schedules) == any(
-        row["best_us"] < row["default_us"] for row in rows
-    )
+    assert any(
+        ScheduleProvenance.parse(schedule).source is ScheduleSource.MEASURED for schedule in schedules
+    ) == any(row["best_us"] < row["default_us"] for row in rows)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from honed.farm.measurer import FarmMeasurer
 from honed.machine import profilefile
 from honed.machine.kernellog import FaultIncident
 from honed.protocol.errors import DeviceError, Unavailable
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
 from honed.tuner.records.verdict import Outcome, Stored
@@ -219,8 +219,8 @@ def test_records_have_the_board_and_what_was_judged_unasked(workload: Workload, 
             for n, candidate in enumerate(all_):
                 own = replace(candidate, source=f"{candidate.source}// {n}")
                 all_[n] = own
-                trials.prepare(own, f"[{n}]", Way.EVOLUTION)
-            trial = trials.measure(all_[0], "[0]", Way.EVOLUTION, None)
+                trials.prepare(own, f"[{n}]", SearchStrategy.EVOLUTION)
+            trial = trials.measure(all_[0], "[0]", SearchStrategy.EVOLUTION, None)
             assert trial is not None
             assert trial.ran
             trials.withdraw()

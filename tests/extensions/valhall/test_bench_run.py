@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import Origin, ScheduleSource
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.valhall.bench import DRIVER
 from honed.valhall.compiler import ROOT, OfflineCompiler
 from tests.tuner.running import write_convolution
@@ -64,7 +64,8 @@ def test_a_file_is_tuned_for_a_device_that_is_not_here(tmp_path: Path) -> None:
         compiled = file.model
     assert compiled.device.identity.driver_version == DRIVER
     assert any(
-        Origin.parse(kernel.schedule).source is ScheduleSource.PREDICTED for kernel in compiled.kernels
+        ScheduleProvenance.parse(kernel.schedule).source is ScheduleSource.PREDICTED
+        for kernel in compiled.kernels
     )
     assert compiled.proof is not None
     assert compiled.proof.device is None

@@ -55,7 +55,7 @@ def composed(made: Cut, inputs: Values) -> Values:
     program.opset_import.append(helper.make_opsetid(PART_DOMAIN, 1))
     evaluator = ReferenceEvaluator(program, new_ops=[Part])
     values = inputs | dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
-    for n in made.behind:
+    for n in made.tail:
         values |= run(made.parts[n].model, values)
     return {spec.name: values[spec.name] for spec in made.outputs}
 
@@ -131,7 +131,7 @@ def test_parts_put_together_give_what_the_whole_gives(
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
     values = inputs | run(made.given, inputs)
-    for n in made.behind:
+    for n in made.tail:
         values |= run(made.parts[n].model, values)
     for name, value in expected.items():
         np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
@@ -189,7 +189,7 @@ def test_a_detector_is_cut_before_what_chooses(tmp_path: Path) -> None:
     path = detector(tmp_path)
     made = cut(frontend.load(path), {})
     assert isinstance(made, Cut)
-    assert (len(made.parts), made.behind) == (1, (0,))
+    assert (len(made.parts), made.tail) == (1, (0,))
     assert made.share > 0.99
     assert "NonMaxSuppression" in made.parts[0].why[0]
     image = images(4)[3]
@@ -200,7 +200,7 @@ def test_a_detector_is_cut_before_what_chooses(tmp_path: Path) -> None:
 def test_a_selection_that_ends_in_a_static_shape_is_a_part_in_between(tmp_path: Path) -> None:
     made = cut(frontend.load(sparse(tmp_path)), {})
     assert isinstance(made, Cut)
-    assert (len(made.parts), made.behind) == (1, ())
+    assert (len(made.parts), made.tail) == (1, ())
     assert [t.name for t in made.parts[0].outputs] == ["thin"]
 
 
@@ -254,7 +254,7 @@ def test_types_of_operators_that_onnx_does_not_define_are_asked_of_onnx_runtime(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     made = cut(model, {}, Worth(share=0.0, work=1, most=4, whole=0.0))
     assert isinstance(made, Cut)
-    assert (len(made.parts), made.behind, made.nodes) == (1, (), 3)
+    assert (len(made.parts), made.tail, made.nodes) == (1, (), 3)
     assert "Inverse" in made.parts[0].why[0]
     x = {"x": r.normal(size=(64, 64)).astype(np.float32)}
     np.testing.assert_allclose(composed(made, x)["y"], run(model, x)["y"], rtol=1e-3, atol=1e-4)

@@ -81,7 +81,7 @@ def test_what_follows_a_scaler_is_compiled() -> None:
     assert isinstance(made, Cut)
     assert [[spec.shape for spec in part.outputs] for part in made.parts] == [[(1, 8)]]
     assert made.nodes == 2
-    assert not made.behind
+    assert not made.tail
 
 
 def test_a_signal_of_unknown_length_has_a_spectrum_of_known_rank() -> None:
@@ -103,7 +103,7 @@ def test_a_signal_of_unknown_length_has_a_spectrum_of_known_rank() -> None:
     made = cut(given, {}, CHEAP)
     assert isinstance(made, Cut)
     assert made.outputs[0].shape == (1, 32, -1)
-    assert made.parts[made.behind[-1]].sized
+    assert made.parts[made.tail[-1]].sized
     assert {why.split(":")[0] for part in made.parts for why in part.why} == {
         "Compress",
         "what follows on those has a shape that depends on the data",
@@ -123,7 +123,7 @@ def test_a_recurrence_with_lengths_of_the_run_is_a_part_in_between(op: str) -> N
     given = model(nodes, [info("x", [20, 1, 8]), lengths], [info("y", None)], **constants)
     made = cut(given, {}, CHEAP)
     assert isinstance(made, Cut)
-    assert ([part.nodes for part in made.parts], made.behind, made.nodes) == ([1], (), 2)
+    assert ([part.nodes for part in made.parts], made.tail, made.nodes) == ([1], (), 2)
 
 
 def test_a_loop_with_a_count_of_the_run_is_a_part() -> None:
@@ -143,7 +143,7 @@ def test_a_loop_with_a_count_of_the_run_is_a_part() -> None:
     given = model(nodes, [info("x", [4, 8]), count], [info("y", [4, 8])], w=weights(8, 8))
     made = cut(given, {}, CHEAP)
     assert isinstance(made, Cut)
-    assert ([part.nodes for part in made.parts], made.behind, made.nodes) == ([1, 1], (0, 1), 1)
+    assert ([part.nodes for part in made.parts], made.tail, made.nodes) == ([1, 1], (0, 1), 1)
     assert [part.sized for part in made.parts] == [False, True]
 
 

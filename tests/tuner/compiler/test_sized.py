@@ -19,7 +19,7 @@ from honed.machine.devices import Device
 from honed.protocol.errors import ModelFileError
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile, validate
-from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor, SizesLeftOut
+from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor, SkippedSizes
 from honed.runtime.engines import allowance, compiled_serves
 from honed.runtime.execution.executor import load
 from honed.runtime.execution.proof import check_numbered, probe_count
@@ -189,7 +189,7 @@ def model_of(compiling: Compiling) -> CompiledModel:
 def test_a_detector_of_two_stages_has_a_part_that_sizes_alone_keep_from_compiling(tmp_path: Path) -> None:
     made = cut(frontend.load(two_stage(tmp_path)), {})
     assert isinstance(made, Cut)
-    choosing, dense = (made.parts[n] for n in made.behind)
+    choosing, dense = (made.parts[n] for n in made.tail)
     assert not choosing.sized
     assert dense.sized
     assert dense.by_rows
@@ -279,7 +279,7 @@ def test_a_wrong_form_is_not_served(compiling: Compiling) -> None:
     with pytest.raises(ModelFileError, match="two forms"):
         validate.check(replace(model, forms=(form, form)))
     assert model.split is not None
-    both = replace(model.split, left_out=(SizesLeftOut(part=form.part, sizes=form.sizes, why="slow"),))
+    both = replace(model.split, left_out=(SkippedSizes(part=form.part, sizes=form.sizes, why="slow"),))
     with pytest.raises(ModelFileError, match="two forms"):
         validate.check(replace(model, split=both))
 
@@ -318,8 +318,10 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
         def run_chain(self, _parts: Any, given: Values, _wanted: Any) -> Any:
             return SimpleNamespace(ns=1e3 * us_per_row * len(given["x"])), {}
 
-    x = PartTensor(name="x", dtype="float32", shape=(-1, 2))
-    sized_part = CpuPart(onnx=0, inputs=(x,), outputs=(), nodes=1, flops=1, why=(), sized=True, by_rows=True)
+    x = PartitionTensor(name="x", dtype="float32", shape=(-1, 2))
+    sized_part = CpuPartition(
+        onnx=0, inputs=(x,), outputs=(), nodes=1, flops=1, why=(), sized=True, by_rows=True
+    )
 
     class Both(sized._Both):
         def _in_form(self, given: Any) -> float:

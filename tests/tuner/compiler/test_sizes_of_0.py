@@ -14,7 +14,7 @@ from onnx import parser
 from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.engines import PROVING_MIB, PartLimits
-from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
@@ -113,7 +113,7 @@ def check_compiled(model: onnx.ModelProto, device: Device, folder: Path, *, part
     assert set(made.proof.covered) == {1.0}
     given = inputs(model)
     with Executor(
-        modelfile.read(output), device, parts=CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        modelfile.read(output), device, parts=CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
     ) as executor:
         found = executor.run(given)
     for name, expected in run(model, given).items():

@@ -18,7 +18,7 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.runtime.engines import PROVING_MIB, PartLimits
 from honed.runtime.execution import programs
-from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileRequest, compile_file
@@ -73,7 +73,7 @@ def compiled(text: str, device: Device, folder: Path) -> CompiledModel:
     made = compile_file(request, lambda *_: None).model
     x = np.random.default_rng(2).normal(size=(32, 256)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+    parts = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
     with Executor(modelfile.read(output), device, parts=parts) as executor:
         np.testing.assert_allclose(executor.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-4)
     return made

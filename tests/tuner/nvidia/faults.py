@@ -16,7 +16,7 @@ from typing import Any, cast
 from honed.jobs.events import News, Trial, to_map
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
@@ -71,7 +71,9 @@ class Planted:
         assert self._asked is not None
         task, round_ = self._asked
         entries = [] if round_ else self._entries()
-        return Proposed(loaded=self.load(task), entries=tuple(entries), way=Way.EVOLUTION, last=False)
+        return Proposed(
+            loaded=self.load(task), entries=tuple(entries), way=SearchStrategy.EVOLUTION, last=False
+        )
 
     def _entries(self) -> list[ProposedCandidate]:
         made = {

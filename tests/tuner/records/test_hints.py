@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from honed.hub import objects
 from honed.protocol.params import HintFigures
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, import_jsonl, own, store
 from honed.tuner.records.verdict import Verdict
 from tests.tuner.records.test_records import (
@@ -67,7 +67,7 @@ def take_in(records: Records, lines: list[Any], name: str = "attic") -> Any:
 
 
 def tried(records: Records, number: int, verdict: Verdict, setup: Setup = SETUP) -> None:
-    new = NewCandidate(workload="dense", setup=setup, trace=trace(number), way=Way.AGAIN)
+    new = NewCandidate(workload="dense", setup=setup, trace=trace(number), way=SearchStrategy.REVALIDATED)
     records.finish(records.begin(new), verdict)
 
 
@@ -144,7 +144,7 @@ def test_another_driver_s_time_is_no_promise(here: Records, tmp_path: Path) -> N
 
 def test_what_was_refused_before_it_ran_counts(here: Records, tmp_path: Path) -> None:
     take_in(here, measured(tmp_path, (1, right(1.0))))
-    new = NewCandidate(workload="dense", setup=SETUP, trace=trace(1), way=Way.AGAIN)
+    new = NewCandidate(workload="dense", setup=SETUP, trace=trace(1), way=SearchStrategy.REVALIDATED)
     here.refuse(new, "it does not fit the task")
     assert waiting(here) == []
     assert here.hint_sources()["attic"].failed == 1

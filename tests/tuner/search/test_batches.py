@@ -6,7 +6,7 @@ import pytest
 
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import decisions, rules
-from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Evolution, Proposal, Way, neighbours
+from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Evolution, Proposal, SearchStrategy, neighbours
 from honed.tuner.search.costmodel import WIDTH, CostModel
 
 from .search_functions import dense, imagined
@@ -43,7 +43,7 @@ def numbers(drawn: decisions.Drawn) -> tuple[tuple[int, decisions.Decision], ...
 def test_schedules_of_kin_come_first_and_fit_the_new_extents(family: str) -> None:
     theirs = batches(32, 64, 32, family=family).next().proposals
     batch = batches(64, 128, 48, related=["nonsense", *(p.trace for p in theirs)], family=family).next()
-    assert batch.way is Way.KIN
+    assert batch.way is SearchStrategy.RELATED
     assert 0 < len(batch.proposals) <= SIZE
     extents = {tuple(t.extent for t in tiles(p)) for p in theirs}
     assert all(not tiles(p) or tuple(t.extent for t in tiles(p)) not in extents for p in batch.proposals)
@@ -51,13 +51,13 @@ def test_schedules_of_kin_come_first_and_fit_the_new_extents(family: str) -> Non
 
 def test_a_gpu_s_first_product_begins_with_tables() -> None:
     one = batches(256, 256, 64, family="gpu")
-    assert [one.next().way for _ in range(2)] == [Way.TABLES, Way.EVOLUTION]
+    assert [one.next().way for _ in range(2)] == [SearchStrategy.TABLES, SearchStrategy.EVOLUTION]
 
 
 def test_where_nothing_is_kin_evolution_begins() -> None:
     assert (
         batches(32, 64, 32, related=['[[["GetSBlock",[],["b","main"],["b0"]]],[]]']).next().way
-        is Way.EVOLUTION
+        is SearchStrategy.EVOLUTION
     )
 
 
@@ -67,7 +67,7 @@ def test_the_best_is_descended_from_while_that_wins() -> None:
     seconds = 1.0
     for _ in range(EVOLVED_FIRST):
         batch = search.next()
-        assert batch.way is Way.EVOLUTION
+        assert batch.way is SearchStrategy.EVOLUTION
         for proposal in batch.proposals:
             seconds -= 0.01
             search.know(proposal.trace, seconds)
@@ -75,15 +75,15 @@ def test_the_best_is_descended_from_while_that_wins() -> None:
     best = decisions.read(batch.proposals[-1].trace)
     beside = {numbers(one) for one in neighbours(best)}
     batch = search.next()
-    assert batch.way is Way.DESCENT
+    assert batch.way is SearchStrategy.DESCENT
     assert any(numbers(decisions.read(p.trace)) in beside for p in batch.proposals)
     assert seen.isdisjoint(p.id for p in batch.proposals)
     for proposal in batch.proposals:
         search.know(proposal.trace, float("inf"))
     batch = search.next()
-    assert batch.way is Way.EVOLUTION, "descent won nothing"
+    assert batch.way is SearchStrategy.EVOLUTION, "descent won nothing"
     search.know(batch.proposals[0].trace, seconds / 2)
-    assert search.next().way is Way.DESCENT
+    assert search.next().way is SearchStrategy.DESCENT
 
 
 @pytest.mark.slow
@@ -96,5 +96,5 @@ def test_that_nothing_beside_the_best_is_left_is_said_by_the_last_batches() -> N
             search.know(proposal.trace, 1.0 + n)
         if batch.last:
             break
-    assert ways[-1] == (Way.EVOLUTION, True)
+    assert ways[-1] == (SearchStrategy.EVOLUTION, True)
     assert all(not last for _, last in ways[:-1])

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from tests.tuner.records.test_records import SETUP, add, right, trace
 
 pytest.importorskip("tvm")
@@ -55,7 +55,10 @@ def test_hints_that_break_or_do_not_fit_are_noted_and_left(tmp_path: Path) -> No
         progress = TaskProgress(task=TASK, roofline=1e-9)
         assert proposals.hinted(TASK)
         proposed = proposals.next(progress)
-        assert ([entry.trace for entry in proposed.entries], proposed.way) == ([trace(4)], Way.AGAIN)
+        assert ([entry.trace for entry in proposed.entries], proposed.way) == (
+            [trace(4)],
+            SearchStrategy.REVALIDATED,
+        )
         reasons = [c.reason for c in records.history("dense", SETUP)]
         assert reasons == ["its process died", "it does not fit the task", "no device has so many registers"]
         assert records.hint_sources()["attic"].failed == 3

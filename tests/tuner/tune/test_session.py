@@ -16,7 +16,7 @@ from honed.machine import peaks
 from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.runtime.compiled.model import Origin, ScheduleSource, Way
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource, SearchStrategy
 from honed.tuner.compiler.fusion import Contest
 from honed.tuner.compiler.schedules import recorded
 from honed.tuner.measure.candidate import Candidate, Workload
@@ -91,7 +91,9 @@ class Planted:
         if isinstance(batch, SearchFailed):
             raise batch
         entries = [self._entry(source) for source in batch]
-        return Proposed(loaded=self.load(self.asked), entries=tuple(entries), way=Way.EVOLUTION, last=False)
+        return Proposed(
+            loaded=self.load(self.asked), entries=tuple(entries), way=SearchStrategy.EVOLUTION, last=False
+        )
 
     def replay(self, _task: str, traces: Sequence[str]) -> list[ProposedCandidate]:
         self.replayed += traces
@@ -359,7 +361,7 @@ def test_what_the_driver_does_not_build_is_not_tried_again_until_it_changes(
 def test_how_a_candidate_was_found_is_recorded(tuned: Any, kept: Any) -> None:
     session, _, _ = tuned([[marked(1)], []])
     with kept() as records:
-        assert [c.way for c in records.history("scale", session.setup)] == [Way.EVOLUTION]
+        assert [c.way for c in records.history("scale", session.setup)] == [SearchStrategy.EVOLUTION]
 
 
 @pytest.mark.slow
@@ -378,7 +380,7 @@ def test_the_best_of_another_driver_is_measured_again_first(
     assert progress.best > 1e-9
     with kept() as records:
         ways = {c.trace: c.way for c in records.history("scale", session.setup)}
-    assert ways[trace(marked(1))] is Way.AGAIN
+    assert ways[trace(marked(1))] is SearchStrategy.REVALIDATED
 
 
 def test_the_next_batch_is_asked_for_before_this_one_is_measured(tuned: Any) -> None:
@@ -451,20 +453,20 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
     text = "[[],[]]"
 
     def said(
-        identity: DeviceIdentity, way: Way | None, host: str | None = None
-    ) -> tuple[ScheduleSource, Way | None]:
+        identity: DeviceIdentity, way: SearchStrategy | None, host: str | None = None
+    ) -> tuple[ScheduleSource, SearchStrategy | None]:
         new = NewCandidate(workload=f"{way} {host}", setup=setup_for(identity), trace=text, way=way)
         with kept(host) as records:
             records.finish(records.begin(new), right)
         chosen = recorded(records.path, replace(profile, identity=identity)).schedules(new.workload, func)
         assert chosen is not None
-        origin = Origin.parse(chosen[0])
+        origin = ScheduleProvenance.parse(chosen[0])
         return origin.source, origin.way
 
-    assert said(profile.identity, Way.KIN) == (ScheduleSource.MEASURED, Way.KIN)
+    assert said(profile.identity, SearchStrategy.RELATED) == (ScheduleSource.MEASURED, SearchStrategy.RELATED)
     assert said(profile.identity, None) == (ScheduleSource.MEASURED, None)
-    assert said(profile.identity, Way.KIN, "another host") == (ScheduleSource.RECORD, None)
-    assert said(bench, Way.DESCENT) == (ScheduleSource.PREDICTED, Way.DESCENT)
+    assert said(profile.identity, SearchStrategy.RELATED, "another host") == (ScheduleSource.RECORD, None)
+    assert said(bench, SearchStrategy.DESCENT) == (ScheduleSource.PREDICTED, SearchStrategy.DESCENT)
 
 
 class Several(Planted):

@@ -43,7 +43,7 @@ from honed.protocol.params import (
     RollbackParams,
 )
 from honed.protocol.results import ModelHistory, ModelPublished, ModelVersion, RolledBack
-from honed.runtime.compiled.model import Origin
+from honed.runtime.compiled.model import ScheduleProvenance
 
 from .add import failure, same_but_schedules
 from .change import Built, Change, Changes, Entered
@@ -390,7 +390,7 @@ def _new_schedules(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
         {
             f"{kernel.task} {origin.name}": None
             for kernel in (version.kernels if version is not None else ())
-            if (origin := Origin.parse(kernel.schedule)).tried
+            if (origin := ScheduleProvenance.parse(kernel.schedule)).tried
         }
         for version in (model, before)
     )

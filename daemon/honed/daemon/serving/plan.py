@@ -34,7 +34,7 @@ from honed.protocol.params import (
 )
 from honed.protocol.results import InferredOutput, InferResult, InferTimes, TensorMetadata
 from honed.protocol.strict import Map
-from honed.runtime.compiled.model import PartTensor, Tensor
+from honed.runtime.compiled.model import PartitionTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
 
 _LEAST_TEXT = 4  # bytes of a string: its length
@@ -191,7 +191,7 @@ class InferencePlan:
         )
 
 
-def describe(tensor: Tensor | PartTensor | TensorSpec) -> TensorMetadata:
+def describe(tensor: Tensor | PartitionTensor | TensorSpec) -> TensorMetadata:
     """Return a tensor as metadata shows it; any number of dimensions is shown as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)

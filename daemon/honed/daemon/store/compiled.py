@@ -21,13 +21,13 @@ from honed.protocol.results import (
 from honed.runtime.compiled.model import (
     CompiledModel,
     Copy,
-    CpuPart,
-    Form,
+    CpuPartition,
     HostCall,
     Launch,
-    PartTensor,
+    PartitionTable,
+    PartitionTensor,
+    SizeSpecialisation,
     SourceModel,
-    Split,
     Tensor,
 )
 from honed.runtime.dtypes import dtype
@@ -88,7 +88,7 @@ class Compiled:
     compiler: dict[str, str]
     device: DeviceIdentity
     inputs: tuple[Tensor, ...]
-    outputs: tuple[PartTensor, ...]
+    outputs: tuple[PartitionTensor, ...]
     handed: tuple[Tensor, ...]
     kernels: tuple[ShownKernel, ...]
     launches: int
@@ -124,12 +124,12 @@ class Compiled:
         return closed(self.inputs, self.outputs)
 
 
-def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
+def closed(inputs: Sequence[Tensor], outputs: Sequence[PartitionTensor]) -> Interface:
     """Return the interface of a compiled form with these inputs and outputs."""
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
-def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[TensorSpec, ...]:
+def _as_open(tensors: Sequence[Tensor | PartitionTensor]) -> tuple[TensorSpec, ...]:
     return tuple(strict.copy_fields(TensorSpec, tensor, "symbols") for tensor in tensors)
 
 
@@ -139,7 +139,7 @@ def summarise(model: CompiledModel) -> Compiled:
         Compiled,
         model,
         device=model.device.identity,
-        outputs=model.gives,
+        outputs=model.model_outputs,
         handed=model.outputs,
         kernels=_kernels(model),
         launches=sum(isinstance(step, Launch) for step in model.steps),
@@ -163,14 +163,14 @@ def _parts(model: CompiledModel) -> tuple[PartitionInfo, ...]:
     return whole, *(_part(model, split, n, part) for n, part in enumerate(split.parts))
 
 
-def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> PartitionInfo:
+def _part(model: CompiledModel, split: PartitionTable, number: int, part: CpuPartition) -> PartitionInfo:
     return strict.copy_fields(
         PartitionInfo,
         part,
         engine="cpu",
         inputs=tuple(map(_tensor, part.inputs)),
         outputs=tuple(map(_tensor, part.outputs)),
-        last=number in split.behind,
+        last=number in split.tail,
         forms=(
             *(_form(form) for form in model.forms if form.part == number),
             *(SpecialisationInfo(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
@@ -178,12 +178,12 @@ def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> Par
     )
 
 
-def _form(form: Form) -> SpecialisationInfo:
+def _form(form: SizeSpecialisation) -> SpecialisationInfo:
     shown, times = SpecialisationInfo(sizes=form.sizes, least=form.least), form.times
     return replace(shown, compiled_us=times.compiled_us, cpu_us=times.cpu_us) if times is not None else shown
 
 
-def _tensor(tensor: PartTensor) -> TensorMetadata:
+def _tensor(tensor: PartitionTensor) -> TensorMetadata:
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape)
 
 
@@ -199,7 +199,7 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
     return *own, *(kernel for form in model.forms for kernel in _of_form(form))
 
 
-def _of_form(form: Form) -> Iterator[ShownKernel]:
+def _of_form(form: SizeSpecialisation) -> Iterator[ShownKernel]:
     """Yield the kernels of a form, which no inference launches that does not have its sizes."""
     sizes = "x".join(map(str, form.sizes))
     for kernel in _kernels(form.model):

@@ -26,7 +26,7 @@ from honed.protocol.errors import DeviceError, Internal, InvalidArgument, ModelR
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile, ObservedSizes
 from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
-from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor, load
 from honed.runtime.execution.proof import Difference, check_numbered, differences, probe_count
 from honed.runtime.execution.segments import running_now
@@ -163,7 +163,7 @@ class Worker(Host):
         bound: str = "",
     ) -> None:
         super().__init__(connected, bound)
-        self._parts = CpuParts(parts)
+        self._parts = CpuPartitionProcess(parts)
         self._cache_dir = cache_dir
         self._spec = spec
         self._found: DeviceProfile | None = None

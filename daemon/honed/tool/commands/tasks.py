@@ -12,7 +12,7 @@ from honed.protocol.methods import MODEL_SHOW
 from honed.protocol.params import ModelParams
 from honed.protocol.strict import to_plain
 from honed.runtime.client import Client
-from honed.runtime.compiled.model import Origin, ScheduleSource
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tool.compiler import CompilerDied, RunningJob
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
@@ -97,7 +97,7 @@ def origin(schedule: str | None) -> str:
     """Where a schedule comes from, by its name in a compiled file; "-" where the model has none for it."""
     if schedule is None:
         return "-"
-    found = Origin.parse(schedule)
+    found = ScheduleProvenance.parse(schedule)
     source = "here" if found.source is ScheduleSource.MEASURED else str(found.source)
     return f"{source}, {found.way}" if found.way else source
 

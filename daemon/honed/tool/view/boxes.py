@@ -11,17 +11,17 @@ from typing import Literal
 from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,
-    CpuPart,
-    Form,
+    CpuPartition,
+    FusedGroup,
     HostCall,
     Launch,
     Operator,
-    Part,
+    SizeSpecialisation,
     Step,
     View,
 )
 from honed.runtime.compiled.plan import uses
-from honed.runtime.compiled.within import bytes_of, family_of, share_bytes
+from honed.runtime.compiled.sub_buffers import bytes_of, family_of, share_bytes
 
 Kind = Literal["input", "part", "copy", "output"]
 
@@ -79,11 +79,11 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
     made = {t.name: writers.of(t.buffer) for t in model.outputs}
     given = {t.name: [n] for n, t in enumerate(model.inputs)}
     split = model.split
-    for n, one in [(n, split.parts[n]) for n in split.behind] if split is not None else ():
+    for n, one in [(n, split.parts[n]) for n in split.tail] if split is not None else ():
         edges += ((box, len(boxes)) for t in one.inputs for box in (made | given)[t.name])
         made |= {t.name: [len(boxes)] for t in one.outputs}
         boxes.append(_behind(model, n, one))
-    for output in model.gives:
+    for output in model.model_outputs:
         edges += ((box, len(boxes)) for box in made[output.name])
         typed = f"{output.dtype} {_shape(output.shape)}"
         boxes.append(Box("output", output.name, "", (), (typed,), (), f"output {output.name}"))
@@ -107,25 +107,25 @@ class _Writers:
         return [box for other, box in written.items() if share_bytes(self.buffers, other, buffer)]
 
 
-def _parts(model: CompiledModel) -> Iterator[Part]:
+def _parts(model: CompiledModel) -> Iterator[FusedGroup]:
     """Those of the model, and steps that belong to none each by itself, as they run."""
     prepared = {n for part in model.parts for n in part.prepare}
     numbered = {n for part in model.parts for n in part.steps}
     found = [(min(part.steps, default=-1), part) for part in model.parts]
     alone = [n for n in range(len(model.steps)) if n not in numbered]
-    found += [(n, Part(operators=(), prepare=(), steps=(n,))) for n in alone]
+    found += [(n, FusedGroup(operators=(), prepare=(), steps=(n,))) for n in alone]
     alone = [n for n in range(len(model.prepare)) if n not in prepared]
-    found += [(-1, Part(operators=(), prepare=(n,), steps=())) for n in alone]
+    found += [(-1, FusedGroup(operators=(), prepare=(n,), steps=())) for n in alone]
     # What is prepared alone comes first, in the order in which it is prepared.
     yield from (part for _, part in sorted(found, key=lambda one: (one[0], one[1].prepare)))
 
 
-def _steps(model: CompiledModel, part: Part) -> list[Step]:
+def _steps(model: CompiledModel, part: FusedGroup) -> list[Step]:
     return [*(model.prepare[n] for n in part.prepare), *(model.steps[n] for n in part.steps)]
 
 
 def _box(
-    model: CompiledModel, part: Part, times: Mapping[str, float], readers: Mapping[int, set[int]]
+    model: CompiledModel, part: FusedGroup, times: Mapping[str, float], readers: Mapping[int, set[int]]
 ) -> Box:
     lines = [_line(model, model.prepare[n], times, prepared=True) for n in part.prepare]
     lines += [_line(model, model.steps[n], times, prepared=False) for n in part.steps]
@@ -143,7 +143,7 @@ def _box(
     )
 
 
-def _behind(model: CompiledModel, number: int, part: CpuPart) -> Box:
+def _behind(model: CompiledModel, number: int, part: CpuPartition) -> Box:
     """Return the box of a partition that the CPU engine runs behind all steps.
 
     Its variants that are compiled are noted.
@@ -163,7 +163,7 @@ def _behind(model: CompiledModel, number: int, part: CpuPart) -> Box:
     return Box("part", title, "", tuple(lines), (*part.why, *left_out, *notes), (), why)
 
 
-def _faster(form: Form) -> str:
+def _faster(form: SizeSpecialisation) -> str:
     times = form.times
     if times is None:
         return ""
@@ -204,7 +204,7 @@ def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepa
     return BoxLine(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
 
 
-def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) -> Iterator[str]:
+def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int]]) -> Iterator[str]:
     """Yield what a partition computes, and which constants it is computed from."""
     touched = [use for step in _steps(model, part) for use in uses(model.kernels, step)]
     written = list(dict.fromkeys(use.buffer for use in touched if use.writes))

@@ -216,7 +216,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FusedGroup:
     """Operators that were fused, and the numbers of the steps that compute them: prepared ones, others."""
 
     operators: tuple[Operator, ...]
@@ -234,7 +234,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartTensor:
+class PartitionTensor:
     """What a part takes or gives, by its name in the model; a size of -1 depends on the data."""
 
     name: str
@@ -243,7 +243,7 @@ class PartTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuPart:
+class CpuPartition:
     """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
 
     `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
@@ -254,8 +254,8 @@ class CpuPart:
     """
 
     onnx: int  # index into CompiledModel.buffers
-    inputs: tuple[PartTensor, ...]
-    outputs: tuple[PartTensor, ...]
+    inputs: tuple[PartitionTensor, ...]
+    outputs: tuple[PartitionTensor, ...]
     nodes: int
     flops: int
     why: tuple[str, ...]
@@ -265,7 +265,7 @@ class CpuPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizesLeftOut:
+class SkippedSizes:
     """Sizes of a part, as in `MetSizes`, for which it has no compiled form, and why."""
 
     part: int
@@ -274,24 +274,24 @@ class SizesLeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class PartitionTable:
     """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
 
-    Host calls of CPU_PART run them between launches. Those numbered `behind` run behind all steps, one after
+    Host calls of CPU_PART run them between launches. Those numbered `tail` run behind all steps, one after
     the other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
     `outputs` are the model's, made by either.
     """
 
-    parts: tuple[CpuPart, ...]
-    behind: tuple[int, ...]
-    outputs: tuple[PartTensor, ...]
+    parts: tuple[CpuPartition, ...]
+    tail: tuple[int, ...] = field(metadata={"wire": "behind"})
+    outputs: tuple[PartitionTensor, ...]
     nodes: int
     flops: int
-    left_out: tuple[SizesLeftOut, ...] = ()
+    left_out: tuple[SkippedSizes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormTimes:
+class SpecialisationTimes:
     """Microseconds of a part, in turns: compiled, with handing over and back, and in the CPU engine."""
 
     compiled_us: float
@@ -299,7 +299,7 @@ class FormTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class SizeSpecialisation:
     """A part behind all steps, compiled for sizes that it was met in.
 
     `sizes` stand for what is -1 in the shapes of its inputs, in their order. `model` takes and gives what the
@@ -310,7 +310,7 @@ class Form:
     part: int
     sizes: tuple[int, ...]
     model: CompiledModel
-    times: FormTimes | None
+    times: SpecialisationTimes | None
     least: int = 0
 
 
@@ -339,10 +339,10 @@ class CompiledModel:
     proof: Proof | None
     prepare: tuple[Preparation, ...] = field(default=(), metadata={"tags": _PREPARATIONS})
     prepared_bytes: int = 0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FusedGroup, ...] = ()
     views: tuple[View, ...] = ()
-    split: Split | None = None
-    forms: tuple[Form, ...] = ()
+    split: PartitionTable | None = None
+    forms: tuple[SizeSpecialisation, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
     names_values: bool = False
 
@@ -352,17 +352,17 @@ class CompiledModel:
         return self.proof.probes if self.proof is not None else ()
 
     @property
-    def made_behind(self) -> tuple[PartTensor, ...]:
+    def tail_outputs(self) -> tuple[PartitionTensor, ...]:
         """Those of the model's outputs that parts make behind all steps."""
         by_steps = {tensor.name for tensor in self.outputs}
-        return tuple(tensor for tensor in self.gives if tensor.name not in by_steps)
+        return tuple(tensor for tensor in self.model_outputs if tensor.name not in by_steps)
 
     @property
-    def gives(self) -> tuple[PartTensor, ...]:
+    def model_outputs(self) -> tuple[PartitionTensor, ...]:
         """The model's outputs as its user sees them."""
         if self.split is not None:
             return self.split.outputs
-        return tuple(PartTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in self.outputs)
+        return tuple(PartitionTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in self.outputs)
 
 
 class ScheduleSource(StrEnum):
@@ -376,18 +376,18 @@ class ScheduleSource(StrEnum):
     MEASURED = "measured"  # on the machine that compiled the model
 
 
-class Way(StrEnum):
+class SearchStrategy(StrEnum):
     """How the search came to a schedule."""
 
-    KIN = "kin"  # the best of another task, moved to this one's extents
+    RELATED = "kin"  # the best of another task, moved to this one's extents
     TABLES = "tables"
     EVOLUTION = "evolution"
     DESCENT = "descent"
-    AGAIN = "again"  # known from another driver or compiler
+    REVALIDATED = "again"  # known from another driver or compiler
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ScheduleProvenance:
     """Where a schedule comes from, as a kernel's `schedule` says it: `measured:kin:0123456789ab`.
 
     That is its source, its name among others of that source, and where it is known how it was found.
@@ -395,17 +395,17 @@ class Origin:
 
     source: ScheduleSource
     name: str
-    way: Way | None = None
+    way: SearchStrategy | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Origin:
+    def parse(cls, text: str) -> ScheduleProvenance:
         """Return the origin whose `str` is `text`; any other text is a rule's name."""
         source, colon, rest = text.partition(":")
         if not colon or source not in set(ScheduleSource):
             return cls(ScheduleSource.RULE, text)
         way, colon, name = rest.partition(":")
-        if colon and way in set(Way):
-            return cls(ScheduleSource(source), name, Way(way))
+        if colon and way in set(SearchStrategy):
+            return cls(ScheduleSource(source), name, SearchStrategy(way))
         return cls(ScheduleSource(source), rest)
 
     def __str__(self) -> str:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from honed.runtime.dtypes import DTYPES, dtype
 from honed.runtime.engines import LEVELS
 
-from .model import CompiledModel, CpuPart, HostCall, PartTensor, Probe, Split, Tensor
-from .within import check_there, require
+from .model import CompiledModel, CpuPartition, HostCall, PartitionTable, PartitionTensor, Probe, Tensor
+from .sub_buffers import check_there, require
 
 MAX_PARTS = 16
 MAX_REASONS = 64  # of one part
@@ -29,7 +29,7 @@ def check(model: CompiledModel) -> None:
     require(0 < len(split.parts) <= MAX_PARTS, f"the model has {len(split.parts)} parts")
     require(split.nodes >= 0 and split.flops >= 0, "less than nothing of the model is compiled")
     for i, part in enumerate(split.parts):
-        _check_part(model, f"part {i}", part, behind=i in split.behind)
+        _check_part(model, f"part {i}", part, behind=i in split.tail)
     made = _check_behind(model, split)
     _check_tensors("the model", "output", split.outputs, behind=True)
     require(bool(split.outputs), "the model has no outputs")
@@ -38,14 +38,14 @@ def check(model: CompiledModel) -> None:
     _check_forms(model, split)
 
 
-def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
+def _check_behind(model: CompiledModel, split: PartitionTable) -> set[_Signature]:
     """Return what the steps and the partitions behind them give; check that each partition gets its inputs.
 
     Raises ModelFileError where a rule is broken.
     """
-    require(len(set(split.behind)) == len(split.behind), "a part runs twice behind the steps")
+    require(len(set(split.tail)) == len(split.tail), "a part runs twice behind the steps")
     made = _signatures(model.outputs)
-    for number in split.behind:
+    for number in split.tail:
         require(0 <= number < len(split.parts), f"there is no part {number}")
         part = split.parts[number]
         there = made | _signatures(model.inputs)
@@ -58,7 +58,7 @@ def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
     return made
 
 
-def _check_forms(model: CompiledModel, split: Split) -> None:
+def _check_forms(model: CompiledModel, split: PartitionTable) -> None:
     """Raise ModelFileError unless variants are of partitions that may have some.
 
     The rules of the variants' own models are checked by the caller that checks this model.
@@ -69,7 +69,7 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
     require(len(set(known)) == len(known), "a part has two forms for the same sizes")
     for number, sizes in known:
         require(
-            number in split.behind, f"there are sizes of part {number}, which does not run behind the steps"
+            number in split.tail, f"there are sizes of part {number}, which does not run behind the steps"
         )
         part = split.parts[number]
         require(
@@ -97,12 +97,12 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
         require(measured, f"{called} was run in no time at all")
 
 
-def open_count(tensors: Iterable[PartTensor]) -> int:
+def open_count(tensors: Iterable[PartitionTensor]) -> int:
     """Return how many sizes of the tensors depend on the data."""
     return sum(tensor.shape.count(-1) for tensor in tensors)
 
 
-def filled(tensors: Iterable[PartTensor], sizes: Sequence[int]) -> tuple[PartTensor, ...]:
+def filled(tensors: Iterable[PartitionTensor], sizes: Sequence[int]) -> tuple[PartitionTensor, ...]:
     """Return the tensors with `sizes` in the place of each -1, in their order."""
     left = iter(sizes)
     return tuple(
@@ -120,7 +120,7 @@ def covers(sizes: Sequence[int], least: int, observed: Sequence[int]) -> bool:
     return least > 0 and len(set(observed)) == 1 and least <= observed[0] <= sizes[0]
 
 
-def observed_sizes(tensors: Iterable[PartTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def observed_sizes(tensors: Iterable[PartitionTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Return the sizes in `shapes` that stand in the place of each -1 of the tensors, in their order."""
     return tuple(
         found
@@ -142,7 +142,7 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
     assert isinstance(number, int)
     assert isinstance(wanted, tuple)
     require(
-        split is not None and 0 <= number < len(split.parts) and number not in split.behind,
+        split is not None and 0 <= number < len(split.parts) and number not in split.tail,
         f"{where} runs part {number}, which cannot run there",
     )
     assert split is not None
@@ -157,7 +157,7 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
 
 def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
     """Raise ModelFileError unless a probe has what the parts behind all steps are to give."""
-    outputs = model.made_behind
+    outputs = model.tail_outputs
     require(
         len(probe.behind) in (0, len(outputs)),
         f"{where} has {len(probe.behind)} outputs of parts, which make {len(outputs)}",
@@ -171,14 +171,14 @@ def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
         )
 
 
-def takes(tensor: PartTensor, shape: Sequence[int]) -> bool:
+def takes(tensor: PartitionTensor, shape: Sequence[int]) -> bool:
     """Return whether a tensor may have this shape."""
     return len(shape) == len(tensor.shape) and all(
         size in (-1, given) for size, given in zip(tensor.shape, shape, strict=True)
     )
 
 
-def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool) -> None:
+def _check_part(model: CompiledModel, where: str, part: CpuPartition, *, behind: bool) -> None:
     check_there(where, "buffer", part.onnx, model.buffers)
     buffer = model.buffers[part.onnx]
     require(
@@ -196,7 +196,7 @@ def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool
     require(bool(part.outputs), f"{where} has no outputs")
 
 
-def _check_tensors(where: str, what: str, tensors: Sequence[PartTensor], *, behind: bool) -> None:
+def _check_tensors(where: str, what: str, tensors: Sequence[PartitionTensor], *, behind: bool) -> None:
     names = [tensor.name for tensor in tensors]
     require(all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique")
     least = -1 if behind else 0
@@ -214,7 +214,7 @@ def _check_tensors(where: str, what: str, tensors: Sequence[PartTensor], *, behi
 
 
 def _check_buffers(
-    model: CompiledModel, where: str, tensors: Sequence[PartTensor], indices: Sequence[int]
+    model: CompiledModel, where: str, tensors: Sequence[PartitionTensor], indices: Sequence[int]
 ) -> None:
     require(len(indices) == len(tensors), f"{where}s: there are {len(indices)} instead of {len(tensors)}")
     for index, tensor in zip(indices, tensors, strict=True):
@@ -230,9 +230,9 @@ def _check_buffers(
 _Signature = tuple[str, str, tuple[int, ...]]
 
 
-def _signature(tensor: PartTensor | Tensor) -> _Signature:
+def _signature(tensor: PartitionTensor | Tensor) -> _Signature:
     return tensor.name, tensor.dtype, tensor.shape
 
 
-def _signatures(tensors: Iterable[PartTensor | Tensor]) -> set[_Signature]:
+def _signatures(tensors: Iterable[PartitionTensor | Tensor]) -> set[_Signature]:
     return {_signature(tensor) for tensor in tensors}

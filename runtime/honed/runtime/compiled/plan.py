@@ -17,7 +17,16 @@ from typing import Literal, get_args
 
 from . import parts
 from .model import CPU_PART, Buffer, CompiledModel, Copy, Kernel, Launch, Place, Step
-from .within import WrittenBytes, bytes_of, check_there, check_writers, fail, families, family_of, overlap
+from .sub_buffers import (
+    WrittenBytes,
+    bytes_of,
+    check_there,
+    check_writers,
+    fail,
+    families,
+    family_of,
+    overlap,
+)
 
 
 @dataclass(frozen=True, slots=True)

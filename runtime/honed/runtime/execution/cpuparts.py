@@ -24,7 +24,7 @@ from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.params import Data
 from honed.protocol.results import ObservedSizes
 from honed.runtime.calling.shared_memory import Region
-from honed.runtime.compiled.model import CompiledModel, CpuPart, PartTensor
+from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.parts import covers, open_count
 from honed.runtime.dtypes import dtype
@@ -33,10 +33,10 @@ from honed.runtime.engines import UNLIMITED, PartLimits
 from .partcalls import (
     FRAMES,
     LoadPart,
-    PartsRan,
+    PartitionsResult,
     RunParts,
     ShareMemory,
-    SizesToStopAt,
+    SpecialisedSizes,
     UnloadPart,
     laid_out,
 )
@@ -46,7 +46,7 @@ _MODULE = "honed.cpu.parts"
 _SHARED_BYTES = 1 << 16  # in and out of a part; less goes over the socket
 
 
-class CpuParts:
+class CpuPartitionProcess:
     """The process, which holds the parts of any number of models. Calls from several threads take turns.
 
     The process ends with the thread that opened the first model.
@@ -62,7 +62,7 @@ class CpuParts:
         self._region: Region | None = None  # for tensors, known to the present process
         self._most_made = 0  # bytes of what one call gave
 
-    def open(self, file: ModelFile) -> OpenParts:
+    def open(self, file: ModelFile) -> LoadedPartitions:
         """Load the parts of a model that has some.
 
         Raises DeviceError where the CPU engine is not there or the process ends, and what it says of a part.
@@ -76,7 +76,7 @@ class CpuParts:
         loaded: list[int] = []  # grows, so that what was loaded is let go of where the next is refused
         with self._lock:
             self._open += 1
-        opened = OpenParts(self, split.parts, loaded)
+        opened = LoadedPartitions(self, split.parts, loaded)
         try:
             for part in split.parts:
                 loaded += [self._load(file.constant(part.onnx), part)]
@@ -88,16 +88,16 @@ class CpuParts:
     def run(
         self,
         numbers: Sequence[int],
-        inputs: Sequence[tuple[PartTensor, Array]],
-        outputs: Sequence[PartTensor],
+        inputs: Sequence[tuple[PartitionTensor, Array]],
+        outputs: Sequence[PartitionTensor],
         wanted: Sequence[str],
-        stops: Sequence[SizesToStopAt],
-    ) -> tuple[PartsRan, dict[str, Array]]:
+        stops: Sequence[SpecialisedSizes],
+    ) -> tuple[PartitionsResult, dict[str, Array]]:
         """Run loaded parts, which make some of `outputs`; what was asked for of these, by name.
 
-        Raises as `OpenParts.run`.
+        Raises as `LoadedPartitions.run`.
         """
-        given = tuple(PartTensor(name=t.name, dtype=t.dtype, shape=a.shape) for t, a in inputs)
+        given = tuple(PartitionTensor(name=t.name, dtype=t.dtype, shape=a.shape) for t, a in inputs)
         arrays = [array for _, array in inputs]
         declared = {tensor.name: tensor for tensor in outputs}
         with self._lock:
@@ -136,7 +136,9 @@ class CpuParts:
                 for number in numbers:
                     self._call(UnloadPart(part=number))
 
-    def _placed(self, inputs: Sequence[Array], outputs: Sequence[PartTensor]) -> tuple[tuple[int, ...], int]:
+    def _placed(
+        self, inputs: Sequence[Array], outputs: Sequence[PartitionTensor]
+    ) -> tuple[tuple[int, ...], int]:
         """Put much data into shared memory: where each input is, and where outputs may begin."""
         places, room = laid_out([array.nbytes for array in inputs], 0)
         _, end = laid_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)
@@ -156,7 +158,7 @@ class CpuParts:
             self._region.array(array.dtype.name, array.shape, place)[...] = array
         return places, room
 
-    def _load(self, data: Array, part: CpuPart) -> int:
+    def _load(self, data: Array, part: CpuPartition) -> int:
         descriptor = os.memfd_create("honed-part", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -199,10 +201,12 @@ class CpuParts:
             child.kill()
 
 
-class OpenParts:
+class LoadedPartitions:
     """The parts of one model."""
 
-    def __init__(self, process: CpuParts, parts: Sequence[CpuPart], numbers: Sequence[int]) -> None:
+    def __init__(
+        self, process: CpuPartitionProcess, parts: Sequence[CpuPartition], numbers: Sequence[int]
+    ) -> None:
         self._process = process
         self._parts = parts
         self._numbers = numbers
@@ -224,8 +228,8 @@ class OpenParts:
         indices: Sequence[int],
         values: Mapping[str, Array],
         wanted: Sequence[str],
-        stops: Sequence[SizesToStopAt] = (),
-    ) -> tuple[PartsRan, dict[str, Array]]:
+        stops: Sequence[SpecialisedSizes] = (),
+    ) -> tuple[PartitionsResult, dict[str, Array]]:
         """Run parts one after the other on values by name, up to one that meets sizes of `stops`.
 
         Gives how far that went, and of what was made what is wanted or the rest of them reads. Raises as
@@ -254,7 +258,7 @@ class OpenParts:
             self._closed = True
             self._process.unload(self._numbers)
 
-    def __enter__(self) -> OpenParts:
+    def __enter__(self) -> LoadedPartitions:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,11 +269,11 @@ def _bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _nbytes(tensor: PartTensor) -> int:
+def _nbytes(tensor: PartitionTensor) -> int:
     return math.prod(tensor.shape) * dtype(tensor.dtype).itemsize
 
 
-def _check_answer(parts: Sequence[CpuPart], ran: PartsRan) -> None:
+def _check_answer(parts: Sequence[CpuPartition], ran: PartitionsResult) -> None:
     """Raise DeviceError for an answer that cannot be one to these parts."""
     whole = 0 <= ran.done <= len(parts) and ran.done <= len(ran.sizes) <= ran.done + 1
     observed = zip(parts, ran.sizes, strict=False)
@@ -277,14 +281,14 @@ def _check_answer(parts: Sequence[CpuPart], ran: PartsRan) -> None:
         raise DeviceError("the CPU engine's process for parts of the model says what it should not")
 
 
-def _named(declared: Mapping[str, PartTensor], given: PartTensor) -> PartTensor:
+def _named(declared: Mapping[str, PartitionTensor], given: PartitionTensor) -> PartitionTensor:
     """Return the header's description of an output; raise DeviceError where it declares none of that name."""
     if given.name not in declared:
         raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
     return declared[given.name]
 
 
-def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:
+def _checked(wanted: PartitionTensor, given: PartitionTensor, data: Data) -> Array:
     """Return an output as an array; raise InvalidArgument where its type or shape is not the header's."""
     fits = len(wanted.shape) == len(given.shape) and all(
         size in (-1, found) for size, found in zip(wanted.shape, given.shape, strict=True)
@@ -303,17 +307,17 @@ def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:
 RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # a form by number, on its inputs
 
 
-class PartsBehind:
+class TailPartitions:
     """Those of one model; with none of them nothing is made."""
 
-    def __init__(self, model: CompiledModel, parts: OpenParts | None) -> None:
+    def __init__(self, model: CompiledModel, parts: LoadedPartitions | None) -> None:
         """Set up the partitions behind all steps of a model; `parts` are loaded."""
         self._parts = parts
         self._split = model.split
-        self._wanted = [tensor.name for tensor in model.made_behind]
+        self._wanted = [tensor.name for tensor in model.tail_outputs]
         self._forms = model.forms
         self._stops = [
-            SizesToStopAt(part=form.part, sizes=form.sizes, least=form.least) for form in model.forms
+            SpecialisedSizes(part=form.part, sizes=form.sizes, least=form.least) for form in model.forms
         ]
 
     def run(
@@ -322,11 +326,11 @@ class PartsBehind:
         """Return the outputs that partitions compute, and the sizes that sized partitions met.
 
         `values` are the available tensors by name. `run_form` runs the variants; None: the CPU engine runs
-        every partition. Raises what `OpenParts.run` and `run_form` raise.
+        every partition. Raises what `LoadedPartitions.run` and `run_form` raise.
         """
         if self._split is None or self._parts is None:
             return {}, ()
-        left, there, observed = list(self._split.behind), dict(values), list[ObservedSizes]()
+        left, there, observed = list(self._split.tail), dict(values), list[ObservedSizes]()
         while left:
             ran, made = self._parts.run_chain(left, there, self._wanted, self._stops if run_form else ())
             there |= made

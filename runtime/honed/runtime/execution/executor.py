@@ -38,11 +38,11 @@ from honed.runtime.compiled.modelfile import ModelFile, read
 
 from . import memory, programs, segments
 from .calls import Calls, handle
-from .cpuparts import CpuParts, PartsBehind
+from .cpuparts import CpuPartitionProcess, TailPartitions
 from .growth import Growth
 from .memory import DeviceMemory, Port
 from .segments import Command, RowCopy
-from .timing import Called, InferenceProfile, Timeline, summarise
+from .timing import HostCallTiming, InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -55,7 +55,7 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     builder: ThreadPoolExecutor | None = None,
     progress: Progress = lambda _, __: None,
-    parts: CpuParts | None = None,
+    parts: CpuPartitionProcess | None = None,
 ) -> Executor:
     """Return the model in a `.honed` file, ready to `run` on `device`.
 
@@ -147,7 +147,7 @@ class Executor:
         cache_dir: Path | None = None,
         builder: ThreadPoolExecutor | None = None,
         progress: Progress = lambda _, __: None,
-        parts: CpuParts | None = None,
+        parts: CpuPartitionProcess | None = None,
     ) -> None:
         """Build, allocate, upload, prepare and bind; raise as `load` does."""
         self.file = file
@@ -176,9 +176,9 @@ class Executor:
             Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
             for n in range(len(file.model.forms))
         ]
-        process = parts or CpuParts()
+        process = parts or CpuPartitionProcess()
         self._parts = process.open(file) if file.model.split is not None else None
-        self._behind = PartsBehind(file.model, self._parts)
+        self._behind = TailPartitions(file.model, self._parts)
         self.observed: tuple[ObservedSizes, ...] = ()  # by the parts behind, in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
@@ -296,14 +296,14 @@ class Executor:
 
         def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
             nonlocal began
-            timeline.host.append(Called(CPU_PART, began, start := time.perf_counter()))
+            timeline.host.append(HostCallTiming(CPU_PART, began, start := time.perf_counter()))
             made = self._run_form(number, inputs)
             began = time.perf_counter()
-            timeline.host.append(Called(COMPILED_PART, start, began))
+            timeline.host.append(HostCallTiming(COMPILED_PART, start, began))
             return made
 
         self._behind.run(_together(given), run_form)
-        timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
+        timeline.host.append(HostCallTiming(CPU_PART, began, time.perf_counter()))
 
     def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
         """Return the model's outputs, from its inputs and the outputs of the steps."""
@@ -324,7 +324,7 @@ class Executor:
             timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
             made = self._infer(given, timeline)
-            if self.model.made_behind:
+            if self.model.tail_outputs:
                 self._time_behind(timeline, made, inputs)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):

@@ -26,7 +26,7 @@ from honed.protocol.errors import InvalidArgument, PreconditionBroken
 from honed.runtime.compiled.model import Buffer, CompiledModel, Place, Precondition, Preparation
 from honed.runtime.compiled.modelfile import ModelFile
 from honed.runtime.compiled.plan import allocations, constants_of
-from honed.runtime.compiled.within import bytes_of, family_of
+from honed.runtime.compiled.sub_buffers import bytes_of, family_of
 from honed.runtime.dtypes import dtype
 
 from .calls import Calls, handle, size

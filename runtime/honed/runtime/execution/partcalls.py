@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from honed.process.rpc import Call
 from honed.protocol.params import Data
 from honed.protocol.wire import FrameLimits
-from honed.runtime.compiled.model import PartTensor
+from honed.runtime.compiled.model import PartitionTensor
 
 ALIGN = 64  # bytes; where tensors in shared memory start
 FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
@@ -19,7 +19,7 @@ class LoadPart(Call[None]):
     """Hold the ONNX file that comes along, optimised to `level`, as `part`, which takes `inputs`."""
 
     part: int
-    inputs: tuple[PartTensor, ...]
+    inputs: tuple[PartitionTensor, ...]
     level: str
 
 
@@ -38,7 +38,7 @@ class ShareMemory(Call[None]):
 
 
 @dataclass(slots=True, kw_only=True)
-class SizesToStopAt:
+class SpecialisedSizes:
     """Sizes of a part for which something else is to run it, as in `honed.runtime.compiled.model.Form`."""
 
     part: int
@@ -47,7 +47,7 @@ class SizesToStopAt:
 
 
 @dataclass(slots=True, kw_only=True)
-class PartsRan:
+class PartitionsResult:
     """How many of the parts ran, in how many nanoseconds, and for each the sizes it met, that left out, too.
 
     `outputs` are of those that were made what is wanted, or read by the parts that did not run; their data as
@@ -57,13 +57,13 @@ class PartsRan:
     done: int
     ns: int
     sizes: tuple[tuple[int, ...], ...]
-    outputs: tuple[PartTensor, ...]
+    outputs: tuple[PartitionTensor, ...]
     raw: tuple[Data, ...] = ()
     places: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
-class RunParts(Call[PartsRan]):
+class RunParts(Call[PartitionsResult]):
     """Run `parts` once, one after the other, on tensors given and what those before made, for those `wanted`.
 
     The data of `inputs` is in `raw`, or in shared memory at `places`, one for each. Then outputs are to be
@@ -72,9 +72,9 @@ class RunParts(Call[PartsRan]):
     """
 
     parts: tuple[int, ...]
-    inputs: tuple[PartTensor, ...]
+    inputs: tuple[PartitionTensor, ...]
     wanted: tuple[str, ...]
-    stops: tuple[SizesToStopAt, ...] = ()
+    stops: tuple[SpecialisedSizes, ...] = ()
     raw: tuple[Data, ...] = ()
     places: tuple[int, ...] = ()
     room: int = 0

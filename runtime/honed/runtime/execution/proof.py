@@ -116,7 +116,7 @@ def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
     does; forms have probes of their own. They must run on what the steps give here, too. Raises as
     `Executor.run` does.
     """
-    behind = executor.model.made_behind
+    behind = executor.model.tail_outputs
     if not behind:
         return ()
     inputs = executor.file.inputs(probe)

@@ -22,9 +22,9 @@ from honed.protocol.errors import Cancelled
 from honed.runtime.compiled.model import CompiledModel, Copy, HostCall, Preparation
 
 from .calls import Call, Calls, ReusedEvent, handle, owned, size, sizes
-from .cpuparts import OpenParts
+from .cpuparts import LoadedPartitions
 from .memory import DeviceMemory
-from .timing import Called, Enqueued, Timeline
+from .timing import Enqueued, HostCallTiming, Timeline
 
 Array = NDArray[Any]
 CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
@@ -177,10 +177,10 @@ class LaunchBatch:
             tails[-window].wait()
 
 
-class BoundPart:
+class PartitionStep:
     """A part of the model in the CPU engine: waits for the device, computes, hands its outputs back."""
 
-    def __init__(self, step: HostCall, parts: OpenParts, memory: DeviceMemory, queue: Any) -> None:
+    def __init__(self, step: HostCall, parts: LoadedPartitions, memory: DeviceMemory, queue: Any) -> None:
         self._step = step
         self._parts = parts
         self._memory = memory
@@ -199,7 +199,7 @@ class BoundPart:
     def run_timed(self, timeline: Timeline) -> Sequence[Any]:
         """Run the partition and note in `timeline` when it ran; raise as `run` does."""
         began = self._call(timeline.queue)
-        timeline.host.append(Called(self._step.function, began, time.perf_counter()))
+        timeline.host.append(HostCallTiming(self._step.function, began, time.perf_counter()))
         return ()
 
     def _call(self, queue: Any) -> float:
@@ -214,7 +214,7 @@ class BoundPart:
         return began
 
 
-Segment = LaunchBatch | BoundPart
+Segment = LaunchBatch | PartitionStep
 
 
 def segments(
@@ -223,7 +223,7 @@ def segments(
     memory: DeviceMemory,
     queue: Any,
     cap: int,
-    parts: OpenParts | None = None,
+    parts: LoadedPartitions | None = None,
 ) -> list[Segment]:
     """Return the steps of an inference as segments: runs of launches and copies, host calls between them.
 
@@ -237,7 +237,7 @@ def segments(
         if isinstance(step, HostCall):
             found.append(LaunchBatch(commands, cap, queue))
             assert parts is not None
-            found.append(BoundPart(step, parts, memory, queue))
+            found.append(PartitionStep(step, parts, memory, queue))
             commands = []
         elif not empty(model, step):
             if step not in bound:

@@ -23,7 +23,7 @@ class Enqueued:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class HostCallTiming:
     """A host call of a timed inference, and when it ran, in seconds."""
 
     function: str
@@ -37,7 +37,7 @@ class Timeline:
 
     queue: Any  # that it runs in: one that profiles
     device: list[Enqueued] = field(default_factory=list)
-    host: list[Called] = field(default_factory=list)
+    host: list[HostCallTiming] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,14 @@ from honed.protocol.errors import Internal, ModelFileError
 from honed.runtime.compiled import validate
 from honed.runtime.compiled.model import (
     CompiledModel,
-    CpuPart,
+    CpuPartition,
+    FusedGroup,
     Operator,
-    Part,
-    PartTensor,
+    PartitionTable,
+    PartitionTensor,
     Probe,
     Proof,
     SourceModel,
-    Split,
     Tensor,
     View,
 )
@@ -63,7 +63,7 @@ def assemble(
         inputs=_tensors(normalised.inputs, plan.input_buffers),
         outputs=_tensors(normalised.outputs, plan.output_buffers),
         parts=tuple(
-            Part(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
+            FusedGroup(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
             for c in plan.calls
             if c.operators
         ),
@@ -93,7 +93,7 @@ def _operators(normalised: Normalised) -> dict[str, Operator]:
     }
 
 
-def _split(cut: Cut | None, first: int) -> Split | None:
+def _split(cut: Cut | None, first: int) -> PartitionTable | None:
     """Return the header's entry on partitions; their files are the constant buffers from `first` on.
 
     Returns None where the model is not partitioned.
@@ -102,7 +102,7 @@ def _split(cut: Cut | None, first: int) -> Split | None:
         return None
     parts = tuple(
         strict.copy_fields(
-            CpuPart,
+            CpuPartition,
             part,
             onnx=first + n,
             level=cut.level,
@@ -111,11 +111,13 @@ def _split(cut: Cut | None, first: int) -> Split | None:
         )
         for n, part in enumerate(cut.parts)
     )
-    return strict.copy_fields(Split, cut, "left_out", parts=parts, outputs=_part_tensors(cut.outputs))
+    return strict.copy_fields(
+        PartitionTable, cut, "left_out", parts=parts, outputs=_part_tensors(cut.outputs)
+    )
 
 
-def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartTensor, ...]:
-    return tuple(strict.copy_fields(PartTensor, spec) for spec in specs)
+def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartitionTensor, ...]:
+    return tuple(strict.copy_fields(PartitionTensor, spec) for spec in specs)
 
 
 def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:

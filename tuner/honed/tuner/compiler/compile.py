@@ -24,7 +24,7 @@ from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.results import ObservedSizes
 from honed.runtime.compiled import modelfile
-from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SizesLeftOut, SourceModel
+from honed.runtime.compiled.model import CompiledModel, PrecisionChoice, SkippedSizes, SourceModel
 from honed.runtime.engines import HIGHEST
 from honed.runtime.execution import programs
 from honed.runtime.execution.programs import NotBuilt
@@ -366,7 +366,7 @@ def _write(request: CompileRequest, source: _Source, tried: Attempt, stage: _Sta
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
         each.append(_compiled_part(request, cut, observed, slower_too=slower_too))
     made = [one for one in each if isinstance(one, sized.CompiledPart)]
-    out = [one for one in each if isinstance(one, SizesLeftOut)]
+    out = [one for one in each if isinstance(one, SkippedSizes)]
     model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
     modelfile.write(request.output, model, tried.constants, more)
     return model
@@ -403,14 +403,14 @@ def _admit(request: CompileRequest, prover: Prover, program: Program) -> None:
 
 def _compiled_part(
     request: CompileRequest, cut: Cut, observed: ObservedSizes, *, slower_too: bool
-) -> sized.CompiledPart | SizesLeftOut:
+) -> sized.CompiledPart | SkippedSizes:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
 
     It is left out where it cannot be compiled, is wrong, or slower.
     """
 
-    def left_out(why: str) -> SizesLeftOut:
-        return SizesLeftOut(part=observed.part, sizes=observed.sizes, why=why)
+    def left_out(why: str) -> SkippedSizes:
+        return SkippedSizes(part=observed.part, sizes=observed.sizes, why=why)
 
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
         path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
@@ -492,7 +492,7 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
     half, in_parts = choice is not None and choice.half, prepared.cut is not None and prepared.cut.between
     judged = request.device is not None and not half and not in_parts
     expected = expect(bound, normalised, given, whole, discontinuities.quantising(bound) if judged else None)
-    if prepared.cut is not None and prepared.cut.behind and whole is not None:
+    if prepared.cut is not None and prepared.cut.tail and whole is not None:
         expected = with_behind(expected, prepared.cut, whole)
     with request.path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,10 +18,10 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.runtime.compiled import modelfile, parts
-from honed.runtime.compiled.model import CompiledModel, PartTensor, SourceModel
+from honed.runtime.compiled.model import CompiledModel, PartitionTensor, SourceModel
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST, PROVING_MIB, PartLimits
 from honed.runtime.execution import proof
-from honed.runtime.execution.cpuparts import CpuParts
+from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.frontend import Normalised, Precision
@@ -41,7 +41,7 @@ def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: De
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
-        parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        parts = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
         return Executor(modelfile.read(path, verify=False), device, parts=parts)
 
 
@@ -390,7 +390,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
     for spec in (spec for spec in cut.outputs if spec.name in cut.ends):
         for one in found.outputs:
             shape = one[spec.name].shape
-            if not parts.takes(strict.copy_fields(PartTensor, spec), shape):
+            if not parts.takes(strict.copy_fields(PartitionTensor, spec), shape):
                 raise ModelRefused(
                     f"output {spec.name!r} has the shape {list(shape)} in {found.evaluator}, where "
                     f"{list(spec.shape)} (-1: any size) was found before, so that it cannot be verified"

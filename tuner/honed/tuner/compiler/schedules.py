@@ -23,7 +23,7 @@ from tvm.target import Target
 from tvm_ffi import structural_walk
 
 from honed.machine.profile import DeviceIdentity, DeviceProfile
-from honed.runtime.compiled.model import Origin, ScheduleSource
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tuner.lower.module import Choose
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule, default_kernels, narrow_indices
@@ -79,13 +79,13 @@ def recorded(path: Path, profile: DeviceProfile) -> Recorded:
     return Recorded(choose, times)
 
 
-def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Origin:
+def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> ScheduleProvenance:
     name = found.trace_sha256[:12]
     if identity.platform == PREDICTED:
-        return Origin(ScheduleSource.PREDICTED, name, found.way)
+        return ScheduleProvenance(ScheduleSource.PREDICTED, name, found.way)
     if found.measured_by != host:
-        return Origin(ScheduleSource.RECORD, name)
-    return Origin(ScheduleSource.MEASURED, name, found.way)
+        return ScheduleProvenance(ScheduleSource.RECORD, name)
+    return ScheduleProvenance(ScheduleSource.MEASURED, name, found.way)
 
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
@@ -197,7 +197,7 @@ def _of_rows(one: _Function) -> _Schedules:
 
 
 def _tables(one: _Function) -> str:
-    return str(Origin(ScheduleSource.TABLES, one.profile.rules.family))
+    return str(ScheduleProvenance(ScheduleSource.TABLES, one.profile.rules.family))
 
 
 def _of_tables(one: _Function) -> _Schedules:

@@ -26,16 +26,16 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import (
     Buffer,
     CompiledModel,
-    CpuPart,
-    Form,
-    FormTimes,
-    PartTensor,
-    SizesLeftOut,
+    CpuPartition,
+    PartitionTensor,
+    SizeSpecialisation,
+    SkippedSizes,
+    SpecialisationTimes,
 )
 from honed.runtime.compiled.parts import MAX_SIZES
 from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
 from honed.runtime.engines import PROVING_MIB, PartLimits, allowance, compiled_serves
-from honed.runtime.execution.cpuparts import CpuParts, OpenParts
+from honed.runtime.execution.cpuparts import CpuPartitionProcess, LoadedPartitions
 from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.partition import Cut
 from honed.tuner.frontend import Precision
@@ -48,7 +48,7 @@ Values = Mapping[str, NDArray[Any]]
 class FormTiming:
     """Times of a form and of the CPU engine, the fewest rows it is to run for, or 0, and why not, or ""."""
 
-    times: FormTimes
+    times: SpecialisationTimes
     least: int
     why_not: str
 
@@ -66,13 +66,13 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
             tensor.name: np.array(file.constant(index))
             for tensor, index in zip(file.model.inputs, proof.probes[0].inputs, strict=True)
         }
-        process = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        process = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
         with process.open(whole) as parts, Executor(file, device) as form:
             allowed = allowance(same_cores=device.profile.family.processor)
             both = _Both(parts, number, split.parts[number], form, allowed)
             runs = both.compared(given)
             cpu, here = runs.times
-            times = FormTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
+            times = SpecialisationTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
             if not (runs.within_allowance or slower_too):
                 why = (
                     f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, "
@@ -86,9 +86,9 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
 class _Both:
     """A part in the CPU engine, and a form of it, which has the same transfers, timed where the part runs."""
 
-    parts: OpenParts
+    parts: LoadedPartitions
     number: int
-    part: CpuPart
+    part: CpuPartition
     form: Executor
     allowance: float
     transfers: float = 0.0  # seconds
@@ -119,7 +119,7 @@ class _Both:
             found = fewer
         return found
 
-    def _open(self, given: Values) -> list[tuple[NDArray[Any], PartTensor]]:
+    def _open(self, given: Values) -> list[tuple[NDArray[Any], PartitionTensor]]:
         """Return the inputs whose size depends on the data, each with its declaration."""
         return [(given[tensor.name], tensor) for tensor in self.part.inputs if -1 in tensor.shape]
 
@@ -147,13 +147,13 @@ class CompiledPart:
     observed: ObservedSizes
     model: CompiledModel
     constants: Constants
-    times: FormTimes | None
+    times: SpecialisationTimes | None
     least: int = 0
 
 
 def wanted(
     cut: Cut | None, given: Sequence[ObservedSizes], like: CompiledModel | None
-) -> tuple[tuple[ObservedSizes, ...], tuple[SizesLeftOut, ...]]:
+) -> tuple[tuple[ObservedSizes, ...], tuple[SkippedSizes, ...]]:
     """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
 
     These are the sizes given, else those that `like`, a compiled model of this model, was compiled for,
@@ -162,7 +162,7 @@ def wanted(
     if cut is None:
         return (), ()
     known: tuple[ObservedSizes, ...] = ()
-    left_out: tuple[SizesLeftOut, ...] = ()
+    left_out: tuple[SkippedSizes, ...] = ()
     if like is not None:
         known = tuple(ObservedSizes(part=form.part, sizes=form.sizes) for form in like.forms)
         left_out = like.split.left_out if like.split is not None else ()
@@ -208,7 +208,7 @@ def with_forms(
     model: CompiledModel,
     constants: Constants,
     parts: Sequence[CompiledPart],
-    left_out: Sequence[SizesLeftOut],
+    left_out: Sequence[SkippedSizes],
 ) -> tuple[CompiledModel, list[Constants]]:
     """Return the compiled model with size specialisations of its partitions, and the constants of each.
 
@@ -221,7 +221,7 @@ def with_forms(
     end = section.end
     forms = tuple(
         strict.copy_fields(
-            Form,
+            SizeSpecialisation,
             part,
             part=part.observed.part,
             sizes=part.observed.sizes,

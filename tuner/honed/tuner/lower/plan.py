@@ -31,7 +31,7 @@ from honed.runtime.compiled.model import (
     Step,
 )
 from honed.runtime.compiled.plan import Use, uses
-from honed.runtime.compiled.within import families, family_of
+from honed.runtime.compiled.sub_buffers import families, family_of
 
 from .program import Function, FunctionCall, HostFunctionCall, MemoryValue, Program
 

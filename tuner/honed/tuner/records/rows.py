@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import InvalidArgument
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
@@ -52,7 +52,7 @@ class NewCandidate:
     setup: Setup
     trace: str  # the schedule as JSON text
     source_sha256: str | None = None  # of the kernels' OpenCL C, where it is known already
-    way: Way | None = None  # how the search came to it
+    way: SearchStrategy | None = None  # how the search came to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class TuningRecord:
     created_s: float
     finished_s: float | None
     measured_by: str
-    way: Way | None  # None where it was not kept, and from elsewhere
+    way: SearchStrategy | None  # None where it was not kept, and from elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def candidate(row: Sequence[Any]) -> TuningRecord:
         words: dict[str, object] = {
             "state": RecordState(values["state"]),
             "outcome": None if outcome is None else Stored(outcome),
-            "way": None if way is None else Way(way),
+            "way": None if way is None else SearchStrategy(way),
         }
     except ValueError as error:
         raise InvalidArgument(

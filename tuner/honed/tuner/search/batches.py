@@ -26,7 +26,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from honed.machine.families import DriverClass
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.lower.opencl import LoweringFailed
 
 from . import traces
@@ -58,7 +58,7 @@ class Proposal:
 class Batch:
     """Proposals, the most promising first."""
 
-    way: Way
+    way: SearchStrategy
     proposals: list[Proposal]
     last: bool  # evolved because nothing beside the best is left to try
 
@@ -84,7 +84,7 @@ class Batches:
         self._started = False
         self._evolved = 0
         self._best: list[tuple[float, str]] = []  # seconds and traces, the fastest first
-        self._last: Way | None = None
+        self._last: SearchStrategy | None = None
         self._before = math.inf  # the best time when the last batch was proposed
 
     def know(self, trace: str, seconds: float) -> None:
@@ -100,21 +100,21 @@ class Batches:
         if self._related:
             related, self._related = self._related, []
             if found := self._of_related(related):
-                return self._batch(Way.KIN, found)
+                return self._batch(SearchStrategy.RELATED, found)
         if not self._started:
             self._started = True
             if found := self._evolution.make(starts(self._sketches(), self._driver, trial=True)):
-                return self._batch(Way.TABLES, found)
+                return self._batch(SearchStrategy.TABLES, found)
         beside = self._beside() if self._evolved >= EVOLVED_FIRST else []
-        if beside and (self._last is not Way.DESCENT or won):
-            return self._batch(Way.DESCENT, beside)
+        if beside and (self._last is not SearchStrategy.DESCENT or won):
+            return self._batch(SearchStrategy.DESCENT, beside)
         last = self._evolved >= EVOLVED_FIRST and not beside
         for left in beside:
             self._evolution.forget(left)
         self._evolved += 1
-        return self._batch(Way.EVOLUTION, self._evolution.propose(), last=last)
+        return self._batch(SearchStrategy.EVOLUTION, self._evolution.propose(), last=last)
 
-    def _batch(self, way: Way, found: list[Proposal], *, last: bool = False) -> Batch:
+    def _batch(self, way: SearchStrategy, found: list[Proposal], *, last: bool = False) -> Batch:
         self._last = way
         ranked = sorted(found, key=lambda proposal: -(proposal.score or 0.0))
         for left in ranked[self._size :]:

@@ -19,7 +19,7 @@ from honed.jobs.events import Ranking
 from honed.jobs.priorfile import PriorFile
 from honed.machine.families import DriverClass
 from honed.machine.files import replacing
-from honed.runtime.compiled.model import Origin, ScheduleSource
+from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tuner.setup import shipped_prior
 
 if TYPE_CHECKING:
@@ -251,4 +251,4 @@ def _loaded(file: PriorFile, name: str, driver: DriverClass) -> Prior | None:
     except ValueError as error:
         _log.warning("%s; it is not used", error)
         return None
-    return Prior(str(Origin(ScheduleSource.PRIOR, name)), booster, file.knows_rules, driver)
+    return Prior(str(ScheduleProvenance(ScheduleSource.PRIOR, name)), booster, file.knows_rules, driver)

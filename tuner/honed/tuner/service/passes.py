@@ -16,7 +16,7 @@ from honed.protocol.strict import Map
 from honed.runtime.calling.files import ExportedFiles
 from honed.runtime.calling.leaseclient import LeaseHolder
 from honed.runtime.client import Client
-from honed.runtime.compiled.model import Origin
+from honed.runtime.compiled.model import ScheduleProvenance
 from honed.tuner.measure.candidate import LEASED
 from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart
@@ -122,7 +122,7 @@ class TuningPass:
             case events.TasksFound() if self._estimate is None:
                 # What is served already has the schedules recorded, or default ones.
                 kernels = self._client.show(self._plan.name)["kernels"]
-                tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
+                tuned = any(ScheduleProvenance.parse(kernel["schedule"]).tried for kernel in kernels)
                 lost = lost_by_forms(event.forms, {kernel["task"] for kernel in kernels})
                 self._estimate = event.model.now_us + lost if tuned else event.model.before_us
             case events.Round():

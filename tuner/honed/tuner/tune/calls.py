@@ -8,7 +8,7 @@ from pathlib import Path
 from honed.jobs.events import Ranking
 from honed.machine.profile import DeviceProfile
 from honed.process.rpc import Call
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Candidate, Workload
 
 from .task import Found, TuningTask
@@ -103,7 +103,7 @@ class Proposed:
 
     loaded: LoadedTask
     entries: tuple[ProposedCandidate, ...]
-    way: Way
+    way: SearchStrategy
     last: bool
 
 

@@ -21,7 +21,7 @@ from honed.machine.profile import DeviceProfile
 from honed.process.children import JobCrashed, python
 from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
 from honed.tuner.records.store import Owner
 from honed.tuner.records.verdict import Stored
@@ -360,7 +360,7 @@ class Proposals:
         entries += self.search.replay(key, [c.trace for c in stale]) if stale else []
         if not entries:
             return None
-        return Proposed(loaded=loaded, entries=tuple(entries), way=Way.AGAIN, last=False)
+        return Proposed(loaded=loaded, entries=tuple(entries), way=SearchStrategy.REVALIDATED, last=False)
 
     def _hinted(self, task: TuningTask) -> list[ProposedCandidate]:
         """Return the candidates of a hub's records that fit a task.
@@ -378,7 +378,9 @@ class Proposals:
             if found and found[0].candidate is not None:
                 entries += found
                 continue
-            new = kept.NewCandidate(workload=task.key, setup=self._setup, trace=hint.trace, way=Way.AGAIN)
+            new = kept.NewCandidate(
+                workload=task.key, setup=self._setup, trace=hint.trace, way=SearchStrategy.REVALIDATED
+            )
             with suppress(kept.InQuarantine, AlreadyExists):
                 self._records.refuse(new, found[0].refused if found else why)
         return entries

@@ -12,7 +12,7 @@ from typing import TypeVar
 from honed.jobs.events import Spent
 from honed.machine.kernellog import FaultIncident
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
-from honed.runtime.compiled.model import Way
+from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
 from honed.tuner.records.rows import sha256
@@ -95,7 +95,9 @@ class Trials:
         self.setup = setup
         self.speed = Speed(records.yardstick(setup))
         self.workload: Workload | None = None
-        self._tried: dict[str, tuple[str, Way]] = {}  # traces and how they were found, by candidate id
+        self._tried: dict[
+            str, tuple[str, SearchStrategy]
+        ] = {}  # traces and how they were found, by candidate id
         self._flight: dict[str, int] = {}  # record ids by candidate id
         self._known: dict[str, Tried] = {}  # by candidate id, the latest
         self._late: list[tuple[str, FaultIncident]] = []
@@ -146,7 +148,7 @@ class Trials:
         """
         self.measurer.build([candidate for candidate, trace in candidates if self._may_run(candidate, trace)])
 
-    def prepare(self, candidate: Candidate, trace: str, way: Way) -> None:
+    def prepare(self, candidate: Candidate, trace: str, way: SearchStrategy) -> None:
         """Have a candidate built beside the one that is tried next, where the device allows that."""
         if not self.measurer.ahead or not self._may_run(candidate, trace):
             return
@@ -164,7 +166,9 @@ class Trials:
             self.setup, self.workload.task, sha256(trace), sha256(candidate.source)
         )
 
-    def measure(self, candidate: Candidate, trace: str, way: Way, best: float | None) -> TrialResult | None:
+    def measure(
+        self, candidate: Candidate, trace: str, way: SearchStrategy, best: float | None
+    ) -> TrialResult | None:
         """Try a candidate; `way` is how it was found, `best` its workload's best time at reference speed.
 
         None where its kernels are in quarantine or another tuner has them in flight. Raises DeviceError

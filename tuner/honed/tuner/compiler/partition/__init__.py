@@ -194,7 +194,7 @@ class PartModel:
 class Cut:
     """A model in parts.
 
-    `program` is what is compiled, with a node of PART_DOMAIN for each part but those `behind`, which run one
+    `program` is what is compiled, with a node of PART_DOMAIN for each part but those `tail`, which run one
     after the other behind it on its outputs and the model's inputs. `given` is the same as the file has it,
     for the reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled. ONNX Runtime
     optimises the parts to `level`.
@@ -203,7 +203,7 @@ class Cut:
     program: onnx.ModelProto
     given: onnx.ModelProto
     parts: tuple[PartModel, ...]
-    behind: tuple[int, ...]
+    tail: tuple[int, ...]
     outputs: tuple[TensorSpec, ...]
     nodes: int
     flops: int
@@ -212,13 +212,13 @@ class Cut:
     @property
     def ends(self) -> tuple[str, ...]:
         """Those of the model's outputs that parts behind make."""
-        made = {spec.name for n in self.behind for spec in self.parts[n].outputs}
+        made = {spec.name for n in self.tail for spec in self.parts[n].outputs}
         return tuple(spec.name for spec in self.outputs if spec.name in made)
 
     @property
     def between(self) -> Parts:
         """The outputs of the parts that run within, by number."""
-        return {n: part.outputs for n, part in enumerate(self.parts) if n not in self.behind}
+        return {n: part.outputs for n, part in enumerate(self.parts) if n not in self.tail}
 
     @property
     def share(self) -> float:
@@ -400,7 +400,7 @@ def _cut(
         program=program,
         given=given,
         parts=tuple(parts.values()),
-        behind=tuple(odd.index(stage) for stage in behind),
+        tail=tuple(odd.index(stage) for stage in behind),
         outputs=specs,
         nodes=len(compiled),
         flops=sum(flops(one.node, found.observed) for one in compiled),
