@@ -89,7 +89,14 @@ async def fill(
             cpu, rests = cpu_serves(manifest, policy), is_variant(manifest.name)
             home = _home(pool, manifest)
             pool.handle(
-                Added(manifest=manifest, compiled=compiled, home=home, proof=None, cpu=cpu, rests=rests)
+                Added(
+                    manifest=manifest,
+                    compiled=compiled,
+                    preferred_engine=home,
+                    proof=None,
+                    cpu=cpu,
+                    rests=rests,
+                )
             )
     return broken
 
@@ -122,13 +129,13 @@ def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
     """
     reason, home = f"its compiled file is {_unusable(error)}", _home(pool, manifest)
     if manifest.interface is None or pool.cpu is None:
-        pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
+        pool.handle(Damaged(manifest=manifest, preferred_engine=home, reason=reason))
         return False
     bare = dataclasses.replace(manifest, compiled=None).decided(why=reason)
     if manifest.owner is not None:
         _log.error("damaged: %s: %s", manifest.name, reason)
         bare = bare.decided(why="", chosen="", times=None)
-    pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
+    pool.handle(Added(manifest=bare, compiled=None, preferred_engine=home, proof=None, cpu=True))
     return manifest.owner is not None
 
 

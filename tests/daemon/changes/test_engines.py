@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 from honed.cpu import profiling
 from honed.daemon.core.engines import comparable
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.model import DRIFT_RUNS, Drift
+from honed.daemon.core.model import DRIFT_RUNS, LatencyDrift
 from honed.daemon.core.state import Registry
 from honed.daemon.features.reselection import EngineReselection
 from honed.daemon.serving.selection import choose, compare, unfinished
@@ -596,7 +596,7 @@ def test_nodes_within_others_are_not_counted_twice() -> None:
 
 
 def test_requests_that_take_longer_for_long_are_noticed() -> None:
-    drift = Drift()
+    drift = LatencyDrift()
     assert not any(drift.note("gpu", 1.19, 1.0) for _ in range(3 * DRIFT_RUNS))
     assert not any(drift.note("cpu", 9.0, 1.0) for _ in range(DRIFT_RUNS - 1))
     assert drift.note("cpu", 9.0, 1.0)
@@ -606,7 +606,7 @@ def test_requests_that_take_longer_for_long_are_noticed() -> None:
 
 def test_requests_that_take_less_than_when_the_engine_was_chosen_are_noticed() -> None:
     """Then the machine was busy, and the other engine may have gained more."""
-    drift = Drift()
+    drift = LatencyDrift()
     assert not any(drift.note("gpu", 0.81, 1.0) for _ in range(3 * DRIFT_RUNS))
     assert any(drift.note("gpu", 0.5, 1.0) for _ in range(DRIFT_RUNS))
 
@@ -786,7 +786,7 @@ def test_engines_are_compared_again_in_idle_time_and_ever_more_seldom(
 def test_without_the_cpu_engine_there_is_nothing_to_compare() -> None:
     """As where honed-cpu was removed, and models still have times that are provisional."""
     model = cast(
-        Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, trial=None, isolated="")
+        Any, SimpleNamespace(manifest=SimpleNamespace(owner=None), comparing=False, canary=None, isolated="")
     )
     assert not comparable(Machine(Registry(), ("",), "", 8), model)
 

@@ -313,7 +313,7 @@ def test_a_file_is_checked_once_for_each_version_of_onnx_runtime(
 ) -> None:
     machine = Machine(Registry(), ("",), "", 1, cpu=True)
     model = stored("m", "a", found)
-    machine.handle(Added(manifest=model, compiled=None, home="", proof=None), 0.0, 0.0)
+    machine.handle(Added(manifest=model, compiled=None, preferred_engine="", proof=None), 0.0, 0.0)
     if runtime:
         machine.handle(WorkerReady(engine=CPU, worker=1, spec="", family="", fingerprint=runtime), 0.0, 0.0)
 
@@ -332,7 +332,9 @@ def test_what_is_known_of_a_file_holds_for_all_models_of_it() -> None:
     machine = Machine(Registry(), ("",), "", 1, cpu=True)
     machine.handle(WorkerReady(engine=CPU, worker=1, spec="", family="", fingerprint="1.31"), 0.0, 0.0)
     for name in ("m", "twin"):
-        machine.handle(Added(manifest=stored(name, "a", None), compiled=None, home="", proof=None), 0.0, 0.0)
+        machine.handle(
+            Added(manifest=stored(name, "a", None), compiled=None, preferred_engine="", proof=None), 0.0, 0.0
+        )
     assert machine.models.asked("a")[0] == "none"
     doing = machine.handle(OptimisationChecked("a", FOUND), 0.0, 0.0)
     assert sorted(action.model.name for action in doing if isinstance(action, Persist)) == ["m", "twin"]
@@ -358,7 +360,9 @@ def test_what_is_known_of_a_file_holds_for_all_models_of_it() -> None:
 def test_what_is_not_checked_runs_without_optimisation(found: OptimisationCheck | None, level: str) -> None:
     machine = Machine(Registry(), ("",), "", 1, cpu=True)
     machine.handle(WorkerReady(engine=CPU, worker=1, spec="", family="", fingerprint="1.31"), 0.0, 0.0)
-    machine.handle(Added(manifest=stored("m", "a", found), compiled=None, home="", proof=None), 0.0, 0.0)
+    machine.handle(
+        Added(manifest=stored("m", "a", found), compiled=None, preferred_engine="", proof=None), 0.0, 0.0
+    )
     assert machine.models.asked("a").level == level
     machine.handle(WorkerReady(engine=CPU, worker=2, spec="", family="", fingerprint="1.31"), 0.0, 0.0)
     assert machine.models.asked("a").level == level

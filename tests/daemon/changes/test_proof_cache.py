@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.messages import Added, Event, GiveUp, Load, Prove, Unload, WorkerReady
+from honed.daemon.core.messages import Added, Event, Load, ModelUnavailable, Unload, VerifyProbe, WorkerReady
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.loader import Loader, ProofCache
@@ -93,7 +93,9 @@ def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[
     """A service's start with one model, to the end of all its work; why it was given up."""
     given_up: list[str] = []
     machine = Machine(Registry(), ("",), "", 1)
-    machine.handle(Added(manifest=manifest(), compiled=cast(Any, None), home="", proof=None), 0.0, 0.0)
+    machine.handle(
+        Added(manifest=manifest(), compiled=cast(Any, None), preferred_engine="", proof=None), 0.0, 0.0
+    )
     worker.model = model = machine.models.get("m")
 
     async def go() -> None:
@@ -113,11 +115,11 @@ def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[
                 match action:
                     case Load():
                         news.append(await loader.restore(action))
-                    case Prove():
+                    case VerifyProbe():
                         news.append(await loader.prove(action))
                     case Unload():
                         await loader.tell(UnloadModel(key=action.key))
-                    case GiveUp():
+                    case ModelUnavailable():
                         given_up.append(action.why)
 
     asyncio.run(go())

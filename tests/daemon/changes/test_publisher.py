@@ -15,8 +15,8 @@ import pytest
 from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.machine import Machine
-from honed.daemon.core.messages import Added, Event, Judged, LoadedProof, Persist, WorkerReady
-from honed.daemon.core.model import ServedModel, VersionTrial
+from honed.daemon.core.messages import Added, CanaryCompared, Event, LoadReport, Persist, WorkerReady
+from honed.daemon.core.model import Canary, ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import Commits
@@ -47,8 +47,8 @@ class Interrupted(Store):
 class Loader:
     """Whatever is loaded is twice as fast."""
 
-    async def load(self, key: str, path: str, **_: object) -> LoadedProof:
-        return LoadedProof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
+    async def load(self, key: str, path: str, **_: object) -> LoadReport:
+        return LoadReport(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
     async def compare(self, old: str, new: str, allowance: float) -> TrialResult:
         return TrialResult(runs=PairedTiming(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
@@ -134,11 +134,11 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
         pool = Pool(models, commits)
         for manifest in (before, present):
             compiled = read(store.object(manifest.compiled))
-            pool.handle(Added(manifest=manifest, compiled=compiled, home="", proof=None))
+            pool.handle(Added(manifest=manifest, compiled=compiled, preferred_engine="", proof=None))
             if manifest is before:
                 earlier = models.get("m")
         model = models.get("m")
-        model.trial = VersionTrial(before=earlier, since=0.0)
+        model.canary = Canary(before=earlier, since=0.0)
         changes = Changes(Limits(), store, models, cast(Any, pool), commits, inspector, tmp_path)
         publisher = Publisher(
             changes=changes, registry=models, pool=cast(Any, pool), latencies=Latencies(), policy="fastest"
@@ -150,7 +150,7 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
             done.result(30)
 
         async def crash() -> None:
-            pool.handle(Judged(model.number, "it crashed"))
+            pool.handle(CanaryCompared(model.number, "it crashed"))
 
         if at == "while it is stored":
             store.meanwhile = crashes

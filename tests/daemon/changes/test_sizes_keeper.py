@@ -49,12 +49,12 @@ class Place:
             key="1",
             manifest=with_source(manifest("m", "1")),
             compiled=SimpleNamespace(parts=(PartitionInfo(engine="gpu", nodes=1, flops=1), CHOOSING, DENSE)),
-            at_home=True,
-            trial=None,
+            on_preferred_engine=True,
+            canary=None,
             state=State.READY,
         )
         registry = SimpleNamespace(
-            models=lambda: [self.entry], variants=list, rests=lambda _: False, serves=lambda _: True
+            models=lambda: [self.entry], variants=list, is_suspended=lambda _: False, serves=lambda _: True
         )
         leasing: Any = SimpleNamespace(
             idle=lambda: SimpleNamespace(idle=self.idle), adding=lambda _peer, _why: contextlib.nullcontext()
@@ -194,7 +194,7 @@ def test_nothing_is_compiled_while_the_machine_is_busy_or_the_model_is_not_to_ch
     adding.changes.active["other"] = object()
     history = dataclasses.replace(pinned.entry.manifest.history, pinned=True)
     pinned.entry.manifest = dataclasses.replace(pinned.entry.manifest, history=history)
-    away.entry.at_home = False
+    away.entry.on_preferred_engine = False
     bare.entry.manifest = manifest("m", "1")  # it was added compiled
     for place in places:
         place.meet(30, 9)

@@ -62,7 +62,9 @@ class Place:
         jobs = maker.changes.active
         self.background = Background(leasing=cast(Any, leasing), jobs=jobs, sources=(keeper,))
         manifest = given_as(wanted, why)
-        self.handle(messages.Added(manifest=manifest, compiled=None, home="gpu", proof=None, cpu=True))
+        self.handle(
+            messages.Added(manifest=manifest, compiled=None, preferred_engine="gpu", proof=None, cpu=True)
+        )
 
     def device(self, server: SimpleNamespace) -> SimpleNamespace:
         server.identity = SimpleNamespace(name="a device", driver_version=self.driver)

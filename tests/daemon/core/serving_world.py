@@ -11,7 +11,7 @@ from honed.daemon.core import messages as do
 from honed.daemon.core import messages as told
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.model import CPU_ENGINE, RUNS_AT_ONCE, ServedModel, State, cpu_engine, is_cpu
-from honed.daemon.core.queue import ClientId, Empty, Ticket
+from honed.daemon.core.queue import ClientId, EmptyAxes, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.selection import cpu_serves
 from honed.daemon.store.compiled import Interface
@@ -102,10 +102,10 @@ class World:
         self.running: list[do.Run] = []  # those begun last at the end
         self.ended: set[tuple[str, int]] = set()  # runs that are to end, as nobody waits for them
         self.loads: list[do.Load] = []
-        self.proves: list[do.Prove] = []
-        self.judges: list[do.Judge] = []
+        self.proves: list[do.VerifyProbe] = []
+        self.judges: list[do.CompareCanary] = []
         self.persists: list[do.Persist] = []
-        self.compares: list[do.Compare] = []
+        self.compares: list[do.CompareEngines] = []
         self.stops: list[do.StopServer] = []
         self.done: list[do.Action] = []
         self.outstanding: set[int] = set()  # requests
@@ -117,11 +117,13 @@ class World:
             assert kept.compiled is None or not kept.history.current.quarantine, "it leads to what did wrong"
             self.serve(kept, None, rests=is_variant(kept.name) and kept.compiled is not None)
 
-    def serve(self, kept: Manifest, proof: told.LoadedProof | None, *, rests: bool = False) -> None:
+    def serve(self, kept: Manifest, proof: told.LoadReport | None, *, rests: bool = False) -> None:
         """Tell of what is stored, as the service does."""
         compiled = COMPILED if kept.compiled is not None else None
         cpu = cpu_serves(kept, "fastest")
-        event = told.Added(manifest=kept, compiled=compiled, home="gpu", proof=proof, cpu=cpu, rests=rests)
+        event = told.Added(
+            manifest=kept, compiled=compiled, preferred_engine="gpu", proof=proof, cpu=cpu, rests=rests
+        )
         self.tell(event)
 
     @property
@@ -153,11 +155,11 @@ class World:
                 self.end(action.request, action.error)
             case do.Load():
                 self.load(action)
-            case do.Prove():
+            case do.VerifyProbe():
                 self.proves.append(action)
             case do.Unload(engine, key):
                 self.unload(engine, key)
-            case do.Judge():
+            case do.CompareCanary():
                 self.judges.append(action)
             case do.Persist():
                 self.persists.append(action)
@@ -166,13 +168,13 @@ class World:
 
     def perform_other(self, action: do.Action) -> None:
         match action:
-            case do.Compare(model):
+            case do.CompareEngines(model):
                 assert self.has_cpu
                 assert model.compiled is not None
                 assert not model.manifest.decision.pinned_engine, "there is nothing to choose"
                 assert model.number not in {compare.model.number for compare in self.compares}
                 self.compares.append(action)
-            case do.FallBack(name, left, served):
+            case do.VersionRolledBack(name, left, served):
                 assert left != served
                 self.condemned.add((name, left))
             case do.Kill(engine):
@@ -181,7 +183,7 @@ class World:
                 self.stopped.remove(engine)
             case do.StopServer(engine):
                 used = (model.deployments.get(engine) for model in self.models.all())
-                assert self.machine.engines[engine].rests or not any(used)
+                assert self.machine.engines[engine].stops_when_unused or not any(used)
                 assert not self.machine.engines[engine].queue.models()
                 assert action not in self.stops
                 self.stops.append(action)
@@ -193,7 +195,7 @@ class World:
         assert self.may_begin(engine, model, beside)
         assert ticket.number in self.outstanding
         assert self.models.serves(model)
-        assert engine == self.machine.place(model, ticket).name
+        assert engine == self.machine.engine_for(model, ticket).name
         assert model.key_on(engine) in self.loaded[engine], "only what it has and found right"
         condemned = (model.name, model.manifest.history.number) in self.condemned
         assert is_cpu(engine) or not condemned, "what did wrong never serves again"
@@ -263,7 +265,7 @@ class World:
             self.end_run(engine, "broken")
         for load in [each for each in self.loads if each.engine == engine]:
             self.loads.remove(load)
-            self.tell(told.LoadBroken(load.deployment, "it crashed", apart=False))
+            self.tell(told.LoadCrashed(load.deployment, "it crashed", apart=False))
         self.proves = [each for each in self.proves if each.engine != engine]
         self.dying.discard(engine)
         self.tell(told.WorkerLost(engine=engine, reason="it crashed", from_outside=outside, failed=failed))
@@ -290,14 +292,14 @@ class World:
         proof = None
         cpu = self.machine.cpu_for(kept.owner)
         assert cpu is not None
-        self.tell(told.Kept(cpu, kept.source_key))
+        self.tell(told.FileRetained(cpu, kept.source_key))
         if proven:
             proof = self.prove(cpu, kept.source_key)
         self.disk[name] = kept
         self.condemned = {each for each in self.condemned if each[0] != name}
         self.persists = [each for each in self.persists if each.model.name != name]
         self.serve(kept, proof)
-        self.tell(told.LetGo(cpu, kept.source_key))
+        self.tell(told.FileReleased(cpu, kept.source_key))
 
     def compile(self, name: str, chosen: str, *, stored_only: bool = False) -> None:
         """What was given is compiled, proven on the device, and compared with the CPU engine."""
@@ -305,7 +307,7 @@ class World:
         if model is None or model.manifest.compiled is not None:
             return
         key = f"{name}{next(self.numbers)}"
-        self.tell(told.Kept("gpu", key))
+        self.tell(told.FileRetained("gpu", key))
         proof = self.prove("gpu", key)
         if proof is not None:
             history = begin(stored(key), schedules=key, why="added", now=self.now)
@@ -314,14 +316,14 @@ class World:
             self.persists = [each for each in self.persists if each.model.name != name]
             if not stored_only:
                 self.serve(kept, proof)
-        self.tell(told.LetGo("gpu", key))
+        self.tell(told.FileReleased("gpu", key))
 
-    def end_compare(self, compare: do.Compare, chosen: str) -> None:
+    def end_compare(self, compare: do.CompareEngines, chosen: str) -> None:
         """Both engines took turns, or "": one of them could not."""
         self.compares.remove(compare)
         number = compare.model.number
         if not chosen:
-            self.tell(told.NotCompared(number))
+            self.tell(told.EnginesNotCompared(number))
             return
         device, runtime = (
             self.machine.engines[name].fingerprint for name in ("gpu", compare.model.cpu_engine)
@@ -334,25 +336,25 @@ class World:
     def pin_engine(self, name: str, engine: str) -> None:
         """By hand; "" lets it go."""
         model = self.models.find(name)
-        if model is None or model.compiled is None or not model.takes_open or not self.has_cpu:
+        if model is None or model.compiled is None or not model.can_run_on_cpu or not self.has_cpu:
             return
         serves = engine or ("cpu" if model.on_cpu else "gpu")
         self.tell(told.EngineChosen(model=model.number, engine=serves, why="pinned", pinned=engine))
 
-    def prove(self, engine: str, key: str) -> told.LoadedProof | None:
+    def prove(self, engine: str, key: str) -> told.LoadReport | None:
         worker = self.workers.get(engine)
         if worker is None:
             return None
         self.loaded[engine].add(key)
-        return told.LoadedProof(engine=engine, worker=worker, checked=CHECKED)
+        return told.LoadReport(engine=engine, worker=worker, checked=CHECKED)
 
     def publish(self, name: str, *, stored_only: bool = False) -> None:
         """A better version, loaded beside the present one and stored; it may never come to serve."""
         model = self.models.find(name)
-        if model is None or not model.at_home or not model.on_device or model.compiled is None:
+        if model is None or not model.on_preferred_engine or not model.on_device or model.compiled is None:
             return
         key = f"{name}{next(self.numbers)}"
-        self.tell(told.Kept("gpu", key))
+        self.tell(told.FileRetained("gpu", key))
         proof = self.prove("gpu", key)
         if proof is not None and model.state is State.READY:
             made = successor(model, key)
@@ -360,7 +362,7 @@ class World:
             if not stored_only:
                 event = told.SuccessorReady(model=model.number, manifest=made, compiled=COMPILED, proof=proof)
                 self.tell(event)
-        self.tell(told.LetGo("gpu", key))
+        self.tell(told.FileReleased("gpu", key))
 
     def choose(self, name: str) -> None:
         """A user goes back to the first version that is kept."""
@@ -372,7 +374,7 @@ class World:
         if target is history.current:
             return
         file = version_file(model.manifest, target)
-        self.tell(told.Kept("gpu", file.sha256))
+        self.tell(told.FileRetained("gpu", file.sha256))
         proof = self.prove("gpu", file.sha256)
         if proof is not None:
             changed = settle(go_back(history, target.number, "by hand", "by hand", 2.0))
@@ -380,7 +382,7 @@ class World:
             self.disk[name] = made
             self.condemned.discard((name, target.number))
             self.tell(told.VersionChosen(manifest=made, compiled=COMPILED, proof=proof))
-        self.tell(told.LetGo("gpu", file.sha256))
+        self.tell(told.FileReleased("gpu", file.sha256))
 
     def remove(self, name: str) -> None:
         if name in self.disk:
@@ -394,8 +396,8 @@ class World:
         if model is None or not is_variant(name):
             return
         held = {deployment.number for deployment in model.deployments.values()}
-        self.tell(told.Rested(name))
-        if self.models.rests(model):
+        self.tell(told.SuspendRequested(name))
+        if self.models.is_suspended(model):
             assert not any(run.model is model for run in self.runs.values())
             assert not any(load.deployment in held for load in self.loads)
 
@@ -404,10 +406,12 @@ class World:
         if name in self.disk and self.models.find(name) is None:
             self.serve(self.models.entry(name).manifest, None)
 
-    def ask(self, name: str, *, is_open: bool = False, empty: Empty = None, held: bool = False) -> int | None:
+    def ask(
+        self, name: str, *, is_open: bool = False, empty: EmptyAxes = None, held: bool = False
+    ) -> int | None:
         """The request's number, None where it is refused at once; `is_open`: in shapes of its own."""
         model = self.models.find(name)
-        if is_open and (model is None or not model.takes_open or not self.has_cpu):
+        if is_open and (model is None or not model.can_run_on_cpu or not self.has_cpu):
             return None
         number = next(self.numbers)
         self.outstanding.add(number)
@@ -418,12 +422,12 @@ class World:
             priority=2,
             arrived=self.now,
             deadline=self.now + 1e6,
-            open=is_open,
+            needs_cpu_engine=is_open,
             empty=empty,
             held=held,
         )
         try:
-            self.tell(told.Asked(ticket))
+            self.tell(told.RequestArrived(ticket))
         except HonedError:
             self.outstanding.remove(number)
             return None
@@ -444,7 +448,7 @@ class World:
         number = run.ticket.number
         match how:
             case "well" | "more":
-                self.tell(told.Served(engine, number, more=how == "more"))
+                self.tell(told.RunSucceeded(engine, number, more=how == "more"))
             case "unfit" | "values" | "not loaded" | "no memory":
                 self.reject(run, how)
             case "broken":
@@ -467,7 +471,7 @@ class World:
             self.loaded[engine].discard(run.model.key_on(engine))
             errors[how] = NotLoaded("it is not loaded")
         if (error := errors.get(how)) is None:
-            self.tell(told.Served(engine, number))
+            self.tell(told.RunSucceeded(engine, number))
         else:
             self.tell(told.RequestRejected(engine, number, error))
 
@@ -485,21 +489,21 @@ class World:
                 why, short = "wrong answers", how == "short"
                 self.tell(told.LoadRefused(load.deployment, load.engine, key, why, short))
             case "apart":
-                self.tell(told.LoadBroken(load.deployment, "the builder crashed", apart=True))
+                self.tell(told.LoadCrashed(load.deployment, "the builder crashed", apart=True))
 
-    def end_prove(self, prove: do.Prove, *, right: bool) -> None:
+    def end_prove(self, prove: do.VerifyProbe, *, right: bool) -> None:
         self.proves.remove(prove)
         if right:
-            self.tell(told.Proven(prove.deployment, ()))
+            self.tell(told.ProbePassed(prove.deployment, ()))
         else:
-            self.tell(told.Disproved(prove.deployment, "wrong answers"))
+            self.tell(told.ProbeFailed(prove.deployment, "wrong answers"))
 
-    def judge(self, judge: do.Judge, how: str) -> None:
+    def judge(self, judge: do.CompareCanary, how: str) -> None:
         self.judges.remove(judge)
         if how == "broken":
-            self.tell(told.JudgingBroken(judge.model.number, "it crashed"))
+            self.tell(told.CanaryComparisonCrashed(judge.model.number, "it crashed"))
         else:
-            self.tell(told.Judged(judge.model.number, "it is slower" if how == "slower" else ""))
+            self.tell(told.CanaryCompared(judge.model.number, "it is slower" if how == "slower" else ""))
 
     def persist(self, action: do.Persist) -> None:
         self.persists.remove(action)

@@ -23,7 +23,7 @@ from honed.daemon.core.model import (
     ServedModel,
     State,
 )
-from honed.daemon.core.queue import Empty, Ticket
+from honed.daemon.core.queue import EmptyAxes, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS, settle
 from honed.protocol.errors import OutOfMemory
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PreconditionBroken, Unavailable
@@ -78,7 +78,7 @@ def test_a_model_that_ends_four_workers_in_a_row_is_given_up() -> None:
     assert model.state is State.UNAVAILABLE
     assert f"{MAX_CRASHES} workers in a row" in model.reason
     with pytest.raises(Unavailable, match="in a row"):
-        world.tell(told.Asked(ticket("a")))
+        world.tell(told.RequestArrived(ticket("a")))
 
 
 def test_one_that_ends_workers_now_and_then_is_given_up_within_an_hour() -> None:
@@ -100,7 +100,7 @@ def test_a_worker_that_somebody_else_killed_is_not_blamed_on_what_ran() -> None:
     world.end_run("gpu", "well")
     assert asked is not None
     assert world.answers[asked] is None
-    assert (version(world), model.blame.times) == (2, ())
+    assert (version(world), model.crash_record.times) == (2, ())
 
 
 def test_a_worker_that_is_gone_before_the_run_costs_no_attempt() -> None:
@@ -109,7 +109,7 @@ def test_a_worker_that_is_gone_before_the_run_costs_no_attempt() -> None:
     world.end_run("gpu", "not run")
     crash(world)
     assert world.runs["gpu"].ticket.attempts == 1
-    assert model.blame.crashes == 0
+    assert model.crash_record.crashes == 0
 
 
 def test_a_successor_that_serves_settles_and_lets_go_of_the_one_before() -> None:
@@ -122,7 +122,7 @@ def test_a_successor_that_serves_settles_and_lets_go_of_the_one_before() -> None
     assert before.key in world.loaded["gpu"]
     world.judge(world.judges[0], "well")
     assert before.key not in world.loaded["gpu"]
-    assert do.Settled("a", 2) in world.done
+    assert do.CanaryPromoted("a", 2) in world.done
     world.persist(world.persists[0])
     assert world.disk["a"].history.current.settled
 
@@ -135,11 +135,11 @@ def test_a_successor_that_does_wrong_goes_at_once(how: str) -> None:
             world.ask("a")
             crash(world)
         case "slower":
-            world.judges = [do.Judge(left, left)]
+            world.judges = [do.CompareCanary(left, left)]
             world.judge(world.judges[0], "slower")
         case "two workers that judge":
             for _ in range(2):
-                world.judges = [do.Judge(left, left)]
+                world.judges = [do.CompareCanary(left, left)]
                 world.judge(world.judges[0], "broken")
         case _:
             world.lose("gpu", outside=True)
@@ -157,19 +157,19 @@ def test_a_successor_that_does_wrong_goes_at_once(how: str) -> None:
                 model=left.number,
                 manifest=successor(left, "late"),
                 compiled=COMPILED,
-                proof=told.LoadedProof(engine="gpu", worker=world.starts, checked=CHECKED),
+                proof=told.LoadReport(engine="gpu", worker=world.starts, checked=CHECKED),
             )
         )
 
 
 def test_what_is_broken_without_a_trial_goes_back_to_an_earlier_version() -> None:
     world, _ = serving(trial=True)
-    world.machine.handle(told.Judged(world.models.get("a").number, ""), 0.0, 0.0)
+    world.machine.handle(told.CanaryCompared(world.models.get("a").number, ""), 0.0, 0.0)
     world.lose("gpu", outside=True)
     world.ready("gpu")
     world.end_load(world.loads[0], "refused")
     assert version(world) == 1
-    [inspect] = [action for action in world.done if isinstance(action, do.Inspect)]
+    [inspect] = [action for action in world.done if isinstance(action, do.InspectFile)]
     read = cast(Any, "another compiled model")
     world.tell(told.Inspected(inspect.model.number, read))
     assert world.models.get("a").compiled is read
@@ -210,7 +210,7 @@ def test_what_a_killed_worker_was_loading_the_next_one_loads() -> None:
     world.lose("gpu", outside=True)
     world.ready("gpu")
     assert [load.model.name for load in world.loads] == ["a"]
-    assert world.models.get("a").blame.load_crashes == 0
+    assert world.models.get("a").crash_record.load_crashes == 0
 
 
 def test_what_requests_wait_for_is_loaded_first() -> None:
@@ -239,8 +239,8 @@ def test_a_lost_engine_is_stood_in_for_and_its_models_come_back(fallback: str) -
     asked = [world.ask("a") for _ in range(3)]
     world.lose("gpu")
     world.lose("gpu", failed=True)
-    assert (model.engine, model.home) == (fallback, "gpu")
-    assert "stands in for the gpu, which is lost" in model.away
+    assert (model.engine, model.preferred_engine) == (fallback, "gpu")
+    assert "stands in for the gpu, which is lost" in model.failover_reason
     world.ready(fallback)
     world.end_load(world.loads[0], "well")
     for _ in asked:
@@ -251,7 +251,7 @@ def test_a_lost_engine_is_stood_in_for_and_its_models_come_back(fallback: str) -
     assert model.engine == fallback, "until it is loaded there"
     waiting = world.ask("a")
     world.end_load(world.loads[0], "well")
-    assert (model.engine, model.away, set(model.deployments)) == ("gpu", "", {"gpu"})
+    assert (model.engine, model.failover_reason, set(model.deployments)) == ("gpu", "", {"gpu"})
     assert world.runs["gpu"].ticket.number == waiting
     assert bool(world.stops) is False, "what runs there ends first"
     world.end_run(fallback, "well")
@@ -267,7 +267,7 @@ def test_a_model_that_its_engine_cannot_run_any_more_stays_away() -> None:
     world.ready("gpu")
     world.end_load(world.loads[0], "refused")
     assert (model.engine, model.state) == ("spare", State.READY)
-    assert "which fails: wrong answers" in model.away
+    assert "which fails: wrong answers" in model.failover_reason
 
 
 def test_what_waits_for_a_model_moves_with_the_one_that_replaces_it() -> None:
@@ -288,7 +288,7 @@ def test_without_a_stand_in_requests_are_told() -> None:
     assert asked is not None
     assert "does not start" in str(world.answers[asked])
     with pytest.raises(Unavailable, match="does not start"):
-        world.tell(told.Asked(ticket("a")))
+        world.tell(told.RequestArrived(ticket("a")))
 
 
 def test_a_removed_model_answers_what_waits_and_lets_what_runs_end() -> None:
@@ -340,7 +340,7 @@ def test_one_file_under_two_names_is_loaded_once_and_kept_for_both() -> None:
     world, _ = serving()
     twin = dataclasses.replace(world.models.get("a").manifest, name="b")
     world.disk["b"] = twin
-    world.tell(told.Added(manifest=twin, compiled=COMPILED, home="gpu", proof=None))
+    world.tell(told.Added(manifest=twin, compiled=COMPILED, preferred_engine="gpu", proof=None))
     assert world.models.get("b").state is State.READY
     assert not world.loads
     world.remove("a")
@@ -350,7 +350,7 @@ def test_one_file_under_two_names_is_loaded_once_and_kept_for_both() -> None:
 def test_the_version_before_stays_loaded_although_its_other_name_goes() -> None:
     world, before = serving()
     world.disk["b"] = twin = dataclasses.replace(before.manifest, name="b")
-    world.tell(told.Added(manifest=twin, compiled=COMPILED, home="gpu", proof=None))
+    world.tell(told.Added(manifest=twin, compiled=COMPILED, preferred_engine="gpu", proof=None))
     world.publish("a")
     world.remove("b")
     assert before.key in world.loaded["gpu"]
@@ -368,7 +368,7 @@ def test_what_a_worker_before_has_loaded_is_loaded_again() -> None:
     proof = world.prove("gpu", "b1")
     crash(world)
     world.disk["b"] = kept
-    world.tell(told.Added(manifest=kept, compiled=COMPILED, home="gpu", proof=proof))
+    world.tell(told.Added(manifest=kept, compiled=COMPILED, preferred_engine="gpu", proof=proof))
     assert world.models.get("b").state is State.LOADING
     assert [load.model.name for load in world.loads] == ["b"]
 
@@ -485,7 +485,7 @@ def test_what_was_refused_is_unloaded_once_no_run_needs_it() -> None:
     world.publish("a")
     world.ask("a")
     key = world.models.get("a").key
-    world.tell(told.Disproved(world.models.get("a").deployment.number, "wrong answers"))
+    world.tell(told.ProbeFailed(world.models.get("a").deployment.number, "wrong answers"))
     assert key in world.loaded["gpu"]
     world.end_run("gpu", "well")
     assert key not in world.loaded["gpu"]
@@ -515,7 +515,7 @@ def test_a_run_without_memory_goes_to_the_process_apart_and_is_nobodys_fault() -
         world.end_run(ISOLATING, "no memory")
         assert asked is not None
         assert isinstance(world.answers[asked], OutOfMemory)
-        assert (model.state, model.isolated, model.blame.crashes) == (State.READY, "", 0)
+        assert (model.state, model.isolated, model.crash_record.crashes) == (State.READY, "", 0)
         asked = world.ask("a")
     world.end_run(CPU_ENGINE, "no memory")
     world.end_run(ISOLATING, "well")
@@ -618,7 +618,7 @@ def test_empty_inputs_that_end_the_cpu_engine_are_refused_and_the_model_goes_on(
         world.end_run(CPU_ENGINE, "well")
         assert other is not None
         assert world.answers[other] is None
-    assert (model.state, model.blame.crashes) == (State.READY, 0)
+    assert (model.state, model.crash_record.crashes) == (State.READY, 0)
 
 
 def test_empty_inputs_that_were_answered_before_are_no_reason() -> None:
@@ -633,7 +633,7 @@ def test_empty_inputs_that_were_answered_before_are_no_reason() -> None:
 
 
 @pytest.mark.parametrize("empty", [(), None])
-def test_what_ends_the_cpu_engine_twice_has_wrong_inputs_where_it_is_one_request(empty: Empty) -> None:
+def test_what_ends_the_cpu_engine_twice_has_wrong_inputs_where_it_is_one_request(empty: EmptyAxes) -> None:
     world, model = both_engines()
     asked = world.ask("a", empty=empty)
     end_twice(world)
@@ -708,7 +708,7 @@ def test_a_load_is_not_charged_for_the_end_of_a_process_in_which_something_ran()
         world.lose(CPU_ENGINE)
         world.settle()
     other = world.models.get("b")
-    assert (other.state, other.reason, other.blame.load_crashes) == (State.READY, "", 0)
+    assert (other.state, other.reason, other.crash_record.load_crashes) == (State.READY, "", 0)
 
 
 def test_a_load_is_charged_where_nothing_ran_and_tried_again_with_growing_pauses() -> None:
@@ -748,7 +748,7 @@ def test_what_began_last_runs_again_apart_and_the_guilty_stays_there() -> None:
     assert "failed in 2 workers" in str(world.answers[second])
     assert (long.engine, guilty.engine) == (CPU_ENGINE, ISOLATING)
     assert "ended the process" in guilty.remark
-    assert (long.remark, long.blame.crashes) == ("", 0)
+    assert (long.remark, long.crash_record.crashes) == ("", 0)
 
 
 def test_what_is_acquitted_goes_on_among_all() -> None:
@@ -758,7 +758,7 @@ def test_what_is_acquitted_goes_on_among_all() -> None:
     world.end_run(ISOLATING, "well")
     assert asked is not None
     assert world.answers[asked] is None
-    assert (model.engine, model.isolated, model.blame.crashes) == (CPU_ENGINE, "", 0)
+    assert (model.engine, model.isolated, model.crash_record.crashes) == (CPU_ENGINE, "", 0)
 
 
 def test_what_ends_processes_after_a_long_while_is_found_out_in_the_end() -> None:
@@ -788,12 +788,12 @@ def test_an_isolated_model_comes_back_by_itself_and_later_each_time() -> None:
         crash_cpu(world, ISOLATING)
         begun = world.now
         while model.isolated:
-            assert (model.engine, model.home, model.state) == (ISOLATING, ISOLATING, State.READY)
+            assert (model.engine, model.preferred_engine, model.state) == (ISOLATING, ISOLATING, State.READY)
             world.now += 10.0
             world.tell(told.Tick())
         waited.append(world.now - begun)
         world.settle()
-        assert (model.engine, model.home, model.state) == (CPU_ENGINE, CPU_ENGINE, State.READY)
+        assert (model.engine, model.preferred_engine, model.state) == (CPU_ENGINE, CPU_ENGINE, State.READY)
     assert waited == [60.0, 120.0, 240.0]
 
 

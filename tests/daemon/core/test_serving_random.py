@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from honed.daemon.core import messages as told
 from honed.daemon.core.model import CPU_ENGINE, Phase, ServedModel, State, cpu_engine
-from honed.daemon.core.queue import Empty, Ticket
+from honed.daemon.core.queue import EmptyAxes, Ticket
 from honed.daemon.store.versions import TRIAL_REQUESTS
 
 from .serving_world import CPU_ENGINES, DEVICES, ISOLATING, USERS_ENGINE, USERS_ISOLATING, T, World, owner_of
@@ -91,7 +91,7 @@ class Serving(RuleBasedStateMachine):
             world.ask(name, is_open=True)
 
     @rule(name=NAMES, count=st.integers(1, 2), empty=st.sampled_from([None, (), (("x", (0,)),)]))
-    def ask_in_other_shapes(self, name: str, count: int, empty: Empty) -> None:
+    def ask_in_other_shapes(self, name: str, count: int, empty: EmptyAxes) -> None:
         for _ in range(count):
             self.world.ask(name, is_open=True, empty=empty)
 
@@ -294,21 +294,25 @@ class Serving(RuleBasedStateMachine):
         for engine in world.machine.engines.values():
             places += engine.queue._waiting
             running = [*engine.running.values(), *engine.fallen]
-            places += [each.ticket.number for each in running if not each.left]
+            places += [each.ticket.number for each in running if not each.abandoned]
         assert sorted(places) == sorted(world.outstanding)
 
     @invariant()
     def what_is_ready_is_loaded(self) -> None:
         for model in self.world.models.all():
-            assert set(model.deployments) <= {model.engine, model.home, *self.cpu_engines_of(model)}
+            assert set(model.deployments) <= {
+                model.engine,
+                model.preferred_engine,
+                *self.cpu_engines_of(model),
+            }
             assert model.engine in model.deployments
             if model.deployment.state is State.READY and model.engine in self.world.workers:
                 assert model.key_on(model.engine) in self.world.loaded[model.engine]
             for engine, deployment in model.deployments.items():
                 if deployment.state is State.READY and engine in self.world.workers:
                     assert model.key_on(engine) in self.world.loaded[engine]
-            if model.trial is not None and model.trial.before.engine in self.world.workers:
-                assert model.trial.before.manifest.name == model.name
+            if model.canary is not None and model.canary.before.engine in self.world.workers:
+                assert model.canary.before.manifest.name == model.name
 
     @invariant()
     def what_nothing_uses_is_not_loaded(self) -> None:
@@ -320,8 +324,8 @@ class Serving(RuleBasedStateMachine):
             for model in world.models.all():
                 if engine in model.deployments and model.deployments[engine].used_there:
                     used.add(model.key_on(engine))
-                if model.trial is not None and model.trial.before.engine == engine:
-                    used.add(model.trial.before.key_on(engine))
+                if model.canary is not None and model.canary.before.engine == engine:
+                    used.add(model.canary.before.key_on(engine))
             assert world.loaded[engine] <= used
 
     def cpu_engines_of(self, model: ServedModel) -> set[str]:
@@ -331,19 +335,25 @@ class Serving(RuleBasedStateMachine):
     def what_nobody_waits_for_is_to_end(self) -> None:
         for engine in self.world.machine.engines.values():
             for number, running in engine.running.items():
-                assert not running.left or (engine.name, number) in self.world.ended or self.world.stopping
+                assert (
+                    not running.abandoned or (engine.name, number) in self.world.ended or self.world.stopping
+                )
 
     @invariant()
     def what_is_isolated_is_elsewhere(self) -> None:
         for model in self.world.models.all():
             shared = cpu_engine(model.manifest.owner)
-            assert not model.isolated or shared not in (model.engine, model.home, *model.deployments)
+            assert not model.isolated or shared not in (
+                model.engine,
+                model.preferred_engine,
+                *model.deployments,
+            )
 
     @invariant()
     def what_rests_takes_nothing(self) -> None:
         world = self.world
         for variant in world.models.variants():
-            if not world.models.rests(variant):
+            if not world.models.is_suspended(variant):
                 continue
             assert world.models.find(variant.name) is None
             assert variant.key not in world.loaded["gpu"] or world.machine.engines["gpu"].kept[variant.key]
@@ -359,7 +369,7 @@ class Serving(RuleBasedStateMachine):
         for engine in world.machine.engines.values():
             for ticket in engine.queue._waiting.values():
                 model = world.models.get(ticket.model)
-                assert engine is world.machine.place(model, ticket)
+                assert engine is world.machine.engine_for(model, ticket)
                 state = model.deployments[engine.name].state
                 assert not model.deployments[engine.name].resting
                 assert state is not State.UNAVAILABLE
@@ -390,7 +400,7 @@ class Serving(RuleBasedStateMachine):
         engine = self.world.machine.engines.get(CPU_ENGINE)
         if engine is None:
             return
-        used = any(CPU_ENGINE in (*m.deployments, m.home) for m in self.world.models.all())
+        used = any(CPU_ENGINE in (*m.deployments, m.preferred_engine) for m in self.world.models.all())
         if not used and not engine.running and not engine.fallen:
             assert engine.phase in (Phase.RESTING, Phase.STOPPING)
 
@@ -398,7 +408,7 @@ class Serving(RuleBasedStateMachine):
     def a_users_engine_runs_nothing_else(self) -> None:
         for engine in self.world.machine.engines.values():
             if engine.owner is not None:
-                names = {model.name for model, _ in self.world.machine.on(engine)}
+                names = {model.name for model, _ in self.world.machine.deployments_on(engine)}
                 assert names <= {"own"}
             assert sum(not running.long for running in engine.running.values()) < 2
         own = self.world.models.find("own")
@@ -413,7 +423,7 @@ class Serving(RuleBasedStateMachine):
         assert not world.outstanding
         for model in world.models.all():
             assert model.state is State.READY or model.reason
-            assert model.at_home or "which fails" in model.away or model.isolated
+            assert model.on_preferred_engine or "which fails" in model.failover_reason or model.isolated
         assert {manifest.name: manifest for manifest in world.models.manifests()} == world.disk
         again = World(self.fallback, world.disk, world.numbers, cpu=self.cpu)
         again.settle()
@@ -428,7 +438,7 @@ class Serving(RuleBasedStateMachine):
         world.settle()
         for model in world.models.all():
             assert not model.isolated, "what was blamed comes back by itself"
-            assert model.at_home or "which fails" in model.away
+            assert model.on_preferred_engine or "which fails" in model.failover_reason
             assert (
                 model.state is State.READY or "wrong answers" in model.reason or "unavailable" in model.reason
             )

@@ -32,12 +32,12 @@ def world() -> World:
 def test_it_rests_only_when_it_has_nothing_to_do(world: World) -> None:
     key = world.models.get(VARIANT).key
     request = world.ask(VARIANT)
-    world.tell(told.Rested(VARIANT))
+    world.tell(told.SuspendRequested(VARIANT))
     assert world.models.find(VARIANT) is not None, "a request runs"
     world.end_run("gpu", "well")
     assert request is not None
     assert world.answers[request] is None
-    world.tell(told.Rested(VARIANT))
+    world.tell(told.SuspendRequested(VARIANT))
     assert world.models.find(VARIANT) is None
     assert do.Unload("gpu", key) in world.done
     assert [variant.name for variant in world.models.variants(MODEL)] == [VARIANT]
@@ -45,7 +45,7 @@ def test_it_rests_only_when_it_has_nothing_to_do(world: World) -> None:
     world.wake(VARIANT)
     world.end_load(world.loads[0], "well")
     assert world.models.get(VARIANT).state is State.READY
-    assert not world.models.rests(world.models.get(VARIANT))
+    assert not world.models.is_suspended(world.models.get(VARIANT))
 
 
 def test_a_request_whose_variant_breaks_is_answered_by_the_cpu_engine(world: World) -> None:
@@ -79,7 +79,7 @@ def test_apps_know_of_no_variants(world: World) -> None:
 
 def test_requests_of_a_variant_are_its_models_too(world: World) -> None:
     world.models.get(VARIANT).statistics.answered_by("gpu")
-    for statistics in (world.models.get(MODEL).statistics, world.models.whole):
+    for statistics in (world.models.get(MODEL).statistics, world.models.all_statistics):
         assert statistics.engines == {"gpu": 1}
     world.rest(VARIANT)
     world.wake(VARIANT)

@@ -66,7 +66,9 @@ def model(
         given("m"), interface=interface, settings=settings or ModelSettings(), state=state or {}
     )
     compiled = cast(Any, SimpleNamespace(parts=parts, interface=interface, inputs=interface.inputs))
-    return ServedModel(number=1, manifest=manifest, compiled=compiled, device="gpu", home="gpu", engine="gpu")
+    return ServedModel(
+        number=1, manifest=manifest, compiled=compiled, device="gpu", preferred_engine="gpu", engine="gpu"
+    )
 
 
 async def infer(_: Any) -> Any:

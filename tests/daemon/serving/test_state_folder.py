@@ -212,7 +212,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
 
     async def go() -> None:
         models, nothing = Registry(), cast(Any, None)
-        added = Added(manifest=manifest(), compiled=nothing, home="", proof=None)
+        added = Added(manifest=manifest(), compiled=nothing, preferred_engine="", proof=None)
         Machine(models, ("",), "", 1).handle(added, 0.0, 0.0)
         store = cast(Any, SimpleNamespace(remove=refused))
         commits = Commits(store, models)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from honed.daemon.aio import in_thread
-from honed.daemon.core.messages import Added, Explained, LoadedProof
+from honed.daemon.core.messages import Added, EngineReasonChanged, LoadReport
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.engine_server import DeviceServer
 from honed.daemon.serving.selection import compare, cpu_serves, unfinished
@@ -441,7 +441,9 @@ class ModelInstaller:
             given = given.decided(why=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
-                await change.alter(served, Explained(model=served.number, why=why, awaits_compiler=waits))
+                await change.alter(
+                    served, EngineReasonChanged(model=served.number, why=why, awaits_compiler=waits)
+                )
             if isinstance(error, Unavailable) and self._awaiting is None:
                 self._awaiting = asyncio.ensure_future(self._await_device(servers))
             return job.result(given)
@@ -618,7 +620,7 @@ class ModelInstaller:
         change: Change,
         manifest: Manifest,
         compiled: Compiled | None,
-        proof: LoadedProof | None,
+        proof: LoadReport | None,
         files: Sequence[tuple[StoredFile, Path]],
     ) -> None:
         interface = manifest.interface
@@ -628,7 +630,7 @@ class ModelInstaller:
             state_pairs.checked(interface, manifest.state)
         home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
         cpu = cpu_serves(manifest, self._policy)
-        added = Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu)
+        added = Added(manifest=manifest, compiled=compiled, preferred_engine=home, proof=proof, cpu=cpu)
         await change.commit(lambda: added, files)
 
 

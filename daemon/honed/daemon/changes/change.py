@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
-from honed.daemon.core.messages import Added, Event, LoadedProof, Removed, SuccessorReady, VersionChosen
+from honed.daemon.core.messages import Added, Event, LoadReport, Removed, SuccessorReady, VersionChosen
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.serving.commits import Commits
@@ -53,7 +53,7 @@ class Built:
     path: Path
     file: StoredFile
     model: Compiled
-    proof: LoadedProof
+    proof: LoadReport
     measured: str = ""
 
 
@@ -104,12 +104,12 @@ class Change:
         progress: Progress = lambda _, __: None,
         *,
         foreground: bool = True,
-    ) -> LoadedProof:
+    ) -> LoadReport:
         """Load and check a file in a worker, which keeps it; raises as `DeviceServer.load`."""
         self.keep(server, key)
         return await server.load(key, path, progress, foreground=foreground)
 
-    async def load_stored(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadedProof:
+    async def load_stored(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadReport:
         """Load a form of a stored model; raises as `load`, and Unavailable where its files cannot be used."""
         return await self.load(server, key, await in_thread(self.changes.store.form, manifest, key))
 

@@ -98,7 +98,7 @@ class OptimisationChecks:
 
         Nothing is served by an ONNX Runtime before its process runs, which reports its version.
         """
-        owners = {entry.manifest.owner for entry in self._registry.models() if entry.takes_open}
+        owners = {entry.manifest.owner for entry in self._registry.models() if entry.can_run_on_cpu}
 
         async def come(owner: int | None) -> None:
             server = self._pool.cpu_for(owner)
@@ -187,7 +187,7 @@ class OptimisationChecks:
         """Yield the CPU engines that have loaded a file, or are loading it."""
         for server in list(self._pool.servers.values()):
             models = [m for m in self._registry.all() if m.manifest.source_key == key]
-            running = not server.engine.asleep and is_cpu(server.name)
+            running = not server.engine.is_inactive and is_cpu(server.name)
             if running and any(server.name in model.deployments for model in models):
                 yield server
 

@@ -15,10 +15,10 @@ from honed.daemon.aio import in_thread
 from honed.daemon.core.messages import (
     Added,
     EngineChosen,
-    LoadedProof,
+    LoadReport,
     Pinned,
     SuccessorReady,
-    TurnedAway,
+    SuccessorRejected,
     VersionChosen,
 )
 from honed.daemon.core.model import ServedModel, State
@@ -89,7 +89,7 @@ class Publisher:
             history,
             name=entry.name,
             version=history.number,
-            on_trial=entry.trial is not None,
+            on_trial=entry.canary is not None,
             latency=self.latencies.of(entry.name),
             engine_name=ENGINE_NAMES[entry.kind],
             device=self.pool.of(entry).shown,
@@ -194,7 +194,7 @@ class Publisher:
         entry: ServedModel,
         successor: _Successor,
         version: ModelVersion,
-        proof: LoadedProof,
+        proof: LoadReport,
         choice: EngineChoice | None,
     ) -> Entered:
         """Return the event that makes a new version the model's successor.
@@ -214,7 +214,9 @@ class Publisher:
             chosen=choice.engine, why=choice.why, times=choice.times
         )
         by_cpu = choice.engine == "cpu"
-        return Added(manifest=manifest, compiled=model, home=entry.device, proof=proof, cpu=by_cpu)
+        return Added(
+            manifest=manifest, compiled=model, preferred_engine=entry.device, proof=proof, cpu=by_cpu
+        )
 
     async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
@@ -344,7 +346,7 @@ async def _turned_away(
     _log.warning("model %s: a successor is not served: %s", entry.name, reason)
     if quarantine:
         listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
-        await change.alter(entry, TurnedAway(entry.number, listed))
+        await change.alter(entry, SuccessorRejected(entry.number, listed))
     return _kept(entry, reason, version.old_us, version.new_us)
 
 

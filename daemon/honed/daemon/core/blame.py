@@ -22,12 +22,12 @@ from .model import (
     Deployment,
     Engine,
     Phase,
-    Running,
+    RunningRequest,
     ServedModel,
     State,
     is_cpu,
 )
-from .scheduling import dismiss, load_next, run_next, wake
+from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
 from .state import Core, removed
 
 _MOST_SPARED = 2  # ends of processes for which another run is to blame, before a request is suspected, too
@@ -35,41 +35,41 @@ _MOST_EMPTY = 64  # ways in which inputs are empty, that are remembered of a mod
 _UNUSED_SECONDS = 40.0  # without a request, after which no sequence is lost with an engine's process
 
 
-def note_answered(running: Running, engine: Engine) -> None:
+def note_answered(running: RunningRequest, engine: Engine) -> None:
     """Remember that inputs which are empty in some places are answered."""
-    answers = running.model.blame.answers
+    answers = running.model.crash_record.answers
     if running.ticket.empty and is_cpu(engine.name) and len(answers) < _MOST_EMPTY:
         answers[running.ticket.empty] = True
 
 
 def check(model: ServedModel, engine: Engine, ticket: Ticket) -> None:
     """Raise InvalidArgument where a request is known to end the CPU engine's process."""
-    if is_cpu(engine.name) and not model.blame.answers.get(ticket.empty, True):
+    if is_cpu(engine.name) and not model.crash_record.answers.get(ticket.empty, True):
         raise _deadly(ticket, engine)
 
 
-def suspects(engine: Engine, fallen: list[Running]) -> list[Running]:
+def suspects(engine: Engine, fallen: list[RunningRequest]) -> list[RunningRequest]:
     """Return the runs that may have ended a worker: in a CPU engine not those that had taken long by then."""
     found = [each for each in fallen if not each.long or each.ticket.spared >= _MOST_SPARED]
     return found if found and is_cpu(engine.name) else fallen
 
 
-def spare(core: Core, running: Running) -> None:
+def spare(core: Core, running: RunningRequest) -> None:
     """Run a request again that is not to blame for the end of its worker."""
-    if not running.left:
+    if not running.abandoned:
         running.ticket.attempts -= 1
         running.ticket.spared += 1
         wait_again(core, running.ticket)
 
 
-def run(core: Core, engine: Engine, running: Running, event: WorkerLost) -> None:
+def run(core: Core, engine: Engine, running: RunningRequest, event: WorkerLost) -> None:
     """Charge a run with which a worker ended, unless that was ended from outside; run it again or refuse it.
 
     The engine is known to have lost its worker.
     """
     ticket, reason, from_outside = running.ticket, event.reason, event.from_outside
     last = ticket.attempts >= ATTEMPTS or (engine.isolating and not from_outside)
-    last = last or not running.model.blame.answers.get(ticket.empty, True)
+    last = last or not running.model.crash_record.answers.get(ticket.empty, True)
     deadly = last and is_cpu(engine.name) and ticket.empty is not None and not from_outside
     if deadly and _end_by_being_empty(running):
         for each in core.engines.values():
@@ -77,7 +77,7 @@ def run(core: Core, engine: Engine, running: Running, event: WorkerLost) -> None
                 core.act(Refuse(other.number, _deadly(other, engine, reason)))
     elif not from_outside:
         _charge(core, engine, running.model, reason)
-    if running.left:
+    if running.abandoned:
         return
     if deadly:
         core.act(Refuse(ticket.number, _deadly(ticket, engine, reason)))
@@ -97,9 +97,9 @@ def wait_again(core: Core, ticket: Ticket) -> None:
     if model is None:
         core.act(Refuse(ticket.number, removed(ticket.model)))
         return
-    if ticket.isolated and not model.takes_open:  # it was replaced by one that ONNX Runtime cannot run
+    if ticket.isolated and not model.can_run_on_cpu:  # it was replaced by one that ONNX Runtime cannot run
         ticket.isolated = False
-    engine = core.place(model, ticket)
+    engine = core.engine_for(model, ticket)
     deployment = model.deployments.get(engine.name)
     if deployment is None:
         deployment = core.deploy(model, engine.name)
@@ -109,7 +109,7 @@ def wait_again(core: Core, ticket: Ticket) -> None:
         return
     engine.queue.retry(ticket)
     deployment.resting, deployment.used = False, core.now
-    wake(core, engine)
+    start_if_stopped(core, engine)
     load_next(core, engine)
     run_next(core, engine)
 
@@ -127,9 +127,9 @@ def loads(core: Core, engine: Engine, event: WorkerLost, *, ran: bool) -> None:
 def load(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> None:
     """Count a process that ended loading a model; refuse the model for a while after the second."""
     engine = core.engines[deployment.engine]
-    model.blame.load_crashes += 1
-    if model.blame.load_crashes > 1:
-        count = model.blame.load_crashes
+    model.crash_record.load_crashes += 1
+    if model.crash_record.load_crashes > 1:
+        count = model.crash_record.load_crashes
         sentence = f"it ended the process of {engine.shown} {count} times while it was loaded; last: {reason}"
         versions.give_up_on(core, model, engine, sentence, for_now=True)
 
@@ -137,7 +137,7 @@ def load(core: Core, model: ServedModel, deployment: Deployment, reason: str) ->
 def try_again(core: Core) -> None:
     """Try again what was refused for long enough, and end what was isolated for long enough."""
     for engine in list(core.engines.values()):
-        for _, deployment in core.on(engine):
+        for _, deployment in core.deployments_on(engine):
             if deployment.due(core.now):
                 revive(core, deployment)
     for model in core.models.all():
@@ -149,7 +149,7 @@ def revive(core: Core, deployment: Deployment) -> None:
     """Have a deployment loaded that ended processes and was refused for long enough."""
     deployment.state, deployment.reason, deployment.again = State.LOADING, "", float("inf")
     engine = core.engines[deployment.engine]
-    wake(core, engine)
+    start_if_stopped(core, engine)
     load_next(core, engine)
 
 
@@ -157,8 +157,8 @@ def _charge(core: Core, engine: Engine, model: ServedModel, reason: str) -> None
     versions.fault(core, model, engine, reason)
     if not core.models.serves(model):
         return
-    model.blame.crashes += 1
-    crashes, within_an_hour = model.blame.crashes, model.blame.crashed(core.now)
+    model.crash_record.crashes += 1
+    crashes, within_an_hour = model.crash_record.crashes, model.crash_record.crashed(core.now)
     often = within_an_hour > MAX_CRASHES_AN_HOUR
     if not is_cpu(engine.name):
         sentence = f"{crashes} workers in a row failed running it; last: {reason}"
@@ -185,7 +185,7 @@ def part(core: Core, model: ServedModel, shared: Engine, reason: str) -> None:
 
 def _isolate(core: Core, model: ServedModel, shared: Engine, why: str) -> None:
     """Have ONNX Runtime run a model apart from the others for a while."""
-    seconds = model.blame.isolated()
+    seconds = model.crash_record.isolated()
     model.isolated = f"{why}; it runs in a process apart from the other models for {seconds:g} s"
     model.isolated_until = core.now + seconds
     core.act(Isolated(model.name, model.isolated))
@@ -201,7 +201,7 @@ def _rejoin(core: Core, model: ServedModel) -> None:
     if keeps_state and deployment is not None and core.now - deployment.used < _UNUSED_SECONDS:
         return
     model.isolated = ""
-    model.blame.crashes = 0
+    model.crash_record.crashes = 0
     core.act(Rejoined(model.name))
     _change_process(core, model, apart)
 
@@ -211,15 +211,15 @@ def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
     other = core.cpu_engine_of(model)
     assert other is not None
     before = model.deployments.pop(left.name, None)
-    if model.home == left.name:
-        model.home = other.name
+    if model.preferred_engine == left.name:
+        model.preferred_engine = other.name
     if model.engine == left.name:
         model.engine = other.name
     waiting = left.queue.drop_model(model.name)
-    needed = model.engine == other.name or model.home == other.name or bool(waiting)
+    needed = model.engine == other.name or model.preferred_engine == other.name or bool(waiting)
     if needed and other.name not in model.deployments:
         deployment = core.deploy(model, other.name)
-        deployment.resting = other.rests and not waiting
+        deployment.resting = other.stops_when_unused and not waiting
         deployment.used = core.now
         if before is not None and before.state is State.UNAVAILABLE:
             deployment.state, deployment.reason, deployment.again = before.state, before.reason, before.again
@@ -231,18 +231,18 @@ def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
             other.queue.retry(ticket)
     core.unload_unused(left.name, model.key_on(left.name))
     if other.name in model.deployments and not model.deployments[other.name].resting:
-        wake(core, other)
+        start_if_stopped(core, other)
         load_next(core, other)
         run_next(core, other)
-    dismiss(core, left)
+    stop_if_unneeded(core, left)
 
 
-def _end_by_being_empty(running: Running) -> bool:
+def _end_by_being_empty(running: RunningRequest) -> bool:
     """Return whether the CPU engine ends on inputs that are empty in this way: none were ever answered.
 
     The model is not run on such inputs any more, and goes on with all others.
     """
-    blame, empty = running.model.blame, running.ticket.empty
+    blame, empty = running.model.crash_record, running.ticket.empty
     if not empty or blame.answers.get(empty) or len(blame.answers) >= _MOST_EMPTY:
         return False
     blame.answers[empty] = False

@@ -10,24 +10,24 @@ from honed.protocol.results import OrtSessionConfig
 
 from . import blame, versions
 from .messages import (
-    Back,
-    Compare,
+    CompareEngines,
     EngineChanged,
     EngineChosen,
-    HandOver,
+    EnginesNotCompared,
+    FailbackRefused,
+    FailedBack,
+    FailedOver,
     InferenceTimed,
-    NotCompared,
     OptimisationChecked,
     Persist,
     Refuse,
     ServerStopped,
-    StaysAway,
     Tick,
     WorkerLost,
     WorkerReady,
 )
 from .model import DRIFT_SECONDS, Engine, Phase, ServedModel, State, is_cpu
-from .scheduling import dismiss, load_next, run_next, wake, wake_for
+from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded, wake_for
 from .state import Core
 
 # ---- Engines that are lost: another serves their models until they are back ----
@@ -51,7 +51,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
     if engine.phase is not Phase.STOPPING:
         engine.phase = Phase.READY
         for model in core.models.all():
-            if core.comes_home(model, engine):
+            if core.awaits_failback(model, engine):
                 core.deploy(model, engine.name)
         load_next(core, engine)
     reconsider(core, engine.name)
@@ -81,23 +81,23 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
     engine = core.engines[event.engine]
     engine.phase = Phase.RESTING
     _forget_loaded(core, engine)
-    if engine.rests:
+    if engine.stops_when_unused:
         wanted = engine.queue.models()
-        for model, deployment in core.on(engine):
-            deployment.resting = model.name not in wanted and not core.comes_home(model, engine)
+        for model, deployment in core.deployments_on(engine):
+            deployment.resting = model.name not in wanted and not core.awaits_failback(model, engine)
     if core.needed(engine):
-        wake(core, engine)
+        start_if_stopped(core, engine)
 
 
 def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
     """Let a model's own engine, which has loaded it, serve it again."""
     left = core.engines[model.engine]
-    model.engine, model.away = engine.name, ""
-    model.blame.crashes = 0
-    core.move_waiting(model.name, left.name, engine.name)
-    core.leave(model, left)
-    core.act(Back(model.name, engine.shown))
-    dismiss(core, left)
+    model.engine, model.failover_reason = engine.name, ""
+    model.crash_record.crashes = 0
+    core.requeue(model.name, left.name, engine.name)
+    core.undeploy(model, left)
+    core.act(FailedBack(model.name, engine.shown))
+    stop_if_unneeded(core, left)
 
 
 def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
@@ -106,8 +106,8 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
     if is_cpu(engine.name):
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
     stand_in = core.engines[model.engine].shown
-    model.away = f"{stand_in} stands in for {engine.shown}, which fails: {reason}"
-    core.act(StaysAway(model.name, stand_in, reason))
+    model.failover_reason = f"{stand_in} stands in for {engine.shown}, which fails: {reason}"
+    core.act(FailbackRefused(model.name, stand_in, reason))
 
 
 def tick(core: Core, _: Tick) -> None:
@@ -120,14 +120,14 @@ def tick(core: Core, _: Tick) -> None:
 
 def _let_go(core: Core, cpu: Engine) -> None:
     wanted = cpu.queue.models()
-    for model, deployment in core.on(cpu):
+    for model, deployment in core.deployments_on(cpu):
         idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
-        served = model.engine == cpu.name or core.comes_home(model, cpu)
+        served = model.engine == cpu.name or core.awaits_failback(model, cpu)
         if served or deployment.loading or not idle:
             continue
         if not cpu.runs(model):
-            core.leave(model, cpu)
-    dismiss(core, cpu)
+            core.undeploy(model, cpu)
+    stop_if_unneeded(core, cpu)
 
 
 def fail_over(core: Core, engine: Engine) -> None:
@@ -140,10 +140,14 @@ def fail_over(core: Core, engine: Engine) -> None:
 def _forget_loaded(core: Core, engine: Engine) -> None:
     engine.proving = None
     wanted = engine.queue.models()
-    for model, deployment in core.on(engine):
+    for model, deployment in core.deployments_on(engine):
         deployment.lost()
         deployment.resting |= engine.isolating and model.name not in wanted
-        if model.engine != engine.name and model.name not in wanted and not core.comes_home(model, engine):
+        if (
+            model.engine != engine.name
+            and model.name not in wanted
+            and not core.awaits_failback(model, engine)
+        ):
             del model.deployments[engine.name]
 
 
@@ -163,11 +167,11 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
         del model.deployments[engine.name]
         if other.name not in model.deployments:
             core.deploy(model, other.name)
-        model.engine, model.away = other.name, away
-        core.move_waiting(model.name, engine.name, other.name)
+        model.engine, model.failover_reason = other.name, away
+        core.requeue(model.name, engine.name, other.name)
         wake_for(core, other, model)
     names = tuple(model.name for model in models)
-    core.act(HandOver(engine.shown, other.shown, names, engine.reason))
+    core.act(FailedOver(engine.shown, other.shown, names, engine.reason))
     load_next(core, other)
     run_next(core, other)
 
@@ -184,7 +188,7 @@ def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
     """Return the fallback engine, added where needed; None if there is none or it is the engine itself."""
     wanted = core.fallback.casefold()
-    if not wanted or engine.name.casefold() == wanted or engine.stand_in:
+    if not wanted or engine.name.casefold() == wanted or engine.on_demand:
         return None
     if wanted == CPU and engine.on_processor:
         return None
@@ -241,25 +245,25 @@ def _compare(core: Core, model: ServedModel) -> None:
     """Compare the engines of a model if that is possible and the last time was a while ago."""
     if comparable(core, model) and core.now - model.compared >= DRIFT_SECONDS:
         model.comparing, model.compared = True, core.now
-        core.act(Compare(model))
+        core.act(CompareEngines(model))
 
 
 def comparable(core: Core, model: ServedModel) -> bool:
     """Return whether a model's engine may be chosen by times, and both engines can take part now."""
-    if core.cpu_engine_of(model) is None or model.isolated or model.comparing or model.trial is not None:
+    if core.cpu_engine_of(model) is None or model.isolated or model.comparing or model.canary is not None:
         return False
     device = core.engines[model.device]
-    there = device.phase is Phase.READY or device.asleep
+    there = device.phase is Phase.READY or device.is_inactive
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
-    able = there and not model.failed and model.state is State.READY and model.at_home
-    return free and able and model.takes_open
+    able = there and not model.rejected_by and model.state is State.READY and model.on_preferred_engine
+    return free and able and model.can_run_on_cpu
 
 
 def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
     """Remember it of all models of that source; run in another way the CPU engine takes another time."""
     for model in core.models.all():
         before = model.manifest.optimisation
-        if model.manifest.source_key != event.source or not model.takes_open or before == event.found:
+        if model.manifest.source_key != event.source or not model.can_run_on_cpu or before == event.found:
             continue
         model.manifest = dataclasses.replace(model.manifest, optimisation=event.found)
         core.act(Persist(model))
@@ -269,7 +273,7 @@ def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
                 _compare(core, model)
 
 
-def not_compared(core: Core, event: NotCompared) -> None:
+def engines_not_compared(core: Core, event: EnginesNotCompared) -> None:
     """Record that a comparison of engines failed; the choice stands."""
     model = core.models.numbered(event.model)
     if model is not None:
@@ -296,29 +300,29 @@ def chosen(core: Core, event: EngineChosen) -> None:
     if event.pinned == "" and model.manifest.decision.times is None:
         _compare(core, model)
     target = core.of_kind(model, event.engine)
-    if target is not None and target.name != model.home:
+    if target is not None and target.name != model.preferred_engine:
         _move_as_chosen(core, model, target, event.why)
 
 
 def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) -> None:
     """Make another engine the home of a model."""
     versions.end_trial(core, model)
-    model.failed.discard(target.name)
-    left, model.home = core.engines[model.home], target.name
+    model.rejected_by.discard(target.name)
+    left, model.preferred_engine = core.engines[model.preferred_engine], target.name
     core.act(EngineChanged(model.name, target.shown, why))
     if left.name != model.engine and left.name in model.deployments:
-        core.leave(model, left)
-    dismiss(core, left)
+        core.undeploy(model, left)
+    stop_if_unneeded(core, left)
     if model.engine == target.name:  # it stood in
-        model.away = ""
+        model.failover_reason = ""
         return
     deployment = model.deployments.get(target.name)
     if deployment is None or deployment.state is State.UNAVAILABLE:
         deployment = core.deploy(model, target.name)
-    wake(core, target)
+    start_if_stopped(core, target)
     if deployment.state is State.READY:
         come_back(core, model, target)
         run_next(core, target)
     else:
-        model.away = f"{target.shown} is to serve it, and has not loaded it yet"
+        model.failover_reason = f"{target.shown} is to serve it, and has not loaded it yet"
         load_next(core, target)

@@ -58,7 +58,7 @@ Action = Grant | Revoke | Overdue
 
 
 @dataclass(slots=True, kw_only=True)
-class Held:
+class HeldLease:
     """The lease as it is held; `bound` in seconds, the rest moments."""
 
     holder: int
@@ -82,7 +82,7 @@ class LeaseCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class ReleaseSummary:
     """Of such times, in seconds; 0 without any.
 
     `count` and `most` are since the service started, the percentiles of the last `RECENT`.
@@ -115,11 +115,11 @@ class ReleaseTimes:
         """Seconds, all together."""
         return self._sum
 
-    def summary(self) -> Summary:
+    def summary(self) -> ReleaseSummary:
         """Count and percentiles (the least value that so many percent do not exceed)."""
         ordered = sorted(self._recent)
         p50, p99 = (ordered[-(-len(ordered) * p // 100) - 1] if ordered else 0.0 for p in (50, 99))
-        return Summary(count=sum(self._counts), p50=p50, p99=p99, most=self._most)
+        return ReleaseSummary(count=sum(self._counts), p50=p50, p99=p99, most=self._most)
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Return for each bucket its upper end (the last: infinity) and how many times were not above it."""
@@ -130,7 +130,7 @@ class Lease:
     """The lease. Holders are named by a number, of their connection."""
 
     def __init__(self) -> None:
-        self.held: Held | None = None
+        self.held: HeldLease | None = None
         self.counts = LeaseCounts()
         self.releases = ReleaseTimes()
         self._waiting: dict[int, float] = {}  # their bounds, in the order of asking
@@ -228,7 +228,7 @@ class Lease:
         tuner = next(iter(self._waiting))
         bound = self._waiting.pop(tuner)
         self.counts.granted += 1
-        self.held = Held(holder=tuner, number=self.counts.granted, bound=bound, since=now)
+        self.held = HeldLease(holder=tuner, number=self.counts.granted, bound=bound, since=now)
         return [Grant(tuner, self.held.number)]
 
     def _revoke(self, why: str, now: float) -> list[Action]:

@@ -31,7 +31,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Asked(Event):
+class RequestArrived(Event):
     """A client asks for a run; refused by an exception where it cannot even wait."""
 
     ticket: Ticket
@@ -52,7 +52,7 @@ class ClientGone(Event):
 
 
 @dataclass(slots=True)
-class Served(Event):
+class RunSucceeded(Event):
     """The run of a request ended well; with `more` it has further runs to come."""
 
     engine: str
@@ -127,7 +127,7 @@ class ServerStopped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedProof:
+class LoadReport:
     """A compiled file is in worker number `worker` of `engine`, which compared it with its probes.
 
     `left` are the numbers of those probes that it was not compared with yet.
@@ -146,7 +146,7 @@ class Loaded(Event):
 
     deployment: int
     key: str
-    proof: LoadedProof
+    proof: LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class LoadRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadBroken(Event):
+class LoadCrashed(Event):
     """A process ended loading a model: the one that serves, or one `apart` that builds."""
 
     deployment: int
@@ -170,7 +170,7 @@ class LoadBroken(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Proven(Event):
+class ProbePassed(Event):
     """A deployment answered the probe rightly; `outputs` tells how far off it was at worst."""
 
     deployment: int
@@ -178,7 +178,7 @@ class Proven(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Disproved(Event):
+class ProbeFailed(Event):
     """A deployment gave a wrong answer for the probe."""
 
     deployment: int
@@ -189,14 +189,14 @@ class Disproved(Event):
 class Added(Event):
     """A model is in the store, new or in another's place; with `proof` it is in a worker, too.
 
-    `home` is the device of its compiled form, which is None where there is none; with `cpu` the CPU engine
-    serves it. A variant may be added to rest.
+    `preferred_engine` is the device of its compiled form, which is None where there is none; with `cpu` the
+    CPU engine serves it. A variant may be added to rest.
     """
 
     manifest: Manifest
     compiled: Compiled | None
-    home: str
-    proof: LoadedProof | None
+    preferred_engine: str
+    proof: LoadReport | None
     cpu: bool = False
     rests: bool = False
 
@@ -206,7 +206,7 @@ class Damaged(Event):
     """A stored model's compiled file cannot be used."""
 
     manifest: Manifest
-    home: str
+    preferred_engine: str
     reason: str
 
 
@@ -219,7 +219,7 @@ class NotRestored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explained(Event):
+class EngineReasonChanged(Event):
     """The manifest of `model` says now why it is served as it is, and whether a compiler would help."""
 
     model: int
@@ -260,7 +260,7 @@ class OptimisationChecked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class NotCompared(Event):
+class EnginesNotCompared(Event):
     """A Compare could not be done."""
 
     model: int
@@ -288,14 +288,14 @@ class Removed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Rested(Event):
+class SuspendRequested(Event):
     """A variant is to rest, as soon as nothing waits for it; nothing happens where something does."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Event):
+class FileRetained(Event):
     """An engine is to keep a compiled file until it is let go of, whatever the models stand for."""
 
     engine: str
@@ -303,7 +303,7 @@ class Kept(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo(Event):
+class FileReleased(Event):
     """The end of one Kept."""
 
     engine: str
@@ -317,7 +317,7 @@ class SuccessorReady(Event):
     model: int
     manifest: Manifest
     compiled: Compiled
-    proof: LoadedProof
+    proof: LoadReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,11 +326,11 @@ class VersionChosen(Event):
 
     manifest: Manifest
     compiled: Compiled
-    proof: LoadedProof
+    proof: LoadReport
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway(Event):
+class SuccessorRejected(Event):
     """A successor of `model` was not taken and goes into quarantine."""
 
     model: int
@@ -346,7 +346,7 @@ class Pinned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(Event):
+class CanaryCompared(Event):
     """A successor was compared once more with the version before; an `objection` says why it must go."""
 
     model: int
@@ -354,7 +354,7 @@ class Judged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JudgingBroken(Event):
+class CanaryComparisonCrashed(Event):
     """The worker ended meanwhile."""
 
     model: int
@@ -429,7 +429,7 @@ class Load(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Prove(Action):
+class VerifyProbe(Action):
     """Compare a deployment with a probe that is left; ends in Proven or Disproved, or with the worker."""
 
     engine: str
@@ -469,7 +469,7 @@ class StopServer(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge(Action):
+class CompareCanary(Action):
     """Compare a successor with the version before, on what clients sent since.
 
     Ends in Judged or JudgingBroken.
@@ -487,14 +487,14 @@ class Persist(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(Action):
+class InspectFile(Action):
     """Read the compiled file of a model anew; ends in Inspected."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class FallBack(Action):
+class VersionRolledBack(Action):
     """Told: a version does wrong, and the one before serves again."""
 
     model: str
@@ -504,7 +504,7 @@ class FallBack(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp(Action):
+class ModelUnavailable(Action):
     """Told: a model is not served any more."""
 
     model: str
@@ -512,7 +512,7 @@ class GiveUp(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Action):
+class CanaryPromoted(Action):
     """Told: a successor has served cleanly."""
 
     model: str
@@ -520,7 +520,7 @@ class Settled(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver(Action):
+class FailedOver(Action):
     """Told: an engine is lost, and another serves its models."""
 
     engine: str
@@ -530,7 +530,7 @@ class HandOver(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Back(Action):
+class FailedBack(Action):
     """Told: a model is served by the engine it belongs to again."""
 
     model: str
@@ -538,7 +538,7 @@ class Back(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class StaysAway(Action):
+class FailbackRefused(Action):
     """Told: the engine a model belongs to is back and cannot run it."""
 
     model: str
@@ -547,7 +547,7 @@ class StaysAway(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Switched(Action):
+class EngineReplaced(Action):
     """Told: an engine cannot serve a model, and another does from now on."""
 
     model: str
@@ -572,7 +572,7 @@ class Rejoined(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Compare(Action):
+class CompareEngines(Action):
     """Run a model on the device and on the CPU engine in turns; ends in EngineChosen or NotCompared."""
 
     model: ServedModel
@@ -588,7 +588,7 @@ class EngineChanged(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Action):
+class AttemptFailed(Action):
     """Told: a run of a model failed with its worker."""
 
     model: str

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from honed.daemon.core.queue import Empty, Queue, Ticket
+from honed.daemon.core.queue import EmptyAxes, Queue, Ticket
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
@@ -71,9 +71,9 @@ class Phase(enum.Enum):
 class Deployment:
     """A version of a model on one engine.
 
-    `checked` is the engine's comparison with the probes, of which those in `left` are to follow. One that
-    is `resting` is loaded when it is asked for. One that is UNAVAILABLE because it ended processes is tried
-    `again` at that time, in monotonic seconds.
+    `checked` is the engine's comparison with the probes, of which those in `unchecked_probes` are to follow.
+    One that is `resting` is loaded when it is asked for. One that is UNAVAILABLE because it ended processes
+    is tried `again` at that time, in monotonic seconds.
     """
 
     number: int
@@ -81,7 +81,7 @@ class Deployment:
     state: State = State.LOADING
     reason: str = ""
     checked: ModelChecked | None = None
-    left: tuple[int, ...] = ()
+    unchecked_probes: tuple[int, ...] = ()
     loading: bool = False  # a Load is under way
     used: float = float("-inf")  # when a request came for it last, in monotonic seconds
     resting: bool = False
@@ -89,7 +89,7 @@ class Deployment:
 
     def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
         """Mark the deployment as ready: the engine has loaded and checked it."""
-        self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
+        self.state, self.reason, self.checked, self.unchecked_probes = State.READY, "", checked, left
 
     @property
     def used_there(self) -> bool:
@@ -102,7 +102,7 @@ class Deployment:
 
     def lost(self) -> None:
         """Mark the deployment as lost with the engine's worker and all that it had loaded."""
-        self.loading, self.left = False, ()
+        self.loading, self.unchecked_probes = False, ()
         if self.state is State.READY:
             self.state = State.LOADING
 
@@ -121,7 +121,7 @@ class CrashRecord:
     refusals: int = 0
     isolations: int = 0
     times: tuple[float, ...] = ()
-    answers: dict[Empty, bool] = field(default_factory=dict)
+    answers: dict[EmptyAxes, bool] = field(default_factory=dict)
 
     def crashed(self, now: float) -> int:
         """Count a crash of a worker that ran the model, and return how many there were within an hour."""
@@ -148,7 +148,7 @@ def _longer(first: float, times: int) -> float:
     return min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(times - 1, 20))
 
 
-class Drift:
+class LatencyDrift:
     """What the latest requests for a model took on one engine, in milliseconds."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Drift:
 
 
 @dataclass(slots=True, kw_only=True)
-class VersionTrial:
+class Canary:
     """A successor's first time in service. `before` is the version it replaced, still loaded."""
 
     before: ServedModel
@@ -186,9 +186,10 @@ class VersionTrial:
 class ServedModel:
     """A model at the version that is served; another version is another object. The machine alone changes it.
 
-    It belongs to the engine `home`, and `engine` is the one that serves it; `away` says why these differ, or
+    It belongs to the engine `preferred_engine`, and `engine` is the one that serves it; `failover_reason`
+    says why these differ, or
     "". Home is the engine `device`, where its compiled form is or would be, or the CPU engine. `compiled` is
-    None where there is no compiled form or it could not be read. `failed` are engines that gave it up. A
+    None where there is no compiled form or it could not be read. `rejected_by` are engines that gave it up. A
     variant that rests is served by nothing. `isolated` says why ONNX Runtime runs it apart from the other
     models, until `isolated_until` in monotonic seconds; "" where it does not.
     """
@@ -197,19 +198,19 @@ class ServedModel:
     manifest: Manifest
     compiled: Compiled | None
     device: str
-    home: str
+    preferred_engine: str
     engine: str
-    away: str = ""
+    failover_reason: str = ""
     isolated: str = ""
     isolated_until: float = 0.0
-    failed: set[str] = field(default_factory=set)
+    rejected_by: set[str] = field(default_factory=set)
     deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
-    blame: CrashRecord = field(default_factory=CrashRecord)
-    trial: VersionTrial | None = None
+    crash_record: CrashRecord = field(default_factory=CrashRecord)
+    canary: Canary | None = None
     statistics: Statistics = field(default_factory=Statistics)
     comparing: bool = False  # both engines run it in turns
     compared: float = float("-inf")  # when that began last, in monotonic seconds
-    drift: Drift = field(default_factory=Drift)
+    drift: LatencyDrift = field(default_factory=LatencyDrift)
 
     @property
     def name(self) -> str:
@@ -254,20 +255,20 @@ class ServedModel:
         return self.engine == self.device
 
     @property
-    def takes_open(self) -> bool:
+    def can_run_on_cpu(self) -> bool:
         """Whether the CPU engine can run it, in whatever shapes its file allows."""
         return self.manifest.interface is not None
 
     @property
-    def open_sizes(self) -> bool:
+    def has_dynamic_inputs(self) -> bool:
         """Whether its file is known to leave sizes of inputs open."""
         interface = self.manifest.interface
         return interface is not None and any(tensor.is_open for tensor in interface.inputs)
 
     @property
-    def at_home(self) -> bool:
+    def on_preferred_engine(self) -> bool:
         """Whether the engine it belongs to serves it."""
-        return self.engine == self.home
+        return self.engine == self.preferred_engine
 
     @property
     def deployment(self) -> Deployment:
@@ -290,7 +291,7 @@ class ServedModel:
     @property
     def remark(self) -> str:
         """What users should know of its state, or ""."""
-        return self.reason or self.away or self.isolated
+        return self.reason or self.failover_reason or self.isolated
 
     @property
     def checked(self) -> ModelChecked | None:
@@ -299,15 +300,15 @@ class ServedModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class Running:
-    """A request that runs; nobody waits for one that was `left`.
+class RunningRequest:
+    """A request that runs; nobody waits for one that was `abandoned`.
 
     Others may be begun beside it once it has taken `long`.
     """
 
     ticket: Ticket
     model: ServedModel
-    left: bool = False
+    abandoned: bool = False
     long: bool = False
 
 
@@ -315,7 +316,7 @@ class Running:
 class Engine:
     """One that runs models: the worker of an OpenCL device, or the CPU engine.
 
-    `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `stand_in`,
+    `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `on_demand`,
     and the CPU engine is one, runs only while it has something to do; a user's also rests with the models
     that it serves, as does one that is `isolating`: it begins one thing at a time, runs and loads, so that it
     is known what ended its process. `worker` counts its workers; what one had loaded is gone with it.
@@ -325,7 +326,7 @@ class Engine:
 
     name: str
     queue: Queue
-    stand_in: bool = False
+    on_demand: bool = False
     owner: int | None = None  # the user whose own models it runs
     isolating: bool = False
     phase: Phase = Phase.STARTING
@@ -334,15 +335,15 @@ class Engine:
     family: str = ""  # of the device, once it was seen
     fingerprint: str = ""  # of the device with its driver, or of the CPU engine, once it was seen
     reason: str = ""  # the last worker ended
-    running: dict[int, Running] = field(default_factory=dict)
-    fallen: list[Running] = field(default_factory=list)
+    running: dict[int, RunningRequest] = field(default_factory=dict)
+    fallen: list[RunningRequest] = field(default_factory=list)
     fallen_loads: list[int] = field(default_factory=list)
     ended: float = float("-inf")  # when a request ended last, in monotonic seconds
     proving: int | None = None  # the deployment that is compared with the probes left
     kept: Counter[str] = field(default_factory=Counter)  # compiled files that no model stands for yet
 
     @property
-    def rests(self) -> bool:
+    def stops_when_unused(self) -> bool:
         """Whether it ends, too, while what it serves is not asked for."""
         return self.owner is not None or self.isolating
 
@@ -363,14 +364,14 @@ class Engine:
         return any(each.model is model for each in self.running.values())
 
     @property
-    def asleep(self) -> bool:
+    def is_inactive(self) -> bool:
         """Whether it is a stand-in whose worker is not kept, or not any more."""
         return self.phase in (Phase.RESTING, Phase.STOPPING)
 
     @property
     def state(self) -> str:
         """The state of its worker, as users are told."""
-        return (Phase.RESTING if self.asleep else self.phase).value
+        return (Phase.RESTING if self.is_inactive else self.phase).value
 
     @property
     def on_processor(self) -> bool:

@@ -9,50 +9,50 @@ from . import blame, engines, versions
 from .messages import (
     Added,
     Damaged,
-    Disproved,
-    Explained,
-    Kept,
-    LetGo,
-    LoadBroken,
+    EngineReasonChanged,
+    FileReleased,
+    FileRetained,
+    LoadCrashed,
     Loaded,
     LoadRefused,
     NotRestored,
-    Proven,
+    ProbeFailed,
+    ProbePassed,
     Refuse,
     Removed,
-    Rested,
     SettingsChanged,
+    SuspendRequested,
 )
 from .model import Deployment, Phase, ServedModel, State, is_cpu
-from .scheduling import admit, dismiss, is_here, load_next, run_next, wake
+from .scheduling import admit, is_here, load_next, run_next, start_if_stopped, stop_if_unneeded
 from .state import Core, removed
 
 
 def added(core: Core, event: Added) -> None:
     """Serve a model, in the place of another of its name."""
     if event.rests:
-        _rest(core, core.new_model(event.manifest, event.compiled, event.home))
+        _rest(core, core.new_model(event.manifest, event.compiled, event.preferred_engine))
         return
     cpu = event.cpu or (event.manifest.compiled is None and event.manifest.interface is not None)
     if cpu and core.cpu is None:
         if event.compiled is None:
-            model = core.new_model(event.manifest, None, event.home)
-            core.enter(model)
+            model = core.new_model(event.manifest, None, event.preferred_engine)
+            core.install(model)
             why = "only the CPU engine can run it, which is not installed; install honed-cpu"
             versions.fail(core, model, why)
             return
         cpu = False
     home = core.cpu_of(event.manifest.owner) if cpu else None
     model = core.new_model(
-        event.manifest, event.compiled, event.home, home=home.name if home is not None else None
+        event.manifest, event.compiled, event.preferred_engine, home=home.name if home is not None else None
     )
-    replaced = core.enter(model)
+    replaced = core.install(model)
     engine = core.engines[model.engine]
-    if engine.rests and event.proof is None and model.name not in engine.queue.models():
+    if engine.stops_when_unused and event.proof is None and model.name not in engine.queue.models():
         model.deployment.resting = True
     else:
         model.deployment.used = core.now
-        wake(core, engine)
+        start_if_stopped(core, engine)
     if engine.phase is Phase.FAILED:
         engines.fail_over(core, engine)
     else:
@@ -64,8 +64,8 @@ def added(core: Core, event: Added) -> None:
 
 def damaged(core: Core, event: Damaged) -> None:
     """Enter a damaged model, which reports why it cannot be run."""
-    model = core.new_model(event.manifest, None, event.home)
-    core.enter(model)
+    model = core.new_model(event.manifest, None, event.preferred_engine)
+    core.install(model)
     versions.fail(core, model, event.reason)
 
 
@@ -77,7 +77,7 @@ def not_restored(core: Core, event: NotRestored) -> None:
         versions.fail(core, model, reason)
 
 
-def explained(core: Core, event: Explained) -> None:
+def engine_reason_changed(core: Core, event: EngineReasonChanged) -> None:
     """Remember why a model is served as it is."""
     model = core.models.numbered(event.model)
     if model is not None:
@@ -102,10 +102,10 @@ def gone(core: Core, event: Removed) -> None:
     _forget(core, model)
 
 
-def rested(core: Core, event: Rested) -> None:
+def suspend_requested(core: Core, event: SuspendRequested) -> None:
     """Take a variant out of service, unless it has something to do."""
     model = core.models.find(event.name)
-    if model is None or model.trial is not None:
+    if model is None or model.canary is not None:
         return
     if any(deployment.loading for deployment in model.deployments.values()):
         return
@@ -120,19 +120,19 @@ def rested(core: Core, event: Rested) -> None:
     for name in deployments:
         core.unload_unused(name, model.key_on(name))
     for name in deployments:
-        dismiss(core, core.engines[name])
+        stop_if_unneeded(core, core.engines[name])
 
 
 def _rest(core: Core, model: ServedModel) -> None:
     """Keep a variant that nothing serves."""
-    model.home = model.engine = model.device
-    model.away = ""
+    model.preferred_engine = model.engine = model.device
+    model.failover_reason = ""
     model.deployments = {
         model.device: Deployment(
             number=0, engine=model.device, state=State.UNAVAILABLE, reason="it rests until it is asked for"
         )
     }
-    core.models.rest(model)
+    core.models.suspend(model)
 
 
 def _forget(core: Core, model: ServedModel) -> None:
@@ -140,8 +140,8 @@ def _forget(core: Core, model: ServedModel) -> None:
     for engine in model.deployments:
         core.unload_unused(engine, model.key_on(engine))
     versions.end_trial(core, model)
-    for engine in (*model.deployments, model.home):
-        dismiss(core, core.engines[engine])
+    for engine in (*model.deployments, model.preferred_engine):
+        stop_if_unneeded(core, core.engines[engine])
 
 
 # ---- Results of loading and verifying ----
@@ -158,8 +158,8 @@ def loaded(core: Core, event: Loaded) -> None:
         deployment.loading = False
         if is_here(engine, proof):
             deployment.ready(proof.checked, proof.left)
-            model.blame.load_crashes = 0
-            if core.comes_home(model, engine):
+            model.crash_record.load_crashes = 0
+            if core.awaits_failback(model, engine):
                 engines.come_back(core, model, engine)
             run_next(core, engine)
     load_next(core, engine)
@@ -179,7 +179,7 @@ def refused(core: Core, event: LoadRefused) -> None:
     short = event.short and is_cpu(engine.name)  # which is not the model's doing
     if short and not engine.isolating:
         blame.part(core, model, engine, event.reason)
-    elif core.comes_home(model, engine):
+    elif core.awaits_failback(model, engine):
         engines.stay_away(core, model, engine, event.reason)
     else:
         versions.give_up_on(core, model, engine, event.reason, for_now=short)
@@ -187,7 +187,7 @@ def refused(core: Core, event: LoadRefused) -> None:
     load_next(core, engine)
 
 
-def broken(core: Core, event: LoadBroken) -> None:
+def load_crashed(core: Core, event: LoadCrashed) -> None:
     """Note a process that ended while loading a version; one that serves is charged when its end is known."""
     found = core.deployed(event.deployment)
     if found is None:
@@ -199,7 +199,7 @@ def broken(core: Core, event: LoadBroken) -> None:
     deployment.loading = False
     if not event.apart:
         engine.worker_ends()
-    comes_home = core.comes_home(model, engine)
+    comes_home = core.awaits_failback(model, engine)
     if not event.apart:
         engine.fallen_loads.append(event.deployment)
     elif comes_home:
@@ -209,24 +209,24 @@ def broken(core: Core, event: LoadBroken) -> None:
     load_next(core, engine)
 
 
-def proven(core: Core, event: Proven) -> None:
+def probe_passed(core: Core, event: ProbePassed) -> None:
     """Remove the first of the probes that are left, which was verified."""
     found = core.deployed(event.deployment)
     if found is not None:
         deployment = found[1]
         if deployment.checked is not None:
             deployment.checked = replace(deployment.checked, outputs=event.outputs)
-        deployment.left = deployment.left[1:]
+        deployment.unchecked_probes = deployment.unchecked_probes[1:]
     _end_proving(core, event.deployment)
 
 
-def disproved(core: Core, event: Disproved) -> None:
+def probe_failed(core: Core, event: ProbeFailed) -> None:
     """Unload a file that failed a probe, and give up on the models that the engine serves with it."""
     found = core.deployed(event.deployment)
     if found is not None:
         engine = core.engines[found[1].engine]
         key = found[0].key_on(engine.name)
-        for model, deployment in core.on(engine):
+        for model, deployment in core.deployments_on(engine):
             if (
                 model.key_on(engine.name) == key
                 and core.served_by(model, engine)
@@ -237,18 +237,18 @@ def disproved(core: Core, event: Disproved) -> None:
     _end_proving(core, event.deployment)
 
 
-def kept(core: Core, event: Kept) -> None:
+def file_retained(core: Core, event: FileRetained) -> None:
     """Pin a file that no model stands for yet, while something is done with it."""
     engine = core.engines[event.engine]
     engine.kept[event.key] += 1
-    wake(core, engine)
+    start_if_stopped(core, engine)
 
 
-def let_go(core: Core, event: LetGo) -> None:
-    """Release a key that `Kept` pinned, and unload it if nothing else uses it."""
+def file_released(core: Core, event: FileReleased) -> None:
+    """Release a key that `FileRetained` pinned, and unload it if nothing else uses it."""
     core.engines[event.engine].kept[event.key] -= 1
     core.unload_unused(event.engine, event.key)
-    dismiss(core, core.engines[event.engine])
+    stop_if_unneeded(core, core.engines[event.engine])
 
 
 def _load_all(core: Core) -> None:

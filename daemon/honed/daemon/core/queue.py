@@ -25,10 +25,10 @@ class ClientId(NamedTuple):
 
 # Where inputs of a request have sizes of 0: each such input's name, and those axes of it. None where several
 # requests run as one, and it is not known which of them is to blame.
-Empty = tuple[tuple[str, tuple[int, ...]], ...] | None
+EmptyAxes = tuple[tuple[str, tuple[int, ...]], ...] | None
 
 
-class Replaced(Unavailable):
+class ModelReplaced(Unavailable):
     """A request's model is another one by now, which may take other inputs: it is to be checked anew."""
 
 
@@ -53,8 +53,8 @@ class Ticket:
     arrived: float
     deadline: float
     attempts: int = 0
-    open: bool = False  # in shapes, or with values, that only the CPU engine takes
-    empty: Empty = None
+    needs_cpu_engine: bool = False  # in shapes, or with values, that only the CPU engine takes
+    empty: EmptyAxes = None
     held: bool = False
     isolated: bool = False
     spared: int = 0
@@ -148,10 +148,10 @@ class Queue:
         return self._waiting.pop(number, None) is not None
 
     def drop_model(self, model: str, *, open_ones: bool | None = None) -> list[Ticket]:
-        """Remove and give the tickets for a model, all of them or those that are `open` or are not."""
-        return self._remove(lambda t: t.model == model and open_ones in (None, t.open))
+        """Remove and give the tickets for a model, all or those with this `needs_cpu_engine`."""
+        return self._remove(lambda t: t.model == model and open_ones in (None, t.needs_cpu_engine))
 
-    def drop_empty(self, model: str, empty: Empty) -> list[Ticket]:
+    def drop_empty(self, model: str, empty: EmptyAxes) -> list[Ticket]:
         """Remove and give the tickets for a model with inputs that are empty in the same places."""
         return self._remove(lambda t: t.model == model and t.empty == empty)
 

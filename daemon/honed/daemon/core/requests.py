@@ -8,26 +8,26 @@ from honed.protocol.errors import NotLoaded, OutOfMemory, PreconditionBroken, Un
 from . import blame, engines, versions
 from .messages import (
     Answer,
-    Asked,
+    AttemptFailed,
     ClientGaveUp,
     ClientGone,
     EndRun,
-    Failed,
     Kill,
     Refuse,
+    RequestArrived,
     RequestRejected,
     RunLasts,
-    Served,
+    RunSucceeded,
     Stopping,
     WorkerFailed,
     WorkerLost,
 )
-from .model import Deployment, Engine, Phase, Running, ServedModel, State, is_cpu
-from .scheduling import dismiss, load_next, run_next, wake
+from .model import Deployment, Engine, Phase, RunningRequest, ServedModel, State, is_cpu
+from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
 from .state import Core
 
 
-def asked(core: Core, event: Asked) -> None:
+def request_arrived(core: Core, event: RequestArrived) -> None:
     """Let a request wait.
 
     Raises NotFound, Unavailable, InvalidArgument where it is known to end the CPU engine, or
@@ -35,7 +35,7 @@ def asked(core: Core, event: Asked) -> None:
     """
     ticket = event.ticket
     model = core.models.get(ticket.model)
-    engine = core.place(model, ticket)
+    engine = core.engine_for(model, ticket)
     deployment = model.deployments.get(engine.name)
     if deployment is not None and deployment.due(core.now):
         blame.revive(core, deployment)
@@ -60,21 +60,21 @@ def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
     deployment.used = core.now
     if deployment.resting:
         deployment.resting = False
-        wake(core, engine)
+        start_if_stopped(core, engine)
         load_next(core, engine)
     return deployment
 
 
-def left(core: Core, event: ClientGaveUp) -> None:
+def client_gave_up(core: Core, event: ClientGaveUp) -> None:
     """Forget a request that waits; have one that runs end."""
     for engine in core.engines.values():
         engine.queue.cancel(event.request)
         if (running := engine.running.get(event.request)) is not None:
-            running.left = True
+            running.abandoned = True
             core.act(EndRun(engine.name, event.request))
         for fallen in engine.fallen:
             if fallen.ticket.number == event.request:
-                fallen.left = True
+                fallen.abandoned = True
 
 
 def lasts(core: Core, event: RunLasts) -> None:
@@ -91,38 +91,38 @@ def client_gone(core: Core, event: ClientGone) -> None:
         engine.queue.forget_client(event.client)
 
 
-def served(core: Core, event: Served) -> None:
+def run_succeeded(core: Core, event: RunSucceeded) -> None:
     """Answer the request, or let it wait for its next run, which others come before."""
     engine = core.engines[event.engine]
     running = _ended(core, engine, event.request)
     current = core.models.serves(running.model)
     if current and (engine.isolating or is_cpu(engine.name) == running.model.on_cpu):
-        running.model.blame.ran_well()
+        running.model.crash_record.ran_well()
     blame.note_answered(running, engine)
-    if not running.left and event.more:
+    if not running.abandoned and event.more:
         running.ticket.attempts = 0  # it ran well
         blame.wait_again(core, running.ticket)
-    elif not running.left:
+    elif not running.abandoned:
         core.act(Answer(running.ticket.number))
         model = running.model
         at_home = current and model.engine == engine.name
-        if at_home and (model.trial is not None or not model.manifest.history.settled):
+        if at_home and (model.canary is not None or not model.manifest.history.settled):
             versions.served(core, model)
     _go_on(core, engine)
 
 
-def broken(core: Core, event: WorkerFailed) -> None:
+def worker_failed(core: Core, event: WorkerFailed) -> None:
     """Keep a request whose worker failed until it is known how that ended."""
     engine = core.engines[event.engine]
     running = _ended(core, engine, event.request)
     engine.worker_ends()
     engine.fallen.append(running)
-    core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
+    core.act(AttemptFailed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
         core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be broken
 
 
-def unfit(core: Core, event: RequestRejected) -> None:
+def request_rejected(core: Core, event: RequestRejected) -> None:
     """Tell the client what the worker says.
 
     ONNX Runtime may serve values that a compiled form does not, and a process apart what has no memory beside
@@ -134,19 +134,19 @@ def unfit(core: Core, event: RequestRejected) -> None:
     if isinstance(event.error, NotLoaded):
         core.unloaded(engine, running.model.key_on(engine.name))
         if not is_cpu(engine.name):  # which alone has models make room
-            core.act(Failed(running.model.name, ticket.attempts, str(event.error)))
+            core.act(AttemptFailed(running.model.name, ticket.attempts, str(event.error)))
     alone = ticket.empty is not None  # what runs several requests, or has state there, asks again itself
-    if isinstance(event.error, PreconditionBroken) and not ticket.open:
+    if isinstance(event.error, PreconditionBroken) and not ticket.needs_cpu_engine:
         running.model.statistics.broke_precondition()
-        ticket.open = alone and _takes_open(core, ticket)
-    again = isinstance(event.error, NotLoaded) or (ticket.open and not is_cpu(engine.name))
+        ticket.needs_cpu_engine = alone and _takes_open(core, ticket)
+    again = isinstance(event.error, NotLoaded) or (ticket.needs_cpu_engine and not is_cpu(engine.name))
     if isinstance(event.error, OutOfMemory) and is_cpu(engine.name):
         # State that a request needs is in the process of its engine, if anywhere.
         again = ticket.isolated = not (engine.isolating or ticket.held)
-    if again and not running.left:
+    if again and not running.abandoned:
         ticket.attempts = 0
         blame.wait_again(core, ticket)
-    elif not running.left:
+    elif not running.abandoned:
         core.act(Refuse(ticket.number, event.error))
     _go_on(core, engine)
 
@@ -154,7 +154,7 @@ def unfit(core: Core, event: RequestRejected) -> None:
 def _takes_open(core: Core, ticket: Ticket) -> bool:
     """Return whether the CPU engine may run a request."""
     model = core.models.find(ticket.model)
-    return model is not None and model.takes_open and core.cpu_engine_of(model) is not None
+    return model is not None and model.can_run_on_cpu and core.cpu_engine_of(model) is not None
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
@@ -166,7 +166,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
     engine = core.engines[event.engine]
     engine.worker_ends()
     fallen, engine.fallen = engine.fallen, []
-    cut_short = [running.ticket for running in engine.running.values() if not running.left]
+    cut_short = [running.ticket for running in engine.running.values() if not running.abandoned]
     engine.running.clear()
     engines.worker_lost(core, event)
     guilty = blame.suspects(engine, fallen)
@@ -179,7 +179,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
     for ticket in cut_short:
         ticket.attempts -= 1
         blame.wait_again(core, ticket)
-    dismiss(core, engine)
+    stop_if_unneeded(core, engine)
 
 
 def stopping(core: Core, _: Stopping) -> None:
@@ -189,12 +189,12 @@ def stopping(core: Core, _: Stopping) -> None:
         for ticket in engine.queue.drop_all():
             core.act(Refuse(ticket.number, error))
         for running in (*engine.running.values(), *engine.fallen):
-            if not running.left:
-                running.left = True
+            if not running.abandoned:
+                running.abandoned = True
                 core.act(Refuse(running.ticket.number, error))
 
 
-def _ended(core: Core, engine: Engine, request: int) -> Running:
+def _ended(core: Core, engine: Engine, request: int) -> RunningRequest:
     """Forget a run, and the file that it was the last to need."""
     engine.ended = core.now
     running = engine.running.pop(request)
@@ -208,4 +208,4 @@ def _go_on(core: Core, engine: Engine) -> None:
     run_next(core, engine)
     if engine.isolating:
         load_next(core, engine)
-    dismiss(core, engine)
+    stop_if_unneeded(core, engine)

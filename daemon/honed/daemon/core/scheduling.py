@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .messages import Load, LoadedProof, Prove, Run, StartServer, StopServer
-from .model import Deployment, Engine, Phase, Running, ServedModel, State
+from .messages import Load, LoadReport, Run, StartServer, StopServer, VerifyProbe
+from .model import Deployment, Engine, Phase, RunningRequest, ServedModel, State
 from .state import Core
 
 
@@ -27,15 +27,15 @@ def run_next(core: Core, engine: Engine) -> None:
     ticket = engine.queue.take(core.now, servable)
     if ticket is not None:
         model = core.models.get(ticket.model)
-        engine.running[ticket.number] = Running(ticket=ticket, model=model)
+        engine.running[ticket.number] = RunningRequest(ticket=ticket, model=model)
         core.act(Run(engine.name, ticket, model))
 
 
 def _loading(core: Core, engine: Engine) -> bool:
-    return any(deployment.loading for _, deployment in core.on(engine))
+    return any(deployment.loading for _, deployment in core.deployments_on(engine))
 
 
-def wake(core: Core, engine: Engine) -> None:
+def start_if_stopped(core: Core, engine: Engine) -> None:
     """Start one that rests."""
     if engine.phase is Phase.RESTING:
         engine.phase = Phase.STARTING
@@ -44,17 +44,17 @@ def wake(core: Core, engine: Engine) -> None:
 
 def wake_for(core: Core, engine: Engine, model: ServedModel) -> None:
     """Start an engine that serves a model from now on; a user's rests until the model is asked for."""
-    if engine.rests and model.name not in engine.queue.models():
+    if engine.stops_when_unused and model.name not in engine.queue.models():
         model.deployments[engine.name].resting = True
     else:
-        wake(core, engine)
+        start_if_stopped(core, engine)
 
 
-def dismiss(core: Core, engine: Engine) -> None:
+def stop_if_unneeded(core: Core, engine: Engine) -> None:
     """Stop a stand-in that nothing needs any more, once what runs there has ended."""
-    if not engine.stand_in or engine.running or engine.fallen or core.needed(engine):
+    if not engine.on_demand or engine.running or engine.fallen or core.needed(engine):
         return
-    if not engine.asleep:
+    if not engine.is_inactive:
         engine.phase = Phase.STOPPING
         core.act(StopServer(engine.name))
 
@@ -76,9 +76,9 @@ def load_next(core: Core, engine: Engine) -> None:
             _load(core, model, deployment, awaited=True)
             return
         deployment.ready(twin.checked)
-        model.blame.load_crashes = 0
+        model.crash_record.load_crashes = 0
         run_next(core, engine)
-    for model, deployment in core.on(engine):
+    for model, deployment in core.deployments_on(engine):
         if model.engine != engine.name and deployment.state is State.LOADING:
             _load(core, model, deployment, awaited=False)
             return
@@ -92,7 +92,7 @@ def load_now(core: Core, model: ServedModel) -> None:
         _load(core, model, model.deployment, awaited=True)
 
 
-def admit(core: Core, model: ServedModel, proof: LoadedProof | None) -> None:
+def admit(core: Core, model: ServedModel, proof: LoadReport | None) -> None:
     """Serve a model that was entered; where the worker that has it is gone, the present one must load it."""
     engine = core.engines[model.engine]
     if proof is not None and is_here(engine, proof):
@@ -101,7 +101,7 @@ def admit(core: Core, model: ServedModel, proof: LoadedProof | None) -> None:
     load_next(core, engine)
 
 
-def is_here(engine: Engine, proof: LoadedProof) -> bool:
+def is_here(engine: Engine, proof: LoadReport) -> bool:
     """Return whether the worker that has a file is still there."""
     return engine.phase is Phase.READY and (engine.name, engine.worker) == (proof.engine, proof.worker)
 
@@ -115,7 +115,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
     wanted = {name: turn for turn, name in enumerate(engine.queue.first_models())}
     waiting = [
         (model, deployment)
-        for model, deployment in core.on(engine)
+        for model, deployment in core.deployments_on(engine)
         if deployment.state is State.LOADING
         and not deployment.resting
         and (model.engine == engine.name or model.name in wanted)
@@ -123,7 +123,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
 
     def turn(found: tuple[ServedModel, Deployment]) -> tuple[int, int, int]:
         """Return the place of a model: those that ended processes come last, for the others' sake."""
-        model, blame = found[0], found[0].blame
+        model, blame = found[0], found[0].crash_record
         return blame.load_crashes, blame.crashes + blame.isolations, wanted.get(model.name, len(wanted))
 
     return min(waiting, key=turn, default=None)
@@ -131,7 +131,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
 
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
     """Return a ready deployment of the same compiled file under another model's name, or None."""
-    for other, deployment in core.on(engine):
+    for other, deployment in core.deployments_on(engine):
         same = other.key_on(engine.name) == model.key_on(engine.name)
         if other is not model and same and deployment.state is State.READY:
             return deployment
@@ -141,8 +141,8 @@ def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
 def _prove_next(core: Core, engine: Engine) -> None:
     if engine.proving is not None:
         return
-    for model, deployment in core.on(engine):
-        if deployment.left and deployment.state is State.READY:
+    for model, deployment in core.deployments_on(engine):
+        if deployment.unchecked_probes and deployment.state is State.READY:
             engine.proving = deployment.number
-            core.act(Prove(engine.name, deployment.number, model, deployment.left[0]))
+            core.act(VerifyProbe(engine.name, deployment.number, model, deployment.unchecked_probes[0]))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from honed.daemon.core.queue import Queue, Replaced, Ticket
+from honed.daemon.core.queue import ModelReplaced, Queue, Ticket
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.store.compiled import Compiled, Interface
 from honed.daemon.store.names import EVERYTHING, Viewer, is_variant, model_of
@@ -64,7 +64,7 @@ class Core:
         """Have something done."""
         self._actions.append(action)
 
-    def taken(self) -> list[Action]:
+    def drain_actions(self) -> list[Action]:
         """Return the actions to perform, and forget them."""
         actions, self._actions = self._actions, []
         return actions
@@ -72,7 +72,7 @@ class Core:
     def add_engine(self, name: str, *, stand_in: bool = False) -> Engine:
         """Add an engine that was not known, and return it; a stand-in rests at first."""
         phase = Phase.RESTING if stand_in else Phase.STARTING
-        engine = Engine(name=name, queue=Queue(self.max_queue), stand_in=stand_in, phase=phase)
+        engine = Engine(name=name, queue=Queue(self.max_queue), on_demand=stand_in, phase=phase)
         self.engines[name] = engine
         return engine
 
@@ -106,9 +106,9 @@ class Core:
         other = None
         if is_cpu(engine.name):
             other = self.of_kind(model, "gpu") if model.compiled is not None else None
-        elif model.takes_open:
+        elif model.can_run_on_cpu:
             other = self.of_kind(model, "cpu")
-        return other if other is not None and other.name not in model.failed else None
+        return other if other is not None and other.name not in model.rejected_by else None
 
     def new_model(
         self,
@@ -127,20 +127,20 @@ class Core:
             manifest=manifest,
             compiled=compiled,
             device=device,
-            home=belongs,
+            preferred_engine=belongs,
             engine=serves,
         )
         self.deploy(model, serves)
         return model
 
-    def enter(self, model: ServedModel) -> ServedModel | None:
+    def install(self, model: ServedModel) -> ServedModel | None:
         """Serve it from now on; gives what it replaces, whose requests wait for it."""
         replaced = self.models.put(model)
         if replaced is not None:
             self._end_isolated(replaced)
             self._take_over(model, replaced)
             if replaced.engine != model.engine:
-                self.move_waiting(model.name, replaced.engine, model.engine)
+                self.requeue(model.name, replaced.engine, model.engine)
         return replaced
 
     def _end_isolated(self, model: ServedModel) -> None:
@@ -159,7 +159,7 @@ class Core:
         """
         cpu = model.cpu_engine
         kept = replaced.deployments.get(cpu)
-        if kept is not None and model.takes_open and model.key_on(cpu) == replaced.key_on(cpu):
+        if kept is not None and model.can_run_on_cpu and model.key_on(cpu) == replaced.key_on(cpu):
             model.deployments[cpu] = kept
             if kept.state is State.UNAVAILABLE:
                 self.deploy(model, cpu)
@@ -179,7 +179,7 @@ class Core:
                     return model, deployment
         return None
 
-    def on(self, engine: Engine) -> list[tuple[ServedModel, Deployment]]:
+    def deployments_on(self, engine: Engine) -> list[tuple[ServedModel, Deployment]]:
         """Return every deployment on an engine with its model, by the names of the models."""
         return [
             (model, model.deployments[engine.name])
@@ -203,21 +203,21 @@ class Core:
             for ticket in cpu.queue.drop_model(model.name, open_ones=True):
                 self.act(Refuse(ticket.number, error))
 
-    def move_waiting(self, name: str, left: str, other: str) -> None:
+    def requeue(self, name: str, left: str, other: str) -> None:
         """Have everything that waits for a model at one engine, and can run elsewhere, wait at another."""
         for ticket in self.engines[left].queue.drop_model(name, open_ones=False):
             self.engines[other].queue.retry(ticket)
 
-    def place(self, model: ServedModel, ticket: Ticket) -> Engine:
+    def engine_for(self, model: ServedModel, ticket: Ticket) -> Engine:
         """Return the engine on which a request is to run."""
         cpu = None
         if ticket.isolated:
             cpu = self.cpu_of(model.manifest.owner, isolated=True)
-        elif ticket.open:
+        elif ticket.needs_cpu_engine:
             cpu = self.cpu_engine_of(model)
         return cpu or self.engines[model.engine]
 
-    def leave(self, model: ServedModel, engine: Engine) -> None:
+    def undeploy(self, model: ServedModel, engine: Engine) -> None:
         """Have no deployment on an engine that does not serve the model, unless requests need it there."""
         if model.name in engine.queue.models():
             model.deployments[engine.name].used = self.now
@@ -227,22 +227,24 @@ class Core:
 
     def needed(self, engine: Engine) -> bool:
         """Return whether there is anything for an engine to do."""
-        if engine.rests:
-            if any(self.comes_home(model, engine) for model, _ in self.on(engine)):
+        if engine.stops_when_unused:
+            if any(self.awaits_failback(model, engine) for model, _ in self.deployments_on(engine)):
                 return True
             return any(engine.kept.values()) or bool(engine.queue.models()) or self._used_lately(engine)
         name = engine.name
-        used = any(model.home == name or name in model.deployments for model in self.models.unordered())
+        used = any(
+            model.preferred_engine == name or name in model.deployments for model in self.models.unordered()
+        )
         return used or any(engine.kept.values())
 
-    def comes_home(self, model: ServedModel, engine: Engine) -> bool:
+    def awaits_failback(self, model: ServedModel, engine: Engine) -> bool:
         """Return whether an engine is to serve a model that another one serves until it is loaded there."""
-        return model.home == engine.name and model.engine != engine.name
+        return model.preferred_engine == engine.name and model.engine != engine.name
 
     def _used_lately(self, engine: Engine) -> bool:
         """Return whether an engine is loading, or was asked for something within `RESTING_SECONDS`."""
         since = self.now - RESTING_SECONDS
-        return any(each.used > since or each.loading for _, each in self.on(engine))
+        return any(each.used > since or each.loading for _, each in self.deployments_on(engine))
 
     def unload_unused(self, engine: str, key: str) -> None:
         """Have an engine forget a compiled file, unless it is that of a model there, kept, or being run.
@@ -253,7 +255,7 @@ class Core:
         if place.kept[key] or any(each.model.key_on(engine) == key for each in place.running.values()):
             return
         for model in self.models.all():
-            before = model.trial.before if model.trial is not None else None
+            before = model.canary.before if model.canary is not None else None
             if before is not None and (before.key_on(engine), before.engine) == (key, engine):
                 return
             deployment = model.deployments.get(engine)
@@ -264,15 +266,15 @@ class Core:
 
     def unloaded(self, engine: Engine, key: str) -> None:
         """Note that an engine does not hold a file any more: it is loaded again when it is asked for."""
-        for model, deployment in self.on(engine):
+        for model, deployment in self.deployments_on(engine):
             if model.key_on(engine.name) == key and deployment.state is State.READY:
                 deployment.lost()
                 deployment.resting = model.name not in engine.queue.models()
 
 
-def replaced_error(name: str) -> Replaced:
+def replaced_error(name: str) -> ModelReplaced:
     """Return the error for a request in other shapes whose model was replaced meanwhile."""
-    return Replaced(f"model {name!r} was replaced while the request waited; send it again")
+    return ModelReplaced(f"model {name!r} was replaced while the request waited; send it again")
 
 
 def removed(name: str) -> NotFound:
@@ -288,16 +290,16 @@ def removed(name: str) -> NotFound:
 class Registry:
     """Every model at the version that is served.
 
-    `whole` counts the requests for all of them, those gone and those unknown too; `common` the same without
-    users' own.
+    `all_statistics` counts the requests for all of them, those gone and those unknown too;
+    `shared_statistics` the same without users' own.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
         self._resting: dict[str, ServedModel] = {}  # variants
         self.rechecked: dict[str, OptimisationCheck] = {}  # of sources that are loaded anew, by key
-        self.whole = Statistics()
-        self.common = Statistics(whole=self.whole)
+        self.all_statistics = Statistics()
+        self.shared_statistics = Statistics(whole=self.all_statistics)
 
     def put(self, model: ServedModel) -> ServedModel | None:
         """Enter a model; gives the one it replaces, whose statistics it goes on with."""
@@ -306,7 +308,7 @@ class Registry:
         self._models[model.name] = model
         return replaced
 
-    def rest(self, model: ServedModel) -> None:
+    def suspend(self, model: ServedModel) -> None:
         """Keep a variant, in the place of one of its name that rests, which nothing serves."""
         self._count(model, self._resting.get(model.name))
         self._resting[model.name] = model
@@ -321,7 +323,7 @@ class Registry:
             model.statistics = before.statistics
         elif model.statistics.whole is None:
             of = self._models.get(model_of(model.name))
-            every = self.common if model.manifest.owner is None else self.whole
+            every = self.shared_statistics if model.manifest.owner is None else self.all_statistics
             model.statistics = Statistics(whole=of.statistics if of is not None else every)
 
     def pop(self, name: str) -> ServedModel:
@@ -356,7 +358,7 @@ class Registry:
         """Return a model, or a variant even if it rests; raise NotFound if there is none."""
         return self.variant(name) or self.get(name)
 
-    def rests(self, model: ServedModel) -> bool:
+    def is_suspended(self, model: ServedModel) -> bool:
         """Return whether a model is a variant that rests."""
         return self._resting.get(model.name) is model
 
@@ -380,7 +382,7 @@ class Registry:
     def statistics(self, name: str) -> Statistics:
         """Return the statistics in which requests for that name are counted."""
         model = self._models.get(name)
-        return model.statistics if model else self.common
+        return model.statistics if model else self.shared_statistics
 
     def compiled(self, name: str) -> tuple[ServedModel, Compiled]:
         """Return a model whose compiled file is there and readable; raise NotFound or Unavailable."""

@@ -13,23 +13,23 @@ from honed.daemon.store.versions import VersionHistory, go_back, settle, trial_o
 from honed.protocol.errors import AlreadyExists, Unavailable
 
 from .messages import (
-    FallBack,
-    GiveUp,
-    Inspect,
+    CanaryCompared,
+    CanaryComparisonCrashed,
+    CanaryPromoted,
+    CompareCanary,
+    EngineReplaced,
     Inspected,
-    Judge,
-    Judged,
-    JudgingBroken,
+    InspectFile,
+    ModelUnavailable,
     Persist,
     Pinned,
-    Settled,
     SuccessorReady,
-    Switched,
-    TurnedAway,
+    SuccessorRejected,
     VersionChosen,
+    VersionRolledBack,
 )
-from .model import Deployment, Engine, Phase, ServedModel, State, VersionTrial, is_cpu, kind_of
-from .scheduling import admit, dismiss, load_next, load_now, run_next, wake_for
+from .model import Canary, Deployment, Engine, Phase, ServedModel, State, is_cpu, kind_of
+from .scheduling import admit, load_next, load_now, run_next, stop_if_unneeded, wake_for
 from .state import Core
 
 _STRIKES = 2
@@ -40,11 +40,11 @@ def successor_ready(core: Core, event: SuccessorReady) -> None:
     before = core.models.numbered(event.model)
     if before is None:
         raise AlreadyExists("the version it was compared with is not served any more; publish it again")
-    if before.home != before.device:
+    if before.preferred_engine != before.device:
         raise AlreadyExists("the CPU engine serves the model by now; publish it again")
     successor = core.new_model(event.manifest, event.compiled, before.device)
-    successor.trial = VersionTrial(before=before, since=core.now)
-    core.enter(successor)
+    successor.canary = Canary(before=before, since=core.now)
+    core.install(successor)
     end_trial(core, before)
     admit(core, successor, event.proof)
 
@@ -53,13 +53,13 @@ def version_chosen(core: Core, event: VersionChosen) -> None:
     """Serve an earlier version again, by hand."""
     left = core.models.get(event.manifest.name)
     chosen = core.new_model(event.manifest, event.compiled, left.device)
-    core.enter(chosen)
+    core.install(chosen)
     end_trial(core, left)
     admit(core, chosen, event.proof)
     core.unload_unused(left.engine, left.key_on(left.engine))
 
 
-def turned_away(core: Core, event: TurnedAway) -> None:
+def successor_rejected(core: Core, event: SuccessorRejected) -> None:
     """List a successor that was rejected, without its file."""
     model = core.models.numbered(event.model)
     if model is not None:
@@ -85,7 +85,7 @@ def served(core: Core, model: ServedModel) -> None:
     """Count the requests of a version that is not settled; after enough of them it is judged."""
     if not model.on_device:
         return
-    trial = model.trial
+    trial = model.canary
     if trial is None:  # the service was started anew in it; its probes were checked again, and it serves
         _settle(core, model)
         return
@@ -94,28 +94,28 @@ def served(core: Core, model: ServedModel) -> None:
     trial.served += 1
     if trial_over(trial.served, core.now - trial.since):
         trial.judging = True
-        core.act(Judge(model, trial.before))
+        core.act(CompareCanary(model, trial.before))
 
 
-def judged(core: Core, event: Judged) -> None:
+def canary_compared(core: Core, event: CanaryCompared) -> None:
     """Settle a successor on trial, or fall back if the comparison objects: it is slower or differs."""
     model = core.models.numbered(event.model)
-    if model is None or model.trial is None:
+    if model is None or model.canary is None:
         return
     if event.objection:
-        _fall_back(core, model, model.trial.before, event.objection)
+        _fall_back(core, model, model.canary.before, event.objection)
         return
     end_trial(core, model)
     _settle(core, model)
-    core.act(Settled(model.name, model.manifest.history.current.number))
+    core.act(CanaryPromoted(model.name, model.manifest.history.current.number))
 
 
-def judging_broken(core: Core, event: JudgingBroken) -> None:
+def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> None:
     """Judge a successor again later, but give it up when a second worker ends."""
     model = core.models.numbered(event.model)
-    if model is None or model.trial is None:
+    if model is None or model.canary is None:
         return
-    trial = model.trial
+    trial = model.canary
     trial.served, trial.judging = 0, False
     if model.on_device:  # else its engine is lost, which is not the version's doing
         trial.strikes += 1
@@ -126,8 +126,8 @@ def judging_broken(core: Core, event: JudgingBroken) -> None:
 
 def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
     """Fall back from a successor on trial when a worker ends running it for the first time."""
-    if model.trial is not None and model.on_device and core.served_by(model, engine):
-        _fall_back(core, model, model.trial.before, f"the worker ended while it ran: {reason}")
+    if model.canary is not None and model.on_device and core.served_by(model, engine):
+        _fall_back(core, model, model.canary.before, f"the worker ended while it ran: {reason}")
 
 
 def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = False) -> None:
@@ -137,21 +137,21 @@ def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = Fals
     or, where that is `for_now`, nothing does for a while.
     """
     if model.on_device and model.manifest.compiled is not None:
-        if model.trial is not None:
-            _fall_back(core, model, model.trial.before, reason)
+        if model.canary is not None:
+            _fall_back(core, model, model.canary.before, reason)
             return
         earlier = model.manifest.history.earlier()
         if earlier is not None:
             file = version_file(model.manifest, earlier)
             before = dataclasses.replace(model, manifest=dataclasses.replace(model.manifest, compiled=file))
-            core.act(Inspect(_fall_back(core, model, before, reason)))
+            core.act(InspectFile(_fall_back(core, model, before, reason)))
             return
     if _switched(core, model, reason):
         return
-    reason = f"{model.away}, and there {reason}" if model.away else reason
+    reason = f"{model.failover_reason}, and there {reason}" if model.failover_reason else reason
     if for_now:
         reason = _refused_for_a_while(core, model, model.deployment, reason)
-    core.act(GiveUp(model.name, reason))
+    core.act(ModelUnavailable(model.name, reason))
     fail(core, model, reason)
 
 
@@ -173,7 +173,7 @@ def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, f
 
 def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
     """Have a deployment tried again after a while; return the reason why it is refused with that."""
-    seconds = model.blame.refused(isolated=core.engines[deployment.engine].isolating)
+    seconds = model.crash_record.refused(isolated=core.engines[deployment.engine].isolating)
     deployment.again = core.now + seconds
     return f"{reason}; it is tried again after {seconds:g} s"
 
@@ -181,7 +181,7 @@ def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment,
 def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     """Have the other engine serve a model for good, unless it has failed, too."""
     left = core.engines[model.engine]
-    model.failed |= {left.name, model.cpu_engine if is_cpu(left.name) else left.name}
+    model.rejected_by |= {left.name, model.cpu_engine if is_cpu(left.name) else left.name}
     other = core.other_for(model, left)
     if other is None or other.phase is Phase.FAILED:
         return False
@@ -191,16 +191,16 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     waits_here.state, waits_here.reason = State.UNAVAILABLE, reason
     if is_cpu(left.name):
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
-    model.home = model.engine = other.name
-    model.away = ""
-    core.move_waiting(model.name, left.name, other.name)
-    core.leave(model, left)
+    model.preferred_engine = model.engine = other.name
+    model.failover_reason = ""
+    core.requeue(model.name, left.name, other.name)
+    core.undeploy(model, left)
     if other.name not in model.deployments or model.deployments[other.name].state is State.UNAVAILABLE:
         core.deploy(model, other.name)
-    core.act(Switched(model.name, left.shown, other.shown, reason))
+    core.act(EngineReplaced(model.name, left.shown, other.shown, reason))
     core.act(Persist(model))
     wake_for(core, other, model)
-    dismiss(core, left)
+    stop_if_unneeded(core, left)
     load_next(core, other)
     run_next(core, other)
     return True
@@ -214,7 +214,7 @@ def fail(core: Core, model: ServedModel, reason: str) -> None:
 
 def end_trial(core: Core, model: ServedModel) -> None:
     """End a trial: unload the version before if nothing else uses it."""
-    trial, model.trial = model.trial, None
+    trial, model.canary = model.canary, None
     if trial is not None:
         core.unload_unused(trial.before.engine, trial.before.key_on(trial.before.engine))
 
@@ -225,10 +225,12 @@ def _fall_back(core: Core, model: ServedModel, before: ServedModel, why: str) ->
     number = next(v.number for v in reversed(history.versions) if v.sha256 == before.key and v.kept)
     changed = settle(go_back(history, number, why, why, core.wall))
     manifest = dataclasses.replace(model.manifest, compiled=before.manifest.compiled, history=changed)
-    earlier = core.new_model(manifest, before.compiled, model.device, home=model.home, engine=model.engine)
-    earlier.away = model.away
-    core.act(FallBack(model.name, history.current.number, number, why))
-    core.enter(earlier)
+    earlier = core.new_model(
+        manifest, before.compiled, model.device, home=model.preferred_engine, engine=model.engine
+    )
+    earlier.failover_reason = model.failover_reason
+    core.act(VersionRolledBack(model.name, history.current.number, number, why))
+    core.install(earlier)
     end_trial(core, model)
     core.unload_unused(model.engine, model.key_on(model.engine))
     load_now(core, earlier)

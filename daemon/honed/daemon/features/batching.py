@@ -328,7 +328,7 @@ class Batcher(Feature):
             result, ran = await self._pool.asking.infer(client, runner, plan, call.data, call.id, left)
         except HonedError as error:
             return error
-        self._spent(runner, ran.infer_ns / 1e9, fits=not plan.open)
+        self._spent(runner, ran.infer_ns / 1e9, fits=not plan.needs_cpu_engine)
         return result
 
     async def _as_one(self, members: Sequence[_Request]) -> list[Map]:
@@ -364,7 +364,7 @@ class Batcher(Feature):
 
     def _spent(self, runner: ServedModel, seconds: float, *, fits: bool) -> None:
         """Count the time of a run; what no compiled form of a model ran cannot be tuned for."""
-        if not runner.away and (fits or runner.compiled is None):
+        if not runner.failover_reason and (fits or runner.compiled is None):
             self._ledger.ran(runner.name, seconds)
 
 

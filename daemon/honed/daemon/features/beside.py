@@ -116,7 +116,7 @@ def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: st
     manifest = entry.manifest
     if manifest.compiled is None:
         why = manifest.decision.why or "it is being compiled"
-    elif runner is entry and not answers(entry, shapes) and entry.at_home and entry.on_device:
+    elif runner is entry and not answers(entry, shapes) and entry.on_preferred_engine and entry.on_device:
         why = failed or "it is not compiled for these shapes yet"
     else:
         why = runner.remark or "it is not loaded on the device"

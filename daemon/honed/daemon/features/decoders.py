@@ -24,7 +24,7 @@ from typing import Any
 
 from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.queue import Replaced
+from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Infer, InferCall, Work
 from honed.daemon.idle.leasing import Leasing
@@ -105,7 +105,7 @@ class Decoders(Feature):
             deadline = await self.sequencer.begin_turn(key, call)
             try:
                 return await self._run(key, call, decoder, deadline)
-            except Replaced as error:  # its state is of the model before
+            except ModelReplaced as error:  # its state is of the model before
                 raise Unavailable(str(error)) from None
             finally:
                 self.sequencer.end_turn(key)
@@ -230,7 +230,7 @@ class Decoders(Feature):
                 held=True,
             )
             took.append((work, ran, plan))
-            if not runner.away and (not file or runner.compiled is None):
+            if not runner.failover_reason and (not file or runner.compiled is None):
                 self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 

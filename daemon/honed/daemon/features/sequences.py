@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from honed.daemon.core.model import ServedModel, kind_of
-from honed.daemon.core.queue import Replaced
+from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, Infer, InferCall
 from honed.daemon.serving.plan import in_sequence, nbytes, no_state, timeout_us
@@ -299,7 +299,7 @@ class Sequencer(Feature):
                 now = self._registry.model(call.params.model_name)
                 turn = dataclasses.replace(call, entry=now, deadline=deadline, alone=True)
                 return await self._run(key, turn, infer)
-            except Replaced as error:  # its state is of the model before
+            except ModelReplaced as error:  # its state is of the model before
                 raise Unavailable(str(error)) from None
             finally:
                 self.end_turn(key)

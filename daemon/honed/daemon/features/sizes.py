@@ -169,7 +169,7 @@ class SizeSpecialiser(Feature):
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Count the sizes that parts of a model meet, or those of its variants."""
-        variants = entry.open_sizes or self.registry.variants(entry.name)
+        variants = entry.has_dynamic_inputs or self.registry.variants(entry.name)
         parts = sized_parts(entry.compiled.parts) if entry.compiled is not None else []
         if not parts and not variants:
             return None
@@ -212,10 +212,10 @@ class SizeSpecialiser(Feature):
 
     def _may_change(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        at_home = entry.at_home and self.pool.device_of(entry).ready
+        at_home = entry.on_preferred_engine and self.pool.device_of(entry).ready
         mine = manifest.owner is None or (manifest.for_app and self.may_compile(manifest.owner))
-        free = mine and not manifest.history.pinned and entry.trial is None
-        ready = entry.state is State.READY and not self.registry.rests(entry)
+        free = mine and not manifest.history.pinned and entry.canary is None
+        ready = entry.state is State.READY and not self.registry.is_suspended(entry)
         return (
             bool(manifest.sources and at_home and free and ready)
             and self._failed.get(entry.name) != entry.key

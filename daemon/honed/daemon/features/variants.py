@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from honed.daemon.changes.add import failure
 from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, same_source
-from honed.daemon.core.messages import Added, LoadedProof, Rested
+from honed.daemon.core.messages import Added, LoadReport, SuspendRequested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Work
@@ -217,14 +217,14 @@ class VariantCompiler:
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
-    def _added(self, model: ServedModel, variant: Manifest, compiled: Compiled, proof: LoadedProof) -> Added:
+    def _added(self, model: ServedModel, variant: Manifest, compiled: Compiled, proof: LoadReport) -> Added:
         now = self.registry.find(model.name)
         if now is None or not same_source(variant, now.manifest):
             raise NotFound(f"model {model.name!r} is another one by now, or none; nothing was kept of this")
         return Added(
             manifest=variant,
             compiled=compiled,
-            home=model.device,
+            preferred_engine=model.device,
             proof=proof,
             rests=variant.decision.chosen == "cpu",
         )
@@ -285,7 +285,7 @@ class ShapeVariants(Feature):
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Have the variants of a model answer requests in their shapes, and count the shapes."""
-        if not entry.open_sizes and not self.registry.variants(entry.name):
+        if not entry.has_dynamic_inputs and not self.registry.variants(entry.name):
             return None
 
         def infer_in_shapes(call: InferCall) -> Awaitable[Map]:
@@ -312,12 +312,12 @@ class ShapeVariants(Feature):
             return entry
         self._used[variant.name] = time.monotonic()
         only = entry.manifest.interface is None  # nothing else can answer it
-        if self.registry.rests(variant) and variant.manifest.decision.chosen != "cpu":
+        if self.registry.is_suspended(variant) and variant.manifest.decision.chosen != "cpu":
             self._wake(variant, anyway=only)
             variant = self.registry.variant(name) or variant
-        if self.registry.rests(variant) or variant.on_cpu:
+        if self.registry.is_suspended(variant) or variant.on_cpu:
             return entry
-        return variant if only or (variant.at_home and variant.state is State.READY) else entry
+        return variant if only or (variant.on_preferred_engine and variant.state is State.READY) else entry
 
     def served(self, entry: ServedModel, plan: InferencePlan) -> None:
         """Count the shapes of a request that was answered, where a variant may have them."""
@@ -409,7 +409,7 @@ class ShapeVariants(Feature):
 
     async def _bound(self) -> None:
         for variant in self.registry.variants():
-            if not self.registry.rests(variant) and variant.on_cpu and variant.at_home:
+            if not self.registry.is_suspended(variant) and variant.on_cpu and variant.on_preferred_engine:
                 self._rest(variant.name)
         for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
@@ -442,7 +442,7 @@ class ShapeVariants(Feature):
 
     def _may_have_more(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
-        ready = self.maker.pool.device_of(entry).ready and not entry.away
+        ready = self.maker.pool.device_of(entry).ready and not entry.failover_reason
         compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
         mine = manifest.owner is None or (manifest.for_app and self.may_compile(manifest.owner))
         return bool(manifest.interface and manifest.sources and ready and compiled and mine)
@@ -498,11 +498,11 @@ class ShapeVariants(Feature):
 
     def _rest(self, name: str) -> None:
         if name not in self.maker.changes.active:  # its versions may be changing
-            self.maker.pool.handle(Rested(name))
+            self.maker.pool.handle(SuspendRequested(name))
 
     def _loaded(self) -> list[KeptVariant]:
         """Return the variants that are in service, with no requests counted."""
-        serving = (variant for variant in self.registry.variants() if not self.registry.rests(variant))
+        serving = (variant for variant in self.registry.variants() if not self.registry.is_suspended(variant))
         return [self._known(variant, 0.0) for variant in serving]
 
     def _kept(self) -> list[KeptVariant]:
@@ -530,7 +530,7 @@ def _variant_asked(entry: ServedModel, shapes: Shapes) -> str:
     compiled, interface = entry.compiled, entry.manifest.interface
     if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
         return ""
-    if interface is not None and not entry.open_sizes:
+    if interface is not None and not entry.has_dynamic_inputs:
         return ""
     if any(size < 1 for shape in shapes.values() for size in shape):
         return ""

@@ -76,7 +76,7 @@ class MetricsCollector:
         with_variants = Counter[str]()
         for name, count in waiting.items():
             with_variants[model_of(name)] += count
-        whole = self.registry.whole if viewer.all else self.registry.common
+        whole = self.registry.all_statistics if viewer.all else self.registry.shared_statistics
         own = frozenset(each.name for each in self.registry.models(viewer) if each.manifest.owner is not None)
         return service.Metrics(
             version=self.version,
@@ -133,7 +133,7 @@ class MetricsCollector:
             sha256=entry.key,
             state=entry.state.value,
             ready=entry.state is State.READY,
-            away=entry.away,
+            away=entry.failover_reason,
             engine=entry.kind,
             engine_name=ENGINE_NAMES[entry.kind],
             device=self.pool.of(entry).shown,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from honed.daemon.aio import Driven
 from honed.daemon.core.model import ServedModel
-from honed.daemon.core.queue import Replaced, service_stops
+from honed.daemon.core.queue import ModelReplaced, service_stops
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import Statistics
 from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Known
@@ -146,7 +146,7 @@ class InferencePipeline:
             while True:
                 try:
                     return await self._of(call.entry).infer(call)
-                except Replaced:
+                except ModelReplaced:
                     deadline = deadline or begun + plans.timeout_us(params.parameters) / 1e6
                     entry = self.registry.model(entry.name)
                     call = dataclasses.replace(call, entry=entry, deadline=deadline)
@@ -193,8 +193,8 @@ class InferencePipeline:
 
     def _ran(self, runner: ServedModel, plan: InferencePlan, ran: InferenceResult) -> None:
         """Note that a request was answered."""
-        unfit = plan.open and runner.compiled is not None  # for what could be tuned
-        if self.registry.find(runner.name) is not None and not runner.away and not unfit:
+        unfit = plan.needs_cpu_engine and runner.compiled is not None  # for what could be tuned
+        if self.registry.find(runner.name) is not None and not runner.failover_reason and not unfit:
             self.ledger.ran(runner.name, ran.infer_ns / 1e9)
 
     def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:

@@ -119,14 +119,18 @@ def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[Dev
             name=server.name,
             engine=kind_of(server.name),
             default=server is pool.default,
-            stand_in=server.engine.stand_in and not is_cpu(server.name),
+            stand_in=server.engine.on_demand and not is_cpu(server.name),
             spec=server.engine.spec,
             device=server.identity,
             peaks=server.peaks,
             worker=server.worker(),
             queue=server.queue(),
             models=tuple(model.name for model in models if model.engine == server.name),
-            away=tuple(model.name for model in models if model.home == server.name and not model.at_home),
+            away=tuple(
+                model.name
+                for model in models
+                if model.preferred_engine == server.name and not model.on_preferred_engine
+            ),
             engine_name=ENGINE_NAMES[kind_of(server.name)],
         )
         for server in servers_seen(pool, viewer)
@@ -142,7 +146,7 @@ def placement_of(pool: Pool, model: ServedModel) -> ModelPlacement:
         served_by=pool.of(model).shown,
         engine=model.kind,
         why=manifest.decision.why or home.why,
-        away=model.away,
+        away=model.failover_reason,
         pinned_engine=manifest.decision.pinned_engine,
         engine_name=ENGINE_NAMES[model.kind],
     )

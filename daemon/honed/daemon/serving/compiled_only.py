@@ -19,7 +19,9 @@ def wants_compiled(params: PrepareParams) -> bool:
 
 def answers(model: ServedModel, shapes: Shapes) -> bool:
     """Return whether a model's compiled form answers inputs of these shapes now, on its own device."""
-    if model.compiled is None or not (model.on_device and model.at_home and model.state is State.READY):
+    if model.compiled is None or not (
+        model.on_device and model.on_preferred_engine and model.state is State.READY
+    ):
         return False
     return all(shapes.get(tensor.name) == tensor.shape for tensor in model.compiled.inputs)
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from honed.daemon.core.messages import LoadedProof, WorkerLost, WorkerReady
+from honed.daemon.core.messages import LoadReport, WorkerLost, WorkerReady
 from honed.daemon.core.model import Engine, Phase, is_cpu
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
@@ -107,7 +107,7 @@ class DeviceServer:
         progress: Progress = lambda _, __: None,
         *,
         foreground: bool = True,
-    ) -> LoadedProof:
+    ) -> LoadReport:
         """Load and check a file in the engine's worker; a model of which two workers die is refused."""
         for last in (False, True):
             await self.wait_ready(self._limits.load_seconds)

@@ -16,7 +16,7 @@ from honed.daemon.aio import DeadlineWatch, Ending
 from honed.daemon.core import messages
 from honed.daemon.core.messages import EndRun, Run
 from honed.daemon.core.model import ServedModel, is_cpu
-from honed.daemon.core.queue import ClientId, Empty, Ticket
+from honed.daemon.core.queue import ClientId, EmptyAxes, Ticket
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import ServedInference
 from honed.daemon.observe.latencies import Latencies
@@ -59,8 +59,8 @@ class PendingRequest(Generic[R]):
     model: ServedModel | None = None  # that ran it last
     version: int = 0  # of that
     engine: str = ""  # that ran it last
-    open: bool = False  # in shapes, or with values, that only the CPU engine takes
-    empty: Empty = None
+    needs_cpu_engine: bool = False  # in shapes, or with values, that only the CPU engine takes
+    empty: EmptyAxes = None
     held: bool = False  # it needs state that lies in the worker
     number: int = 0
     # Called when it has its answers, or with an error; more than once where it is not ended then.
@@ -109,13 +109,18 @@ class InFlightRequests:
         """
         arrived = time.monotonic()
         work = PendingRequest(
-            call=partial(plan.call, data), regions=plan.regions, open=plan.open, empty=plan.empty
+            call=partial(plan.call, data),
+            regions=plan.regions,
+            needs_cpu_engine=plan.needs_cpu_engine,
+            empty=plan.empty,
         )
         [answer] = await self._ask(client, model, plan.priority, timeout, work)
         ran = work.model or model
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if not work.open and ran.manifest.decision.times is not None:  # nothing else is compared with it
+        if (
+            not work.needs_cpu_engine and ran.manifest.decision.times is not None
+        ):  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return plan.answer(answer, name, self.noted(model, work, answer, arrived)), answer
@@ -130,7 +135,7 @@ class InFlightRequests:
         priority: int,
         timeout: float,
         open_shape: bool,
-        empty: Empty = None,
+        empty: EmptyAxes = None,
         held: bool = False,
     ) -> tuple[R, PendingRequest[R]]:
         """Queue a call for a model as a request, and return the worker's answer and the ended request.
@@ -140,7 +145,11 @@ class InFlightRequests:
         """
         regions_held = {region.number: region for region in regions}
         work = PendingRequest(
-            call=call, regions=list(regions_held.values()), open=open_shape, empty=empty, held=held
+            call=call,
+            regions=list(regions_held.values()),
+            needs_cpu_engine=open_shape,
+            empty=empty,
+            held=held,
         )
         [answer] = await self._ask(client, model, priority, timeout, work)
         return answer, work
@@ -230,7 +239,7 @@ class InFlightRequests:
             priority=priority,
             arrived=now,
             deadline=now + timeout,
-            open=work.open,
+            needs_cpu_engine=work.needs_cpu_engine,
             empty=work.empty,
             held=work.held,
         )
@@ -239,7 +248,7 @@ class InFlightRequests:
         for region in work.regions:
             region.hold()
         try:
-            self._handle(messages.Asked(ticket))
+            self._handle(messages.RequestArrived(ticket))
         except BaseException:
             self.end(work)
             raise
@@ -293,7 +302,7 @@ class InFlightRequests:
         work.started = time.monotonic()
         work.model, work.version = action.model, action.model.manifest.history.number
         work.engine = action.engine
-        work.open = action.ticket.open
+        work.needs_cpu_engine = action.ticket.needs_cpu_engine
         call = work.call(action.model.key_on(action.engine))
         supervisor = self._servers[action.engine].supervisor
         on_end = partial(self._ran, action.engine, work, call)
@@ -351,7 +360,7 @@ class InFlightRequests:
             self._on_run(messages.WorkerFailed(engine, work.number, reason, device=False))
             self._servers[engine].supervisor.kill(reason)
         else:
-            self._on_run(messages.Served(engine, work.number, more=len(work.answers) < work.runs))
+            self._on_run(messages.RunSucceeded(engine, work.number, more=len(work.answers) < work.runs))
 
     def answer(self, request: int) -> None:
         """Give a request what its runs brought."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from honed.daemon.aio import in_thread
 from honed.daemon.core import messages
-from honed.daemon.core.messages import LoadedProof
+from honed.daemon.core.messages import LoadReport
 from honed.daemon.core.model import Engine, is_cpu
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
@@ -132,7 +132,7 @@ class Loader:
 
     async def load(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
-    ) -> LoadedProof:
+    ) -> LoadReport:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
         A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
@@ -158,7 +158,7 @@ class Loader:
                 self._forget(
                     key
                 )  # this may have been its doing: it is proven apart before it is loaded again
-            return messages.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
+            return messages.LoadCrashed(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
             short = isinstance(error, OutOfMemory)
             return messages.LoadRefused(action.deployment, self.engine.name, key, str(error), short)
@@ -166,7 +166,7 @@ class Loader:
             proof = dataclasses.replace(proof, left=())
         return messages.Loaded(action.deployment, key, proof)
 
-    async def _warm_up(self, manifest: Manifest, key: str, proof: LoadedProof, *, give_way: bool) -> None:
+    async def _warm_up(self, manifest: Manifest, key: str, proof: LoadReport, *, give_way: bool) -> None:
         """Run a model as its settings say, before it serves; where that fails, say so and go on."""
         settings = manifest.settings
         inputs = warm_up_inputs(manifest, proof.interface)
@@ -184,7 +184,7 @@ class Loader:
             took = time.monotonic() - begun
             _log.info("model %s: warmed up by %d runs in %.2f s", manifest.name, settings.warm_up, took)
 
-    async def prove(self, action: messages.Prove) -> messages.Event | None:
+    async def prove(self, action: messages.VerifyProbe) -> messages.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""
         key = action.model.key_on(self.engine.name)
         try:
@@ -194,10 +194,10 @@ class Loader:
             return None
         except HonedError as error:
             self._forget(key)
-            return messages.Disproved(action.deployment, str(error))
-        return messages.Proven(action.deployment, outputs)
+            return messages.ProbeFailed(action.deployment, str(error))
+        return messages.ProbePassed(action.deployment, outputs)
 
-    async def judge(self, action: messages.Judge, comparer: VersionComparer | None) -> messages.Event:
+    async def judge(self, action: messages.CompareCanary, comparer: VersionComparer | None) -> messages.Event:
         """Compare a successor with the version before on what clients sent since; None: by plain runs."""
         model, before = action.model, action.before
         try:
@@ -205,11 +205,11 @@ class Loader:
             await self.load(before.key, str(self._store.form(before.manifest, before.key)))
             compared = await (comparer or Loader.compare)(self, before.key, model.key, LOSS)
         except WorkerDied as error:
-            return messages.JudgingBroken(model.number, str(error))
+            return messages.CanaryComparisonCrashed(model.number, str(error))
         except HonedError as error:
             _log.warning("model %s: its new version is not compared again: %s", model.name, error)
-            return messages.Judged(model.number, "")
-        return messages.Judged(model.number, compared.objection)
+            return messages.CanaryCompared(model.number, "")
+        return messages.CanaryCompared(model.number, compared.objection)
 
     async def _prove_in_subprocess(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
@@ -222,7 +222,7 @@ class Loader:
         proofs.note(key)
         return True
 
-    async def _load(self, key: str, path: str, *, give_way: bool) -> LoadedProof:
+    async def _load(self, key: str, path: str, *, give_way: bool) -> LoadReport:
         """Have the worker load a compiled file that this device has proven before: its first probe is enough.
 
         One that requests may wait for does not `give_way` to others.
@@ -243,7 +243,7 @@ class Loader:
         if not left:
             self._proofs().note(key)
         checked = ModelChecked(device=built.device, outputs=outputs)
-        return LoadedProof(
+        return LoadReport(
             engine=self.engine.name, worker=worker, checked=checked, left=left, interface=built.interface
         )
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from honed.daemon.core.queue import PRIORITIES, Empty
+from honed.daemon.core.queue import PRIORITIES, EmptyAxes
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import (
     GivenInput,
@@ -76,7 +76,7 @@ class Answered:
 class InferencePlan:
     """A checked request but for its data and `id`: what the worker is to be given and to give back.
 
-    One that is `open` is in shapes that only the CPU engine takes; inputs have the shapes given.
+    One that is `needs_cpu_engine` is in shapes that only the CPU engine takes; inputs have the shapes given.
     """
 
     model: str
@@ -88,11 +88,11 @@ class InferencePlan:
     outputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
     room: RegionRange | None  # for outputs without a place
     max_bytes: int  # of outputs inside the answer
-    open: bool
+    needs_cpu_engine: bool
     _answer: tuple[object, Map] = field(init=False, default=(None, {}))
 
     @functools.cached_property
-    def empty(self) -> Empty:
+    def empty(self) -> EmptyAxes:
         """Where inputs have sizes of 0."""
         return tuple(
             (t.name, tuple(axis for axis, size in enumerate(t.shape) if not size))
@@ -240,7 +240,7 @@ def check(
         outputs=asked,
         room=room,
         max_bytes=max_bytes,
-        open=only_open,
+        needs_cpu_engine=only_open,
     )
 
 

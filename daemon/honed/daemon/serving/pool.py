@@ -178,31 +178,33 @@ class Pool:
                 self.asking.answer(request)
             case messages.Refuse(request, error):
                 self.asking.refuse(request, error)
-            case messages.Load() | messages.Prove() | messages.Unload() | messages.Kill():
+            case messages.Load() | messages.VerifyProbe() | messages.Unload() | messages.Kill():
                 self._perform_on_worker(action, self.servers[action.engine])
             case messages.StartServer(engine):
                 self._start(engine)
             case messages.StopServer(engine):
                 self._begin(self._follow(self._stopped(self.servers[engine])))
-            case messages.Judge(model):
+            case messages.CompareCanary(model):
                 self._begin(self._follow(self.of(model).loader.judge(action, self.version_comparer(model))))
             case messages.Persist(model):
                 self._begin(self._commits.persist(model))
-            case messages.Compare(model):
+            case messages.CompareEngines(model):
                 self._begin(self._follow(self.compared(model)))
-            case messages.Inspect(model):
+            case messages.InspectFile(model):
                 self._begin(self._follow(self._inspected(model)))
             case _:
                 log_action(action)
 
     def _perform_on_worker(
-        self, action: messages.Load | messages.Prove | messages.Unload | messages.Kill, server: DeviceServer
+        self,
+        action: messages.Load | messages.VerifyProbe | messages.Unload | messages.Kill,
+        server: DeviceServer,
     ) -> None:
         """Perform an action that ends with the present worker at the latest."""
         match action:
             case messages.Load():
                 server.with_worker(self._begin(self._follow(server.loader.restore(action))))
-            case messages.Prove():
+            case messages.VerifyProbe():
                 server.with_worker(self._begin(self._follow(server.loader.prove(action))))
             case messages.Unload(_, key):
                 server.with_worker(self._begin(server.loader.unload(key)))
@@ -256,7 +258,7 @@ class Pool:
     async def compared(self, model: ServedModel) -> messages.Event:
         """Compare both engines once more; return the event that reports the result."""
         if self.version_comparer(model) is not None:
-            return messages.NotCompared(model.number)
+            return messages.EnginesNotCompared(model.number)
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
             try:
@@ -264,7 +266,7 @@ class Pool:
                 times = await compare_again(device, cpu, manifest, self._store, seconds)
             except HonedError as error:
                 _log.warning("model %s: its engines are not compared again: %s", model.name, error)
-                return messages.NotCompared(model.number)
+                return messages.EnginesNotCompared(model.number)
         choice = choose(times, manifest.owner)
         return messages.EngineChosen(model=model.number, engine=choice.engine, why=choice.why, times=times)
 
@@ -314,12 +316,16 @@ class Pool:
     def wake(self, name: str) -> None:
         """Have a variant that rests in service; nothing else is changed by it."""
         variant = self._models.variant(name)
-        if variant is None or not self._models.rests(variant):
+        if variant is None or not self._models.is_suspended(variant):
             return
         manifest, cpu = variant.manifest, variant.manifest.decision.chosen == "cpu"
         self.handle(
             messages.Added(
-                manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
+                manifest=manifest,
+                compiled=variant.compiled,
+                preferred_engine=variant.device,
+                proof=None,
+                cpu=cpu,
             )
         )
 
@@ -349,12 +355,14 @@ class Pool:
 
     def check_at_home(self, model: ServedModel) -> None:
         """Raise Unavailable where another device stands in for the model's own."""
-        if model.away:
-            raise Unavailable(f"{model.name} has its versions changed on its own device only; {model.away}")
+        if model.failover_reason:
+            raise Unavailable(
+                f"{model.name} has its versions changed on its own device only; {model.failover_reason}"
+            )
 
     def asked(self, model: str, device: str) -> list[DeviceServer]:
         """Return the device servers that a user's words mean: several for "fastest". Raises NotFound."""
-        known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.stand_in}
+        known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.on_demand}
         return [self.servers[name] for name in self.placement.asked(model, device, known)]
 
     def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
@@ -364,19 +372,19 @@ class Pool:
     @contextmanager
     def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
         """Have the worker keep a compiled file that no name stands for yet, while this lasts."""
-        self.handle(messages.Kept(server.name, key))
+        self.handle(messages.FileRetained(server.name, key))
         try:
             yield
         finally:
-            self.handle(messages.LetGo(server.name, key))
+            self.handle(messages.FileReleased(server.name, key))
 
     # What is shown
 
     @property
     def ready(self) -> bool:
         """Whether some device has a worker, and none that serves models is about to get one."""
-        engines = [server.engine for server in self.servers.values() if not server.engine.rests]
-        phases = {each.phase for each in engines if not each.stand_in or self._models.of(each.name)}
+        engines = [server.engine for server in self.servers.values() if not server.engine.stops_when_unused]
+        phases = {each.phase for each in engines if not each.on_demand or self._models.of(each.name)}
         return Phase.STARTING not in phases and any(each.phase is Phase.READY for each in engines)
 
     def waiting(self) -> Counter[str]:
