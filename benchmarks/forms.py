@@ -18,7 +18,7 @@ import onnxruntime
 
 from honed.cpu.session import Session
 from honed.daemon.features.decoding import Decoder, Form, decoder_of
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 
@@ -56,7 +56,7 @@ def decoder_in(path: Path) -> Decoder:
 def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator[str]:
     device, before = select(None), form.capacity // 2
     model = normalised(path, device.profile, known.shapes(form))
-    growing = growth(known.held(Step(1, form.tokens, 0)))
+    growing = growth(known.held(StepSize(1, form.tokens, 0)))
     state, given, whole = values(known, form, before)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -87,8 +87,8 @@ def values(known: Decoder, form: Form, before: int) -> tuple[Arrays, Arrays, Arr
     """Return made-up state, and the other inputs of a form and of the file, after `before` tokens."""
     rng = np.random.default_rng(0)
     state: Arrays = {}
-    for each in known.held(Step(1, form.tokens, 0)):
-        shape = [before if axis == each.axis else size for axis, size in enumerate(each.begins)]
+    for each in known.held(StepSize(1, form.tokens, 0)):
+        shape = [before if axis == each.axis else size for axis, size in enumerate(each.initial_shape)]
         state[each.input] = (0.5 * rng.standard_normal(shape)).astype(each.dtype)
     ids = rng.integers(1, _VOCABULARY, (1, form.tokens))
     after = before + form.tokens

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
-from honed.daemon.worker.calls import HeldTensor, RunForm, RunModel, RunStep
-from honed.daemon.worker.step_inputs import Step
-from honed.daemon.worker.steps import FormSequences
+from honed.daemon.worker.calls import RunModel, RunStep, RunTemplate, StateTensorSpec
+from honed.daemon.worker.step_inputs import StepSize
+from honed.daemon.worker.steps import DeviceSequences
 from honed.machine.devices import Device
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.executor import Executor, load
@@ -23,7 +23,9 @@ from tests.decoders import HEADS, SIZE, VOCABULARY, Array, InApp, decoder, group
 pytestmark = [pytest.mark.opencl, pytest.mark.tvm]
 ROOM, CHUNK, LAYERS = 16, 4, 1
 TOLERANCE = 1e-3
-HELD_ONCE = (HeldTensor(output="h1", input="h0", dtype="float32", begins=(1, 2), axis=-1, once=False),)
+HELD_ONCE = (
+    StateTensorSpec(output="h1", input="h0", dtype="float32", initial_shape=(1, 2), axis=-1, set_once=False),
+)
 ROW_BYTES = 2 * LAYERS * HEADS * SIZE * 4
 
 
@@ -78,7 +80,7 @@ def forms(compiled: Callable[[Form], Executor]) -> dict[int, Executor]:
 class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
-    def __init__(self, number: int, path: Path, known: Decoder, sequences: FormSequences) -> None:
+    def __init__(self, number: int, path: Path, known: Decoder, sequences: DeviceSequences) -> None:
         self.number, self.rows, self.most, self.row_bytes = number, 0, 1 << 30, ROW_BYTES
         self._known, self._sequences, self._app = known, sequences, InApp(path)
 
@@ -98,7 +100,7 @@ class Sequence:
             given.name: np.frombuffer(data, kinds[given.name]).reshape(given.shape)
             for given, data in zip(self._known.inputs(piece.form), contents, strict=True)
         }
-        nothing = RunForm(inputs=(), outputs=(), room=None, finite=False, keep=False, max_bytes=0)
+        nothing = RunTemplate(inputs=(), outputs=(), room=None, finite=False, keep=False, max_bytes=0)
         run = RunModel(key="", form=nothing.packed(), raw=())
         call = RunStep(
             run=run,
@@ -106,7 +108,7 @@ class Sequence:
             rows=self.rows,
             count=count,
             batch=1,
-            tensors=self._known.held(Step(1, tokens, 0)),
+            tensors=self._known.held(StepSize(1, tokens, 0)),
             constants=(),
             max_state_bytes=self.most,
             last_token=(),
@@ -128,7 +130,7 @@ class Sequence:
     def generate(self, compiled: Callable[[Form], Executor], ids: Array) -> Array:
         """Run tokens by the forms that serve them, and compare with ONNX Runtime; return its next token."""
         found = []
-        for piece in pieces(Step(1, ids.shape[1], self.rows)):
+        for piece in pieces(StepSize(1, ids.shape[1], self.rows)):
             outputs, self.rows, _ = self.asked(
                 compiled(piece.form), ids[:, piece.start : piece.start + piece.count]
             )
@@ -147,7 +149,7 @@ def prompt(length: int, seed: int = 0) -> Array:
 
 
 def test_a_sequence_moves_between_forms(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
-    one = Sequence(1, path, known, FormSequences())
+    one = Sequence(1, path, known, DeviceSequences())
     for length in (4, 3, 1, 1, 2, 1, 4):
         one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
     assert one.rows == ROOM
@@ -169,7 +171,7 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
                     bound.get(tensor.name.replace("past_key_values", "present"), tensor.buffer)
                     == tensor.buffer
                 )
-        sequences = FormSequences()
+        sequences = DeviceSequences()
         both = [Sequence(number, path, known, sequences) for number in (1, 2)]
         for at, length in enumerate((4, 3, 1, 1, 2, 1)):
             for each in both:
@@ -188,14 +190,14 @@ def test_rows_are_found_by_the_length_of_the_state(
             tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
             for tokens in (1, CHUNK)
         }
-        one = Sequence(1, path, known, FormSequences())
+        one = Sequence(1, path, known, DeviceSequences())
         for length in (1, 4, 1, 3, 2, 1, 4):
             one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
         assert one.rows == ROOM
 
 
 def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
-    sequences = FormSequences()
+    sequences = DeviceSequences()
     both = [Sequence(number, path, known, sequences) for number in (1, 2)]
     for at, length in enumerate((4, 1, 1, 3)):
         for each in both:
@@ -205,7 +207,7 @@ def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Exe
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    sequences, form = FormSequences(), forms[CHUNK]
+    sequences, form = DeviceSequences(), forms[CHUNK]
     one = Sequence(1, path, known, sequences)
     one.step(form, prompt(3))
     sequences.leave(form)
@@ -218,7 +220,7 @@ def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
 def test_a_step_is_repeated_where_its_answer_did_not_come(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    one = Sequence(1, path, known, FormSequences())
+    one = Sequence(1, path, known, DeviceSequences())
     one.step(forms[CHUNK], prompt(4))
     one.asked(forms[CHUNK], prompt(3, 5))
     one.step(forms[CHUNK], prompt(2))
@@ -228,7 +230,7 @@ def test_a_step_is_repeated_where_its_answer_did_not_come(
 def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
     path: Path, known: Decoder, forms: dict[int, Executor]
 ) -> None:
-    sequences = FormSequences()
+    sequences = DeviceSequences()
     one = Sequence(1, path, known, sequences)
     one.step(forms[CHUNK], prompt(4))
     one.most = 5 * ROW_BYTES
@@ -245,7 +247,7 @@ def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
 def test_state_that_does_not_grow_is_not_kept_in_a_form(
     path: Path, known: Decoder, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Sequence(1, path, known, FormSequences())
+    one = Sequence(1, path, known, DeviceSequences())
     monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
     with pytest.raises(InvalidArgument, match="state that does not grow"):
         one.asked(forms[1], prompt(1))
@@ -256,7 +258,7 @@ def test_hundreds_of_greedy_steps_are_onnx_runtime_s_while_the_room_grows(
     path: Path, known: Decoder, compiled: Callable[[Form], Executor]
 ) -> None:
     """All sequences take turns, so that each moves in and out of forms; prompts end within and at chunks."""
-    sequences = FormSequences()
+    sequences = DeviceSequences()
     lengths = (1, 63, 64, 65, 250, 900)
     turns = [
         (Sequence(number, path, known, sequences), [prompt(length, number)])

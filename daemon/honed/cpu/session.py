@@ -73,7 +73,7 @@ class RunningNow(threading.local):
 running_now = RunningNow()
 
 
-class Bound:
+class BoundSession:
     """What a session runs on, step after step: only what is another value than before is bound again."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
@@ -195,8 +195,8 @@ class Session:
         inputs: Mapping[str, Array],
         state: Mapping[str, onnxruntime.OrtValue],
         outputs: Mapping[str, onnxruntime.OrtValue | None],
-        before: Bound | None = None,
-    ) -> Bound:
+        before: BoundSession | None = None,
+    ) -> BoundSession:
         """Run on inputs and on values that ONNX Runtime holds; what is returned has the outputs as such.
 
         An output is written to the value given for it. The next step may take what is returned as `before`.
@@ -204,11 +204,11 @@ class Session:
         """
         given = {**inputs, **state}
 
-        def run() -> Bound:
+        def run() -> BoundSession:
             bound = before
             # `_ran` may have replaced the session.
             if bound is None or bound.session is not self._session or bound.outputs.keys() != outputs.keys():
-                bound = Bound(self._session)
+                bound = BoundSession(self._session)
             bound.bind(given, outputs)
             bound.run()
             return bound

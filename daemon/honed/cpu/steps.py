@@ -15,13 +15,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.store.compiled import TensorSpec
-from honed.daemon.worker.calls import HeldTensor, RunStep, SetSequence
+from honed.daemon.worker.calls import RunStep, SetSequence, StateTensorSpec
 from honed.daemon.worker.host import Stepped
-from honed.daemon.worker.step_inputs import Step, is_made, values_of
+from honed.daemon.worker.step_inputs import StepSize, is_made, values_of
 from honed.protocol.errors import Internal, ResourceExhausted, SequenceLost
 from honed.runtime.dtypes import dtype
 
-from .session import Bound, Session, given_value, taken_value
+from .session import BoundSession, Session, given_value, taken_value
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
@@ -41,9 +41,9 @@ class _Alike:
     form: bytes
     room: int
     wanted: Sequence[str]
-    cut: Sequence[HeldTensor]
-    replaced: Sequence[HeldTensor]
-    counted: Sequence[HeldTensor]
+    cut: Sequence[StateTensorSpec]
+    replaced: Sequence[StateTensorSpec]
+    counted: Sequence[StateTensorSpec]
     made: Sequence[TensorSpec]
     outputs: Mapping[str, onnxruntime.OrtValue | None]
 
@@ -56,15 +56,15 @@ class _Held:
     """
 
     rows: int = 0
-    tensors: Sequence[HeldTensor] = ()
+    tensors: Sequence[StateTensorSpec] = ()
     state: Values = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
-    bound: Bound | None = None
+    bound: BoundSession | None = None
     alike: _Alike | None = None
     nbytes: int = 0
 
 
-class HeldSequences:
+class CpuSequences:
     """The sequences by number. A step that fails leaves its sequence as it was."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class HeldSequences:
         alike, rows = held.alike, call.rows + call.count
         if alike is None or alike.form != call.run.form or held.rows != call.rows or rows > alike.room:
             held, alike = _prepared(session, call, held, inputs)
-        step = Step(call.batch, call.count, call.rows)
+        step = StepSize(call.batch, call.count, call.rows)
         # What is bound is held until the next step; the message, and shared memory, are not.
         inputs = {name: np.array(array) for name, array in inputs.items() if name not in held.state}
         inputs |= {spec.name: _made(spec, step) for spec in alike.made}
@@ -143,7 +143,7 @@ def _prepared(
     missing = not tensors or any(t.input not in inputs and t.input not in held.state for t in tensors)
     if call.rows and missing:
         raise SequenceLost("the process that held its state has ended")
-    if held.rows != call.rows and held.state and any(t.axis < 0 and not t.once for t in tensors):
+    if held.rows != call.rows and held.state and any(t.axis < 0 and not t.set_once for t in tensors):
         raise SequenceLost("a request of it failed after it had run")
     given = {t.input: given_value(np.array(inputs[t.input])) for t in tensors if t.input in inputs}
     grown = {t.input for t in tensors if t.axis >= 0 and t.input not in given} & session.in_place
@@ -152,9 +152,9 @@ def _prepared(
         for t in tensors
         if t.input not in given
     }
-    taken = [tensor for tensor in tensors if not (call.rows and tensor.once)]
+    taken = [tensor for tensor in tensors if not (call.rows and tensor.set_once)]
     replaced = [tensor for tensor in taken if tensor.input not in grown]
-    wanted = [output.name for output in call.run.asked.outputs]
+    wanted = [output.name for output in call.run.template.outputs]
     places = {tensor.output: state[tensor.input] for tensor in taken if tensor.input in grown}
     rooms = [state[tensor.input].shape()[tensor.axis] for tensor in tensors if tensor.input in grown]
     alike = _Alike(
@@ -171,28 +171,28 @@ def _prepared(
     return _Held(call.rows, tensors, state, held.constants, held.bound), alike
 
 
-def _made(spec: TensorSpec, step: Step) -> Array:
+def _made(spec: TensorSpec, step: StepSize) -> Array:
     """Return an input that follows from a step."""
     shape, values = values_of(spec, step)
     return np.full(shape, values, dtype(spec.dtype).numpy)
 
 
-def _before(tensor: HeldTensor, held: _Held, rows: int) -> onnxruntime.OrtValue:
+def _before(tensor: StateTensorSpec, held: _Held, rows: int) -> onnxruntime.OrtValue:
     """Return what a state input is given: zeros at first; of what grew in a step that failed, its start."""
     value = held.state.get(tensor.input)
     if value is None:
-        return given_value(np.zeros(tensor.begins, dtype(tensor.dtype).numpy))
+        return given_value(np.zeros(tensor.initial_shape, dtype(tensor.dtype).numpy))
     if tensor.axis < 0 or value.shape()[tensor.axis] == rows:
         return value
     return given_value(np.ascontiguousarray(_start(tensor, value, rows)))
 
 
-def _with_room(tensor: HeldTensor, held: _Held, call: RunStep) -> onnxruntime.OrtValue:
+def _with_room(tensor: StateTensorSpec, held: _Held, call: RunStep) -> onnxruntime.OrtValue:
     """Return what a state input is given that the step appends to: what it has, or a larger copy."""
     value, rows = held.state.get(tensor.input), call.rows + call.count
     if value is not None and value.shape()[tensor.axis] >= rows:
         return value
-    shape = list(tensor.begins)
+    shape = list(tensor.initial_shape)
     shape[tensor.axis] = 1 << (rows + _SPARE - 1).bit_length()
     larger = np.zeros(shape, dtype(tensor.dtype).numpy)
     if value is not None:
@@ -201,7 +201,7 @@ def _with_room(tensor: HeldTensor, held: _Held, call: RunStep) -> onnxruntime.Or
     return given_value(larger)
 
 
-def _start(tensor: HeldTensor, value: onnxruntime.OrtValue, rows: int) -> Array:
+def _start(tensor: StateTensorSpec, value: onnxruntime.OrtValue, rows: int) -> Array:
     if value.shape()[tensor.axis] < rows:
         raise Internal(f"the state {tensor.input!r} has fewer rows than its sequence")
     return taken_value(value)[(slice(None),) * tensor.axis + (slice(rows),)]

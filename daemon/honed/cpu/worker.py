@@ -26,14 +26,14 @@ from honed.daemon.worker.calls import (
     BuiltModel,
     CheckedProbe,
     CheckProbe,
-    ComparedTurn,
+    ComparisonRun,
     DropSequences,
     FindDevice,
     FoundDevice,
     OpenDevice,
     ProfileModel,
+    RunOnProbe,
     RunStep,
-    RunTurn,
     SetSequence,
     UnloadModel,
     WarmUp,
@@ -52,11 +52,11 @@ from honed.runtime.compiled import modelfile
 
 from . import profiling
 from .session import Session, prepare, running_now
-from .steps import HeldSequences
+from .steps import CpuSequences
 
 _DEVICE = "ONNX Runtime/CPU"
 _log = logging.getLogger(__name__)
-_TIMED = frozenset(each.method for each in (RunTurn, WarmUp, ProfileModel))
+_TIMED = frozenset(each.method for each in (RunOnProbe, WarmUp, ProfileModel))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CpuEngine(Host):
         super().__init__(connected, bound)
         self._threads = threads
         self._models: dict[str, _Loaded] = {}
-        self._sequences = HeldSequences()
+        self._sequences = CpuSequences()
         self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
 
     def loaded(self, key: str) -> Session:
@@ -164,7 +164,7 @@ class CpuEngine(Host):
         self.loaded(call.key).try_out()
         return CheckedProbe()
 
-    def _turn(self, call: RunTurn) -> ComparedTurn:
+    def _turn(self, call: RunOnProbe) -> ComparisonRun:
         session = self.loaded(call.key)
         if self._sets[0] != call.compiled:
             self._sets = call.compiled, _probes(call.compiled)
@@ -174,7 +174,7 @@ class CpuEngine(Host):
         inputs = sets[call.turn % len(sets)]
         begun = time.monotonic_ns()
         session.run(inputs)
-        return ComparedTurn(ns=time.monotonic_ns() - begun, sets=len(sets))
+        return ComparisonRun(ns=time.monotonic_ns() - begun, sets=len(sets))
 
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
         """Run a step of a sequence whose state ONNX Runtime holds."""
@@ -218,7 +218,7 @@ class CpuEngine(Host):
         | by_name(
             {
                 CheckProbe: _check,
-                RunTurn: _turn,
+                RunOnProbe: _turn,
                 UnloadModel: _unload,
                 ProfileModel: _profile,
             }

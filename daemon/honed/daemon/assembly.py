@@ -35,16 +35,16 @@ from .features.sizes import SizeSpecialiser
 from .features.user_models import Receiver, SharesFile, UserModels
 from .features.variants import ShapeVariants, VariantCompiler
 from .idle.leasing import Leasing
-from .listener import Server
+from .listener import SocketServer
 from .methods.methods import Api
 from .methods.metrics import MetricsCollector
 from .methods.pipeline import InferencePipeline
 from .observe.kernelwatch import KernelWatch
 from .observe.latencies import Keeper
 from .observe.usage import UsageLog
-from .serving.commits import Commits
+from .serving.commits import StoreWriter
 from .serving.loader import VersionComparer
-from .serving.pool import EngineSettings, Pool
+from .serving.pool import EngineManager, EngineSettings
 from .settings.places import records_in
 from .store.inspect import Inspector
 from .store.store import Store
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class SharedServices:
     """What the other parts stand on: models, what serves and changes them, and what is known of their use."""
 
     config: Config
@@ -64,30 +64,30 @@ class Base:
     store: Store
     registry: Registry
     curves: Keeper
-    pool: Pool
+    pool: EngineManager
     changes: Changes
-    jobs: ModelInstaller
-    clients: Server
-    ledger: UsageLog
+    installer: ModelInstaller
+    clients: SocketServer
+    usage_log: UsageLog
     leasing: Leasing
 
     def keep_only(self, models: Collection[str]) -> None:
         """Forget the use of models that are not there any more."""
-        self.ledger.keep_only(models)
+        self.usage_log.keep_only(models)
 
     def changed(self, new: Config) -> None:
         """Apply a configuration that was read again."""
-        self.ledger.change(new.usage)
+        self.usage_log.change(new.usage)
         self.leasing.change(new.idle)
         self.pool.limits_changed()
         self.clients.limits_changed()
 
 
-async def founded(config: Config, store: Store, listening: socket.socket) -> Base:
+async def founded(config: Config, store: Store, listening: socket.socket) -> SharedServices:
     """Build the base of the service on a store without its models, which are entered next."""
     places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
-    commits, inspector = Commits(store, registry), Inspector()
+    commits, inspector = StoreWriter(store, registry), Inspector()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     ledger = await in_thread(
         UsageLog, places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
@@ -95,9 +95,9 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
     settings = EngineSettings(
         service=places, limits=limits, cpu=config.cpu, user_mib=config.apps.memory_mib, policy=policy
     )
-    pool = Pool(settings, registry, store, commits, inspector, curves.latencies)
+    pool = EngineManager(settings, registry, store, commits, inspector, curves.latencies)
     changes = Changes(limits, store, registry, pool, commits, inspector, records_in(places.state_dir))
-    return Base(
+    return SharedServices(
         config=config,
         started=time.monotonic(),
         store=store,
@@ -105,20 +105,20 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Bas
         curves=curves,
         pool=pool,
         changes=changes,
-        jobs=ModelInstaller(changes, policy, places.cache_dir),
-        clients=Server(listening, limits, pool),
-        ledger=ledger,
+        installer=ModelInstaller(changes, policy, places.cache_dir),
+        clients=SocketServer(listening, limits, pool),
+        usage_log=ledger,
         leasing=Leasing(config.idle, lambda: pool.default.engine.state),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceParts:
+class ServiceComponents:
     """What clients and idle time are served by."""
 
-    base: Base
+    base: SharedServices
     publisher: Publisher
-    inferring: InferencePipeline
+    pipeline: InferencePipeline
     features: Sequence[Feature]
     background: Background
     tuner: TunerChild
@@ -128,7 +128,7 @@ class ServiceParts:
         """Return the coroutines that run as long as the service does; the last ones end first."""
         base = self.base
         return (
-            base.ledger.keep(),
+            base.usage_log.keep(),
             base.curves.keep(),
             base.pool.run(),
             base.leasing.run(),
@@ -139,7 +139,7 @@ class ServiceParts:
         )
 
 
-async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
+async def assembled(base: SharedServices, reloader: Reloader) -> ServiceComponents:
     """Build the parts of the service that depend on `base`."""
     publisher = Publisher(
         changes=base.changes,
@@ -153,12 +153,12 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
         registry=base.registry,
         pool=base.pool,
         leasing=base.leasing,
-        ledger=base.ledger,
+        usage_log=base.usage_log,
     )
     features = await _features(base, reloader, publisher, pipeline)
     pipeline.features = features
     base.pool.version_comparer = partial(_version_comparer, features)
-    known = (base.curves.latencies.forget, base.ledger.forget, base.leasing.forget)
+    known = (base.curves.latencies.forget, base.usage_log.forget, base.leasing.forget)
     idly: list[Feature] = [
         *features,
         EngineReselection(changes=base.changes, registry=base.registry, leasing=base.leasing),
@@ -175,10 +175,10 @@ async def assembled(base: Base, reloader: Reloader) -> ServiceParts:
             )
         )
     base.changes.forget = [*known, *(each.forget for each in idly)]
-    return ServiceParts(
+    return ServiceComponents(
         base=base,
         publisher=publisher,
-        inferring=pipeline,
+        pipeline=pipeline,
         features=features,
         background=Background(leasing=base.leasing, jobs=base.changes.active, sources=tuple(idly)),
         tuner=TunerChild(base.config.tuner, base.config.service.socket),
@@ -191,7 +191,7 @@ def _version_comparer(features: Sequence[Feature], entry: ServedModel) -> Versio
 
 
 async def _features(
-    base: Base,
+    base: SharedServices,
     reloader: Reloader,
     publisher: Publisher,
     pipeline: InferencePipeline,
@@ -203,7 +203,7 @@ async def _features(
         settings=lambda: reloader.config.apps,
         registry=base.registry,
         changes=base.changes,
-        jobs=base.jobs,
+        installer=base.installer,
         leasing=base.leasing,
         receiver=Receiver(limits.load_seconds),
         shares_file=shares,
@@ -213,7 +213,7 @@ async def _features(
     variants = ShapeVariants(
         maker=maker,
         registry=base.registry,
-        ledger=base.ledger,
+        usage_log=base.usage_log,
         leasing=base.leasing,
         settings=lambda: reloader.config.variants,
         rewrap=pipeline.rewrap,
@@ -225,13 +225,13 @@ async def _features(
         user_models,
         sequencer,
         variants,
-        Beside(registry=base.registry, users=user_models, variants=variants, ledger=base.ledger),
+        Beside(registry=base.registry, users=user_models, variants=variants, usage_log=base.usage_log),
         Decoders(
             sequencer=sequencer,
             registry=base.registry,
             pool=base.pool,
             leasing=base.leasing,
-            ledger=base.ledger,
+            usage_log=base.usage_log,
             limits=base.config.limits,
             maker=maker,
         ),
@@ -240,18 +240,18 @@ async def _features(
             registry=base.registry,
             pool=base.pool,
             publisher=publisher,
-            ledger=base.ledger,
+            usage_log=base.usage_log,
             leasing=base.leasing,
             policy=policy,
             settings=lambda: reloader.config.variants,
             may_compile=user_models.may_compile,
             compiled=user_models.compiled,
         ),
-        Batcher(base.pool, base.ledger, base.leasing, pipeline.plan),
+        Batcher(base.pool, base.usage_log, base.leasing, pipeline.plan),
     )
 
 
-def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> Api:
+def methods(parts: ServiceComponents, reloader: Reloader, damaged: Sequence[str]) -> Api:
     """Build the API that answers the methods of the socket.
 
     `damaged` are sentences about what could not be read.
@@ -267,10 +267,10 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
         registry=base.registry,
         engines=base.pool,
         changes=base.changes,
-        jobs=base.jobs,
+        installer=base.installer,
         publisher=parts.publisher,
-        ledger=base.ledger,
-        inferring=parts.inferring,
+        usage_log=base.usage_log,
+        pipeline=parts.pipeline,
         settings=SettingsKeeper(base.changes, base.pool),
         metrics=_metrics(parts),
         leasing=base.leasing,
@@ -283,14 +283,14 @@ def methods(parts: ServiceParts, reloader: Reloader, damaged: Sequence[str]) -> 
     )
 
 
-def _metrics(parts: ServiceParts) -> MetricsCollector:
+def _metrics(parts: ServiceComponents) -> MetricsCollector:
     base = parts.base
     return MetricsCollector(
         version=HONED_VERSION,
         started=base.started,
         registry=base.registry,
         pool=base.pool,
-        ledger=base.ledger,
+        usage_log=base.usage_log,
         tuner=parts.tuner,
         connections=lambda: base.clients.connections,
         lease=base.leasing.metrics,
@@ -298,7 +298,7 @@ def _metrics(parts: ServiceParts) -> MetricsCollector:
     )
 
 
-def _tuner_runs(parts: ServiceParts, reloader: Reloader) -> TunerRuns:
+def _tuner_runs(parts: ServiceComponents, reloader: Reloader) -> TunerRuns:
     from .tuning.runs import TunerRuns
 
     base = parts.base

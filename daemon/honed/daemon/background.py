@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from honed.daemon.feature import Feature, Work
+from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.protocol.errors import HonedError
 
@@ -65,7 +65,7 @@ class Background:
                 await self._do(place, work)
                 return
 
-    async def _do(self, place: int, work: Work) -> None:
+    async def _do(self, place: int, work: BackgroundTask) -> None:
         try:
             await work.run()
         except HonedError as error:

@@ -29,7 +29,7 @@ Known = dict[Hashable, tuple[object, Any]]
 
 
 @dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
-class ApiCall:
+class MethodCall:
     """A request, by whom, with its number, parameters and descriptors."""
 
     connection: Connection
@@ -43,13 +43,15 @@ class ApiCall:
 
 
 # Answers requests for a method of the socket; until it is awaited, it may raise HonedError alone.
-Handler = Callable[[ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks]
+Handler = Callable[
+    [MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
+]
 # Called with what ran the request, its plan, and the sizes that depend on the data which its parts met.
 Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]
 
 
 @dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
-class InferCall:
+class FeatureRequest:
     """A request on its way through the features of its model `entry`.
 
     `data` and `id` are its own, `params` what it was prepared with; `known` has what was found out of these,
@@ -70,7 +72,7 @@ class InferCall:
     alone: bool = False
     answered: tuple[Answered, ...] = ()
 
-    def instead(self, params: PrepareParams, data: tuple[Data, ...]) -> InferCall:
+    def instead(self, params: PrepareParams, data: tuple[Data, ...]) -> FeatureRequest:
         """Return the request with other parameters and data."""
         return replace(self, params=params, data=data, known={})
 
@@ -100,11 +102,11 @@ class InferCall:
 
 # Answers a request: with the result of ModelInfer, as it travels. It asks for no task of its own, in which it
 # does not run: `asyncio.timeout` would.
-Infer = Callable[[InferCall], Awaitable[Map]]
+Infer = Callable[[FeatureRequest], Awaitable[Map]]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BackgroundTask:
     """Something to do in the background. `what` names it in the log, as "compiling m as m@5x7".
 
     `run` raises HonedError for failures that may pass; then it is tried again later.
@@ -134,7 +136,7 @@ class Feature:
         """
         return None
 
-    async def added(self, call: ApiCall, params: LoadParams) -> Sequence[str]:
+    async def added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
         """Do what else is asked for with a model that was added; return notes for the answer."""
         return ()
 
@@ -165,7 +167,7 @@ class Feature:
     async def tidy(self) -> None:
         """Keep the bounds; called every few seconds, whether the machine is idle or not."""
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Return what is to be done next, or None. `idle`: so is the machine, and no model is changed."""
         return None
 

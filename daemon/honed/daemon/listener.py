@@ -18,9 +18,9 @@ from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
 from .core.queue import service_stops
-from .feature import ApiCall
+from .feature import MethodCall
 from .methods.methods import Api
-from .serving.pool import Pool
+from .serving.pool import EngineManager
 from .settings.schema import Limits
 from .transport.access import Credentials, identify
 from .transport.connection import Connection, Work
@@ -63,10 +63,10 @@ def listen(path: Path) -> socket.socket:
     return listening
 
 
-class Server:
+class SocketServer:
     """Accepts connections until it is stopped."""
 
-    def __init__(self, listening: socket.socket, limits: Limits, pool: Pool) -> None:
+    def __init__(self, listening: socket.socket, limits: Limits, pool: EngineManager) -> None:
         self._listening = listening
         self._limits = limits
         self._pool = pool
@@ -125,7 +125,7 @@ class Server:
     def start(self, connection: Connection, asked: RequestReceived) -> Work:
         """Return the work for a request; raise HonedError if the request is invalid or not permitted."""
         assert self.api is not None
-        call = ApiCall(
+        call = MethodCall(
             connection=connection, msgid=asked.msgid, params=asked.params, descriptors=asked.descriptors
         )
         return self.api.answer(call, asked.method)
@@ -143,7 +143,7 @@ class Server:
     def closed(self, connection: Connection) -> None:
         """Forget a connection that was closed, and release its regions."""
         for region in connection.regions.remove(None):
-            self._pool.asking.release(region)
+            self._pool.requests.release(region)
         self._pool.forget_client(connection.client)
         self._by_user.change(connection.peer.uid, -1)
         del self._connections[connection.number]

@@ -13,7 +13,7 @@ from honed.protocol.errors import HonedError, OtherFormat
 from .aio import in_thread
 from .changes.add import ModelInstaller, failure
 from .core.messages import Added, Damaged, NotRestored
-from .serving.pool import Pool
+from .serving.pool import EngineManager
 from .serving.selection import cpu_serves, unfinished
 from .store.compiled import Compiled
 from .store.inspect import SECONDS, inspect_all
@@ -24,7 +24,7 @@ from .systemd import Systemd
 _log = logging.getLogger(__name__)
 
 
-def without_raced_devices(pool: Pool, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
+def without_raced_devices(pool: EngineManager, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
     """Return the models; those for which honed 0.1 chose the processor beside a GPU are compiled anew.
 
     The CPU engine serves them meanwhile; without one, the service's device runs the form that there is.
@@ -69,7 +69,7 @@ def without_chosen_sessions(models: Mapping[str, Manifest]) -> dict[str, Manifes
 
 
 async def fill(
-    pool: Pool, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
+    pool: EngineManager, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
 ) -> list[tuple[Manifest, str]]:
     """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
     found = await _inspected(store, models, systemd)
@@ -122,7 +122,7 @@ async def _drop_variant(
     await in_thread(store.remove, variant.name, remaining)
 
 
-def _entered_damaged(pool: Pool, manifest: Manifest, error: HonedError) -> bool:
+def _entered_damaged(pool: EngineManager, manifest: Manifest, error: HonedError) -> bool:
     """Serve a model without its compiled file where the CPU engine can.
 
     Gives whether nothing is left to be done: a user's own is compiled again when it is the user's turn.
@@ -148,13 +148,13 @@ def _unusable(error: HonedError | None) -> str:
     )
 
 
-def _home(pool: Pool, manifest: Manifest) -> str:
+def _home(pool: EngineManager, manifest: Manifest) -> str:
     return pool.home(manifest.name, manifest.device, manifest.placed).name
 
 
 def unfinished_work(
     jobs: ModelInstaller,
-    pool: Pool,
+    pool: EngineManager,
     models: Mapping[str, Manifest],
     broken: Sequence[tuple[Manifest, str]],
     policy: str,
@@ -167,7 +167,7 @@ def unfinished_work(
         yield _restore(jobs, pool, manifest)
 
 
-async def _restore(jobs: ModelInstaller, pool: Pool, manifest: Manifest) -> None:
+async def _restore(jobs: ModelInstaller, pool: EngineManager, manifest: Manifest) -> None:
     """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
     try:
         await jobs.restore(manifest)

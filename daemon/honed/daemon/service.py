@@ -177,7 +177,9 @@ async def _run(
     async with contextlib.AsyncExitStack() as running:
         _begin(running, parts, (_keep_watchdog(systemd), *parts.works()), stop)
         base.changes.checks.restored()
-        for change in restoring.unfinished_work(base.jobs, base.pool, models, broken, config.serve.engine):
+        for change in restoring.unfinished_work(
+            base.installer, base.pool, models, broken, config.serve.engine
+        ):
             running.push_async_callback(_end, asyncio.ensure_future(change))
         # What stays for good is exempt from garbage collection: looking at it would hold up the loop.
         gc.collect()
@@ -194,7 +196,7 @@ async def _run(
 
 def _begin(
     running: contextlib.AsyncExitStack,
-    parts: assembly.ServiceParts,
+    parts: assembly.ServiceComponents,
     works: Iterable[Coroutine[Any, Any, None]],
     stop: asyncio.Event,
 ) -> None:
@@ -203,16 +205,16 @@ def _begin(
         task = asyncio.ensure_future(work)
         task.add_done_callback(partial(_stop_if_failed, stop))
         running.push_async_callback(_end, task)
-    running.push_async_callback(parts.base.jobs.close)
+    running.push_async_callback(parts.base.installer.close)
     for feature in parts.features:
         running.push_async_callback(feature.close)
 
 
-async def _finish(base: assembly.Base, parts: assembly.ServiceParts, systemd: Systemd) -> None:
+async def _finish(base: assembly.SharedServices, parts: assembly.ServiceComponents, systemd: Systemd) -> None:
     """Answer what is queued, and nothing new."""
     _log.info("stopping")
     systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
-    parts.inferring.stopping = True
+    parts.pipeline.stopping = True
     base.clients.stop_accepting()
     await base.pool.drain(base.config.limits.stop_seconds)
     await base.clients.close()

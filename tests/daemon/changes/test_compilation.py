@@ -11,7 +11,7 @@ import pytest
 
 from honed.daemon.changes import compilation
 from honed.daemon.core.model import CPU_ENGINE
-from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.settings.schema import Limits
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.process.children import ExitInfo, JobCrashed
@@ -53,5 +53,5 @@ def test_the_engine_that_a_model_ended_is_named(engine: str, ended: str) -> None
         name=engine, wait_ready=ready, loader=SimpleNamespace(load=dies), _limits=Limits()
     )
     with pytest.raises(ModelRefused, match=ended) as refused:
-        asyncio.run(DeviceServer.load(server, "key", Path("m.onnx")))
+        asyncio.run(EngineServer.load(server, "key", Path("m.onnx")))
     assert refused.value.reasons == ("it was ended by signal SIGSEGV",)

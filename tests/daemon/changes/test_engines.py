@@ -35,7 +35,7 @@ from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.files import describe
 from honed.daemon.store.store import EngineDecision, EngineTimes, Manifest, Store, begin
 from honed.daemon.store.versions import NO_HISTORY
-from honed.daemon.worker.calls import ComparedTurn
+from honed.daemon.worker.calls import ComparisonRun
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol import strict
 from honed.runtime import Client
@@ -699,14 +699,14 @@ class Turns:
         self.pid = 0
         self._ns, self._fails = ns, fails
 
-    async def turn(self, _: str, __: Path, turn: int) -> ComparedTurn:
-        return await self.alone("", turn)
+    async def time_cpu_run(self, _: str, __: Path, turn: int) -> ComparisonRun:
+        return await self.time_compiled_run("", turn)
 
-    async def alone(self, _: str, turn: int) -> ComparedTurn:
+    async def time_compiled_run(self, _: str, turn: int) -> ComparisonRun:
         if self._fails:
             raise WorkerDied("it crashed")
         self.turns.append(turn)
-        return ComparedTurn(ns=self._ns)
+        return ComparisonRun(ns=self._ns)
 
 
 def test_engines_run_in_turns_and_the_compiled_form_serves_where_that_is_not_possible() -> None:

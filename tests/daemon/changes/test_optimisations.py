@@ -22,8 +22,8 @@ from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import Added, Event, OptimisationChecked, Persist, WorkerReady
 from honed.daemon.core.model import cpu_engine
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.engine_server import EngineServer
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
 from honed.daemon.store.files import StoredFile
@@ -239,14 +239,14 @@ class Checks(OptimisationChecks):
 
     def __init__(self, registry: Registry, runtime: str) -> None:
         pool = SimpleNamespace(cpu_for=lambda owner: Worker(runtime), handle=self.heard)
-        super().__init__(Limits(), cast(Any, None), registry, cast(Pool, pool))
+        super().__init__(Limits(), cast(Any, None), registry, cast(EngineManager, pool))
         self.made: list[str] = []
         self.told: list[Event] = []
 
     def heard(self, event: Event) -> None:
         self.told.append(event)
 
-    async def _check(self, manifest: Manifest, key: str, cpu: DeviceServer) -> None:
+    async def _check(self, manifest: Manifest, key: str, cpu: EngineServer) -> None:
         self.made.append(manifest.name)
 
 
@@ -280,7 +280,7 @@ def test_the_compiler_makes_a_form_in_fp16_and_proves_it(
     path, form, store = tmp_path / "m.onnx", tmp_path / "fp16.onnx", Store(tmp_path / "state")
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     store.open()
-    checks = OptimisationChecks(Limits(), store, Registry(), cast(Pool, None))
+    checks = OptimisationChecks(Limits(), store, Registry(), cast(EngineManager, None))
 
     def halved(source: Path) -> bool:
         known = stored("m", store.keep(source), replace(FOUND, level="all"))

@@ -130,12 +130,12 @@ def test_all_probes_are_proven_apart_once_and_one_before_serving(tmp_path: Path)
     first, builder = Worker(), Builder()
     start(tmp_path, first, builder)
     assert builder.proved == [KEY]
-    assert first.asked == ["Load", "Check 0"]
+    assert first.asked == ["BuildModel", "CheckProbe 0"]
     assert set(first.states) == {State.LOADING}
     again, builder = Worker(), Builder()
     model, _ = start(tmp_path, again, builder)
     assert builder.proved == []
-    assert again.asked == ["Load", "Check 0", "Check 1", "Check 2"]
+    assert again.asked == ["BuildModel", "CheckProbe 0", "CheckProbe 1", "CheckProbe 2"]
     assert again.states == [State.LOADING] * 2 + [State.READY] * 2
     assert model.checked == ModelChecked(device="d", outputs=(worst(2),))
 
@@ -146,12 +146,12 @@ def test_a_wrong_answer_that_shows_late_ends_serving_and_is_remembered(tmp_path:
     wrong.failing = {2: ModelRefused("it is wrong", ())}
     model, given_up = start(tmp_path, wrong)
     assert (model.state, given_up) == (State.UNAVAILABLE, ["it is wrong"])
-    assert wrong.asked[-1] == "Unload"
+    assert wrong.asked[-1] == "UnloadModel"
     next_time, builder = Worker(), Builder(ModelRefused("it is wrong", ()))
     model, given_up = start(tmp_path, next_time, builder)
     assert builder.proved == [KEY]
     assert (model.state, given_up) == (State.UNAVAILABLE, ["it is wrong"])
-    assert set(next_time.asked) <= {"Unload"}  # it was refused before the worker saw it
+    assert set(next_time.asked) <= {"UnloadModel"}  # it was refused before the worker saw it
 
 
 def test_a_model_that_ends_the_process_that_builds_is_given_up_and_no_worker_sees_it(tmp_path: Path) -> None:

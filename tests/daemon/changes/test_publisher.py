@@ -19,7 +19,7 @@ from honed.daemon.core.messages import Added, CanaryCompared, Event, LoadReport,
 from honed.daemon.core.model import Canary, ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.serving.commits import Commits
+from honed.daemon.serving.commits import StoreWriter
 from honed.daemon.serving.trial import TrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled, summarise
@@ -61,7 +61,7 @@ async def _at_once(seconds: float) -> None:
 class Pool:
     """The machine with one worker, which is ready; of what it wants done only the store sees anything."""
 
-    def __init__(self, models: Registry, commits: Commits) -> None:
+    def __init__(self, models: Registry, commits: StoreWriter) -> None:
         self.machine = Machine(models, ("",), "", 1)
         self.persisting: list[asyncio.Task[None]] = []
         self._commits = commits
@@ -130,7 +130,7 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
 
     async def go() -> ModelPublished:
         loop, models, inspector = asyncio.get_running_loop(), Registry(), Inspector()
-        commits = Commits(store, models)
+        commits = StoreWriter(store, models)
         pool = Pool(models, commits)
         for manifest in (before, present):
             compiled = read(store.object(manifest.compiled))

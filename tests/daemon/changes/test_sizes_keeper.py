@@ -64,7 +64,7 @@ class Place:
             registry=cast(Any, registry),
             pool=cast(Any, SimpleNamespace(device_of=lambda _: server)),
             publisher=cast(Any, SimpleNamespace(resized=self.resized)),
-            ledger=self.ledger,
+            usage_log=self.ledger,
             leasing=leasing,
             policy="fastest",
             settings=lambda: VariantSettings(requests=4, sizes=2),

@@ -52,7 +52,7 @@ class Place:
         keeper = self.keeper = ShapeVariants(
             maker=cast(Any, maker),
             registry=self.registry,
-            ledger=self.ledger,
+            usage_log=self.ledger,
             leasing=cast(Any, leasing),
             settings=lambda: VariantSettings(requests=2),
             rewrap=lambda _: None,

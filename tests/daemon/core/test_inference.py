@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.serving.plan import Answered, InferencePlan, check
+from honed.daemon.serving.plan import InferencePlan, ResponseInfo, check
 from honed.daemon.store.compiled import closed
-from honed.daemon.worker.calls import GivenInput, InferenceResult, RegionSlice, WantedOutput
+from honed.daemon.worker.calls import InferenceResult, InputSpec, OutputSpec, RegionSlice
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
@@ -65,10 +65,10 @@ def test_a_plain_request(regions: RegionTable) -> None:
     plan = planned(regions)
     assert (plan.timeout, plan.priority, plan.finite, plan.regions) == (60.0, 2, False, [])
     worker = plan.form()
-    assert worker.inputs[0] == GivenInput(name="a", dtype="float32", shape=(2, 3), place=None)
+    assert worker.inputs[0] == InputSpec(name="a", dtype="float32", shape=(2, 3), place=None)
     assert [(output.name, output.place) for output in worker.outputs] == [("y", None), ("empty", None)]
     call = plan.call(RAW, "key")
-    assert (call.asked, call.raw) == (worker, tuple(RAW))
+    assert (call.template, call.raw) == (worker, tuple(RAW))
 
 
 def test_inputs_in_any_order(regions: RegionTable) -> None:
@@ -87,11 +87,9 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     number = plan.regions[0].number
     worker = plan.form()
     assert worker.inputs[0].place == RegionSlice(region=number, offset=0, nbytes=24)
-    assert worker.outputs == (
-        WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
-    )
+    assert worker.outputs == (OutputSpec(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),)
     ran = InferenceResult(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
-    result = plan.answer(ran, "", Answered(1, 2, "gpu"))
+    result = plan.answer(ran, "", ResponseInfo(1, 2, "gpu"))
     assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
 
 
@@ -102,7 +100,7 @@ def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
     ran = InferenceResult(
         raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0
     )
-    outputs = plan.answer(ran, "", Answered(1, 2, "gpu"))["outputs"]
+    outputs = plan.answer(ran, "", ResponseInfo(1, 2, "gpu"))["outputs"]
     assert outputs[0]["parameters"] == placed({}, 192, 10)["parameters"]
     assert outputs[1]["parameters"] == {}
 
@@ -174,7 +172,7 @@ def test_a_plan_holds_nothing_of_one_request(regions: RegionTable) -> None:
         raw=tuple(outputs), shapes=((5,), (0, 2)), offsets=(), input_ns=0, infer_ns=2000, output_ns=0
     )
     plan.check_data(data)
-    answer = plan.answer(ran, name, Answered(1, 2, "gpu"))
+    answer = plan.answer(ran, name, ResponseInfo(1, 2, "gpu"))
     assert (answer["id"], answer["raw_output_contents"]) == (name, outputs)
     assert plan.call(data, "key").raw == tuple(data)
     del answer
@@ -189,7 +187,7 @@ def test_answers_of_other_shapes_and_engines_are_told_apart(regions: RegionTable
         ran = InferenceResult(
             raw=(), shapes=((size,), (0, 2)), offsets=(), input_ns=0, infer_ns=0, output_ns=0
         )
-        answer = plan.answer(ran, "", Answered(1, 2, engine, f"device of {engine}"))
+        answer = plan.answer(ran, "", ResponseInfo(1, 2, engine, f"device of {engine}"))
         parameters = answer["parameters"]
         return answer["outputs"][0]["shape"], parameters["engine"], parameters["device"]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from honed.daemon.feature import ApiCall
+from honed.daemon.feature import MethodCall
 from honed.daemon.features.user_models import (
     DAY,
     IN_USE_SECONDS,
@@ -229,13 +229,13 @@ def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
     name = own_name(2, UploadParams(files=("f",), sha256=("a",)))
     asked: dict[str, tuple[str, str] | None] = {}
 
-    async def handler(_: ApiCall, params: Any) -> None:
+    async def handler(_: MethodCall, params: Any) -> None:
         asked[row.name] = model_named(params)
 
     api = object.__new__(Api)
     api.registry = Mock(find=Mock(return_value=None))  # when the request comes, nobody has brought it
     api.policy = Mock(viewer=Mock(return_value=Viewer(uid, all=uid == 0)))
-    api.inferring = Mock(again=Mock(return_value=None))
+    api.pipeline = Mock(start_cached=Mock(return_value=None))
     api._handlers = {row.name: handler for row in METHODS.values()}
     for row in METHODS.values():
         for field in {"name", "model_name", "model"} & set(row.params.__dataclass_fields__):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from honed.daemon.config import load
-from honed.daemon.settings.placement import Home, Placement
+from honed.daemon.settings.placement import Placement, PlacementDecision
 from honed.runtime.errors import InvalidArgument, NotFound
 
 FULL = {"mali": "ARM Platform/Mali-G610", "cpu": "PoCL/cortex-a76", "npu": ""}
@@ -22,9 +22,11 @@ def test_the_default_is_named_or_the_first() -> None:
 
 def test_the_configuration_comes_before_what_was_asked_for() -> None:
     placement = Placement("", ("mali", "cpu"), {"m": "CPU"})
-    assert placement.home("m", "mali", "asked for") == Home(device="cpu", why="placed by the configuration")
-    assert placement.home("n", "MALI", "asked for") == Home(device="mali", why="asked for")
-    assert placement.home("n", "", "") == Home(device="mali", why="")
+    assert placement.home("m", "mali", "asked for") == PlacementDecision(
+        device="cpu", why="placed by the configuration"
+    )
+    assert placement.home("n", "MALI", "asked for") == PlacementDecision(device="mali", why="asked for")
+    assert placement.home("n", "", "") == PlacementDecision(device="mali", why="")
     gone = placement.home("n", "npu", "asked for")
     assert (gone.device, "npu, which is not configured any more" in gone.why) == ("mali", True)
 

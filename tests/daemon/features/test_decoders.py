@@ -14,12 +14,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from honed.cpu.session import Bound, Session, running_now
-from honed.cpu.steps import HeldSequences
+from honed.cpu.session import BoundSession, Session, running_now
+from honed.cpu.steps import CpuSequences
 from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import RunForm, RunModel, RunStep, WantedOutput
-from honed.daemon.worker.step_inputs import Step, values_of
+from honed.daemon.worker.calls import OutputSpec, RunModel, RunStep, RunTemplate
+from honed.daemon.worker.step_inputs import StepSize, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import SequenceOptions
@@ -77,20 +77,20 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
     known = decoder_of(OPTIMUM, {})
     assert known is not None
     assert [tensor.name for tensor in known.made] == ["attention_mask", "position_ids"]
-    (held,) = known.held(Step(2, 5, 0))
-    assert (held.begins, held.axis, held.once) == ((2, 3, 0, 64), 2, False)
+    (held,) = known.held(StepSize(2, 5, 0))
+    assert (held.initial_shape, held.axis, held.set_once) == ((2, 3, 0, 64), 2, False)
     known = decoder_of(WHISPER, {})
     assert known is not None
     assert [tensor.name for tensor in known.made] == ["use_cache_branch", "cache_position"]
     assert known.constants == ("encoder_hidden_states",)
-    own, cross = known.held(Step(1, 3, 0))
-    assert (own.axis, own.once, cross.axis, cross.once) == (2, False, -1, True)
+    own, cross = known.held(StepSize(1, 3, 0))
+    assert (own.axis, own.set_once, cross.axis, cross.set_once) == (2, False, -1, True)
 
 
 def test_forms_have_the_room_asked_for() -> None:
-    assert [piece.form for piece in pieces(Step(1, 65, 0))] == [Form(64, 256)] * 2
-    assert [piece.form for piece in pieces(Step(1, 65, 0), 512)] == [Form(64, 512)] * 2
-    assert [piece.form for piece in pieces(Step(1, 1, 600), 512)] == [Form(1, 1024)]
+    assert [piece.form for piece in pieces(StepSize(1, 65, 0))] == [Form(64, 256)] * 2
+    assert [piece.form for piece in pieces(StepSize(1, 65, 0), 512)] == [Form(64, 512)] * 2
+    assert [piece.form for piece in pieces(StepSize(1, 1, 600), 512)] == [Form(1, 1024)]
     known = decoder_of(OPTIMUM, {})
     assert known is not None
     assert [*known.shapes(Form(1, 256)).values()] == [(1, 1), (1, 257), (1, 1), (1, 3, 256, 64)]
@@ -154,7 +154,7 @@ def test_a_decoder_says_what_keeps_it_from_forms() -> None:
 
 
 def test_what_follows_from_a_step_is_made_in_the_model_s_shape() -> None:
-    step = Step(2, 3, 5)
+    step = StepSize(2, 3, 5)
 
     def made(name: str, *sizes: int) -> tuple[tuple[int, ...], int | list[int]]:
         shape, values = values_of(spec(name, "int64", *sizes), step)
@@ -191,7 +191,7 @@ def test_sizes_without_names_grow_from_the_third_axis_on() -> None:
     inputs[1], outputs[1] = (spec(t.name, "float32", -1, 2, -1, 64) for t in (inputs[1], outputs[1]))
     known = decoder_of(interface(inputs, outputs), given)
     assert known is not None
-    assert known.held(Step(3, 1, 0))[0].begins == (3, 2, 0, 64)
+    assert known.held(StepSize(3, 1, 0))[0].initial_shape == (3, 2, 0, 64)
 
 
 def close(found: Array, expected: Array) -> None:
@@ -201,22 +201,22 @@ def close(found: Array, expected: Array) -> None:
 class Sequence:
     """One without a service, beside the same with its cache in the app."""
 
-    def __init__(self, number: int, session: Session, sequences: HeldSequences, path: Path) -> None:
+    def __init__(self, number: int, session: Session, sequences: CpuSequences, path: Path) -> None:
         known = decoder_of(session.interface, {})
         assert known is not None
         self.number, self.rows, self.most, self.app = number, 0, 1 << 30, InApp(path)
         self._known, self._session, self._sequences = known, session, sequences
 
     def call(self, count: int) -> RunStep:
-        outputs = (WantedOutput(name="logits", place=None),)
-        form = RunForm(inputs=(), outputs=outputs, room=None, finite=False, keep=False, max_bytes=1 << 20)
+        outputs = (OutputSpec(name="logits", place=None),)
+        form = RunTemplate(inputs=(), outputs=outputs, room=None, finite=False, keep=False, max_bytes=1 << 20)
         return RunStep(
             run=RunModel(key="", form=form.packed(), raw=()),
             sequence=self.number,
             rows=self.rows,
             count=count,
             batch=1,
-            tensors=() if self.rows else self._known.held(Step(1, count, 0)),
+            tensors=() if self.rows else self._known.held(StepSize(1, count, 0)),
             constants=(),
             max_state_bytes=self.most,
             last_token=(),
@@ -231,7 +231,7 @@ class Sequence:
         close(self.step(ids), self.app.step(ids))
 
 
-def begun(session: Session, sequences: HeldSequences, ids: Array, path: Path) -> Array:
+def begun(session: Session, sequences: CpuSequences, ids: Array, path: Path) -> Array:
     """The logits of a step that begins a sequence, without a service."""
     return Sequence(1, session, sequences, path).step(ids)
 
@@ -241,7 +241,7 @@ def test_steps_of_a_token_go_on_whatever_room_there_is_and_run_again(
     tmp_path: Path, made: Callable[[Path], Path]
 ) -> None:
     path = made(tmp_path / "m.onnx")
-    sequence = Sequence(1, Session(path, 1), HeldSequences(), path)
+    sequence = Sequence(1, Session(path, 1), CpuSequences(), path)
     for step in range(140):  # a cache has room for 128 at first
         sequence.compare(prompt(1, step))
         if step % 50 == 3:  # nobody had the answer of one
@@ -260,7 +260,7 @@ def test_a_step_that_is_ended_leaves_its_sequence_as_it_was(
 ) -> None:
     path, ends = made(tmp_path / "m.onnx"), ort.RunOptions()
     ends.terminate = True
-    sequence = Sequence(1, Session(path, 1), HeldSequences(), path)
+    sequence = Sequence(1, Session(path, 1), CpuSequences(), path)
     for step in range(6):
         sequence.compare(prompt(1 + step % 3, step))
         with monkeypatch.context() as patched:
@@ -270,7 +270,7 @@ def test_a_step_that_is_ended_leaves_its_sequence_as_it_was(
 
 
 def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> None:
-    path, sequences, ids = grouped(tmp_path / "m.onnx"), HeldSequences(), prompt(3)
+    path, sequences, ids = grouped(tmp_path / "m.onnx"), CpuSequences(), prompt(3)
     begun(Session(path, 1), sequences, ids, path)
     held = weakref.ref(ids)
     del ids
@@ -281,17 +281,17 @@ def test_nothing_of_a_message_is_held_until_the_next_step(tmp_path: Path) -> Non
 def test_a_step_goes_on_by_the_session_that_is_loaded_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, ids, run = grouped(tmp_path / "m.onnx"), prompt(3), Bound.run
+    made, ids, run = grouped(tmp_path / "m.onnx"), prompt(3), BoundSession.run
     session = Session(made, 1)
     first = session._session
 
-    def misled(bound: Bound) -> None:
+    def misled(bound: BoundSession) -> None:
         if bound.session is first:
             raise RuntimeError(MISLED)
         run(bound)
 
-    monkeypatch.setattr(Bound, "run", misled)
-    logits = begun(session, HeldSequences(), ids, made)
+    monkeypatch.setattr(BoundSession, "run", misled)
+    logits = begun(session, CpuSequences(), ids, made)
     np.testing.assert_array_equal(logits, InApp(made).step(ids))
 
 

@@ -17,7 +17,7 @@ from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import TrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.versions import GAIN
-from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepRan
+from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.comparison import LEAST, PairedTiming
 from tests.daemon.features.test_decoders import OPTIMUM
@@ -69,7 +69,7 @@ class Engine:
             infer_ns=ns,
             output_ns=0,
         )
-        return StepRan(result=result, rows=after, nbytes=0)
+        return StepResult(result=result, rows=after, nbytes=0)
 
 
 def trial(form: Form, device: Engine, key: str, numbers: tuple[int, int, int]) -> FormTrial:
@@ -154,7 +154,7 @@ def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wr
         registry=cast(Any, SimpleNamespace(find={"m": model}.get)),
         pool=cast(Any, None),
         leasing=cast(Any, None),
-        ledger=cast(Any, None),
+        usage_log=cast(Any, None),
         limits=Limits(),
         maker=cast(Any, SimpleNamespace()),
     )

@@ -19,7 +19,7 @@ from honed.daemon.features.half import HalfForms
 from honed.daemon.idle.signals import OthersShare
 from honed.daemon.restoring import without_chosen_sessions
 from honed.daemon.store.compiled import Interface, TensorSpec
-from honed.daemon.worker.calls import ComparedTurn, UnloadModel
+from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
 from honed.protocol import strict
 from honed.protocol.results import OptimisationCheck, OrtSessionConfig, SessionSettings
@@ -96,8 +96,8 @@ class World:
         assert asked.level == "extended"
         self.held[key] = asked
 
-    async def turn_on_zeros(self, key: str, inputs: Any) -> ComparedTurn:
-        return ComparedTurn(ns=round(2e6 * (self.in_half if self.held[key].half else 1.0)))
+    async def time_run_on_zeros(self, key: str, inputs: Any) -> ComparisonRun:
+        return ComparisonRun(ns=round(2e6 * (self.in_half if self.held[key].half else 1.0)))
 
     async def tell(self, call: UnloadModel) -> None:
         self.held.pop(call.key, None)

@@ -15,7 +15,7 @@ import pytest
 from honed.daemon import assembly
 from honed.daemon.core import messages
 from honed.daemon.core.model import ServedModel
-from honed.daemon.feature import ApiCall, Feature, Infer, InferCall
+from honed.daemon.feature import Feature, FeatureRequest, Infer, MethodCall
 from honed.daemon.features.batching import Batcher
 from honed.daemon.features.sequences import Sequencer, SequenceSettings
 from honed.daemon.features.sizes import SizeSpecialiser
@@ -145,7 +145,7 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
         registry=place.registry,
         pool=nobody,
         leasing=nobody,
-        ledger=nobody,
+        usage_log=nobody,
         features=(Nothing(), Nothing()),
     )
     entry = place.registry.get("m")
@@ -160,12 +160,12 @@ def test_features_are_asked_once_for_each_version_and_its_settings(tmp_path: Pat
 
 def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path: Path) -> None:
     place = Place(tmp_path, ModelRefused("no"))
-    asked: list[InferCall] = []
+    asked: list[FeatureRequest] = []
     found: list[object] = []
 
     class Noting(Feature):
         def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-            async def note(call: InferCall) -> Map:
+            async def note(call: FeatureRequest) -> Map:
                 asked.append(call)
                 call.kept("what", call.entry.manifest.settings, lambda: found.append(call.id))
                 return {"id": call.id}
@@ -177,7 +177,7 @@ def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path:
         registry=place.registry,
         pool=cast(Any, None),
         leasing=cast(Any, None),
-        ledger=place.ledger,
+        usage_log=place.ledger,
         features=(Noting(),),
     )
     closing: list[Callable[[], object]] = []
@@ -186,7 +186,7 @@ def test_what_was_found_out_of_a_prepared_request_is_kept_for_its_runs(tmp_path:
     params = PrepareParams(model_name="m", inputs=(tensor,))
 
     def run(number: int, name: str, connection: int = 0) -> Map:
-        call = ApiCall(connection=cast(Any, connections[connection]), msgid=1, params={}, descriptors=[])
+        call = MethodCall(connection=cast(Any, connections[connection]), msgid=1, params={}, descriptors=[])
         answers: list[Map] = []
         work = pipeline.run(call, RunParams(number=number, id=name, raw_input_contents=(b"abcd",)))
         work.begin(lambda result, error: answers.append(result or {"error": error}))
@@ -229,7 +229,7 @@ def test_files_of_features_are_read_beside_the_event_loop(
         service=SimpleNamespace(state_dir=tmp_path),
         sequences=SequenceSettings(),
     )
-    parts = dict.fromkeys(("changes", "jobs", "leasing", "ledger", "store"))
+    parts = dict.fromkeys(("changes", "installer", "leasing", "usage_log", "store"))
     base: Any = SimpleNamespace(config=config, registry=place.registry, pool=SimpleNamespace(), **parts)
     pipeline: Any = SimpleNamespace(rewrap=None, plan=None)
     reloader: Any = SimpleNamespace(config=config)

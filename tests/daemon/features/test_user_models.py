@@ -65,7 +65,7 @@ def entry(name: str, owner: int | None, added: float) -> Any:
 def bringer(jobs: Jobs, entries: list[Any]) -> UserModels:
     by_name = {each.name: each for each in entries}
     registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
-    made: dict[str, Any] = {"registry": registry, "jobs": jobs, "changes": jobs}
+    made: dict[str, Any] = {"registry": registry, "installer": jobs, "changes": jobs}
     made |= {"leasing": None, "shares_file": SimpleNamespace(shares=Shares())}
     return UserModels(settings=AppsSettings, receiver=Receiver(1.0), policy="fastest", **cast(Any, made))
 

@@ -43,7 +43,7 @@ def test_a_process_that_has_no_memory_to_answer_a_load_ends() -> None:
     with near, subprocess.Popen(command, pass_fds=[far.fileno()], stderr=subprocess.PIPE) as process:
         far.close()
         peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES)
-        peer.call("Open", {})
+        peer.call("OpenDevice", {})
         streams.send(near, peer)
         try:
             _, said = process.communicate(timeout=SECONDS)

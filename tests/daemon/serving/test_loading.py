@@ -15,9 +15,9 @@ from honed.daemon.settings.schema import Limits
 from honed.daemon.worker.calls import (
     BuildModel,
     BuiltModel,
-    ComparedTurn,
-    CompareTurn,
+    ComparisonRun,
     Ping,
+    RunComparison,
     UnloadModel,
     WorkerCall,
 )
@@ -36,13 +36,13 @@ class RunsInTurn:
         self.pairs: list[tuple[str, str]] = []  # of the turns of comparisons
         self._device = asyncio.Lock()
 
-    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparedTurn:
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparisonRun:
         async with self._device:
             await asyncio.sleep(RUN_SECONDS)
             self.ran.append(call.method)
-            if isinstance(call, CompareTurn):
+            if isinstance(call, RunComparison):
                 self.pairs.append((call.old, call.new))
-        return ComparedTurn(ns=1, sets=1)
+        return ComparisonRun(ns=1, sets=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def test_requests_run_between_the_turns_of_a_comparison() -> None:
         return device.ran
 
     ran = asyncio.run(go())
-    turns = [i for i, method in enumerate(ran) if method == CompareTurn.method]
+    turns = [i for i, method in enumerate(ran) if method == RunComparison.method]
     assert len(turns) == 2 * ROUNDS
     between = sorted(later - earlier - 1 for earlier, later in itertools.pairwise(turns))
     # Two wait for the device at any time: without a pause there are one or two between turns.
@@ -105,9 +105,9 @@ def test_a_comparison_does_not_pause_for_nobody() -> None:
 class ClocksUp(RunsInTurn):
     """Runs whose GPU has clocked up after three of them."""
 
-    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparedTurn:
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparisonRun:
         self.ran.append(call.method)
-        return ComparedTurn(ns=2 if len(self.ran) <= 3 else 1, sets=1, clock_hz=min(len(self.ran), 4))
+        return ComparisonRun(ns=2 if len(self.ran) <= 3 else 1, sets=1, clock_hz=min(len(self.ran), 4))
 
 
 def test_runs_at_two_clocks_are_no_pair() -> None:

@@ -202,7 +202,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from honed.daemon.core.machine import Machine
     from honed.daemon.core.messages import Added
     from honed.daemon.core.state import Registry
-    from honed.daemon.serving.commits import Commits
+    from honed.daemon.serving.commits import StoreWriter
     from honed.daemon.settings.schema import Limits
     from honed.runtime.errors import PermissionDenied
     from tests.daemon.changes.test_proof_cache import manifest
@@ -215,7 +215,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
         added = Added(manifest=manifest(), compiled=nothing, preferred_engine="", proof=None)
         Machine(models, ("",), "", 1).handle(added, 0.0, 0.0)
         store = cast(Any, SimpleNamespace(remove=refused))
-        commits = Commits(store, models)
+        commits = StoreWriter(store, models)
         changes = Changes(Limits(), store, models, nothing, commits, nothing, tmp_path)
         jobs = ModelInstaller(changes, "gpu", tmp_path)
         with pytest.raises(PermissionDenied):

@@ -9,25 +9,25 @@ import pytest
 from honed.daemon.idle.signals import OthersShare
 from honed.daemon.serving import trial
 from honed.daemon.serving.trial import Runner, Trial
-from honed.daemon.worker.calls import ComparedTurn
+from honed.daemon.worker.calls import ComparisonRun
 from honed.runtime.comparison import LEAST
 
 
-def runner(turns: list[tuple[str, int]], name: str, ran: ComparedTurn) -> Runner:
-    async def run(turn: int) -> ComparedTurn:
+def runner(turns: list[tuple[str, int]], name: str, ran: ComparisonRun) -> Runner:
+    async def run(turn: int) -> ComparisonRun:
         turns.append((name, turn))
         return ran
 
     return run
 
 
-def runners(first: ComparedTurn, second: ComparedTurn) -> tuple[list[tuple[str, int]], Runner, Runner]:
+def runners(first: ComparisonRun, second: ComparisonRun) -> tuple[list[tuple[str, int]], Runner, Runner]:
     turns: list[tuple[str, int]] = []
     return turns, runner(turns, "a", first), runner(turns, "b", second)
 
 
 def test_they_take_turns_until_it_is_sure() -> None:
-    turns, first, second = runners(ComparedTurn(ns=2000), ComparedTurn(ns=1000))
+    turns, first, second = runners(ComparisonRun(ns=2000), ComparisonRun(ns=1000))
     result = asyncio.run(Trial(first, second, 1.0).run())
     assert result.runs.within_allowance
     assert (result.first_us, result.second_us, result.wrong, result.others_percent) == (2.0, 1.0, "", None)
@@ -36,10 +36,12 @@ def test_they_take_turns_until_it_is_sure() -> None:
 
 
 def test_each_set_of_inputs_runs_and_the_first_wrong_answer_ends_it() -> None:
-    turns, first, second = runners(ComparedTurn(ns=2000, sets=40), ComparedTurn(ns=1000, sets=40))
+    turns, first, second = runners(ComparisonRun(ns=2000, sets=40), ComparisonRun(ns=1000, sets=40))
     asyncio.run(Trial(first, second, 1.0).run())
     assert len(turns) == 80
-    turns, first, second = runners(ComparedTurn(ns=2000, sets=40), ComparedTurn(ns=1000, wrong="y", sets=40))
+    turns, first, second = runners(
+        ComparisonRun(ns=2000, sets=40), ComparisonRun(ns=1000, wrong="y", sets=40)
+    )
     result = asyncio.run(Trial(first, second, 1.0).run())
     assert (result.wrong, len(turns)) == ("y", 2)
     assert "differ" in result.objection
@@ -51,6 +53,6 @@ def test_others_make_times_provisional(
 ) -> None:
     monkeypatch.setattr(OthersShare, "percent", lambda _: percent)
     monkeypatch.setattr(trial, "_LOOK_SECONDS", 0.0)
-    _, first, second = runners(ComparedTurn(ns=2000), ComparedTurn(ns=1000))
+    _, first, second = runners(ComparisonRun(ns=2000), ComparisonRun(ns=1000))
     assert asyncio.run(Trial(first, second, 1.0, (1,)).run()).others_percent == shown
     assert asyncio.run(Trial(first, second, 1.0).run()).others_percent is None

@@ -19,10 +19,10 @@ import pytest
 from honed.daemon.core.machine import Machine
 from honed.daemon.core.messages import WorkerLost, WorkerReady
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.store import Store
-from honed.daemon.worker.calls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
+from honed.daemon.worker.calls import BuildModel, FindDevice, OpenDevice, Ping, RunComparison, UnloadModel
 from honed.daemon.worker.supervisor import NoWorker, WorkerDied, device_program
 from honed.daemon.worker.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl]
 SECONDS = 60.0  # that an answer may take
 
 
-class Kept(DeviceServer):
+class Kept(EngineServer):
     """Keeps a worker, tells the core of it, and notes what it tells."""
 
     def __init__(self, cache_dir: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cac
         worker = kept.supervisor
 
         async def compared(pair: int, which: int) -> str:
-            call = CompareTurn(old="old", new="new", pair=pair, which=which)
+            call = RunComparison(old="old", new="new", pair=pair, which=which)
             return (await worker.call(call, seconds=SECONDS)).wrong
 
         running = asyncio.ensure_future(kept.live())

@@ -28,7 +28,7 @@ from torch.nn import functional  # type: ignore[import-not-found, unused-ignore]
 
 from honed.cpu.session import Session
 from honed.daemon.features.decoding import Form, decoder_of
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 
@@ -74,7 +74,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
     form, before, device = Form(1, room), room // 2, select(None)
     model = normalised(path, device.profile, known.shapes(form))
     state, given, _ = values(known, form, before)
-    growing = growth(known.held(Step(1, 1, 0)))
+    growing = growth(known.held(StepSize(1, 1, 0)))
     beside = TorchDecoder(_sizes(path), room)
     with ready(model, first_served(model, device.profile), device) as executor:
         executor.restore(growing, state)

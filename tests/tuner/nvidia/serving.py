@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu.session import Session
 from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
 from honed.runtime.calling.calls import SequenceOptions
@@ -183,7 +183,7 @@ def _alone(folder: Path, path: Path) -> float:
     assert known is not None
     device = select(None)
     with load(_file(folder, known), device) as executor:
-        growing = growth(known.held(Step(1, 1, 0)))
+        growing = growth(known.held(StepSize(1, 1, 0)))
         executor.restore(growing, {})
         rates = []
         for _ in range(_TURNS):

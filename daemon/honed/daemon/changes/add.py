@@ -15,7 +15,7 @@ from typing import Any, Final
 from honed.daemon.aio import in_thread
 from honed.daemon.core.messages import Added, EngineReasonChanged, LoadReport
 from honed.daemon.core.model import ServedModel
-from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.selection import compare, cpu_serves, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.places import users_cache
@@ -407,7 +407,7 @@ class ModelInstaller:
         await self._enter(change, manifest, None, None, await in_thread(copies, staged))
 
     async def _compile_alone(
-        self, job: AddRequest, change: Change, staged: Staged, servers: Sequence[DeviceServer]
+        self, job: AddRequest, change: Change, staged: Staged, servers: Sequence[EngineServer]
     ) -> ModelAdded:
         """Compile what the CPU engine does not serve; where neither can, tell the reasons of both."""
         try:
@@ -424,7 +424,7 @@ class ModelInstaller:
         job: AddRequest,
         change: Change,
         staged: Staged,
-        servers: Sequence[DeviceServer],
+        servers: Sequence[EngineServer],
         given: Manifest,
     ) -> ModelAdded:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
@@ -465,9 +465,9 @@ class ModelInstaller:
 
         await asyncio.wait([self._begun(manifest.name, again())])
 
-    async def _await_device(self, servers: Sequence[DeviceServer]) -> None:
+    async def _await_device(self, servers: Sequence[EngineServer]) -> None:
         """Have what waits compiled once one of them has a worker."""
-        coming = [asyncio.ensure_future(server.came()) for server in servers]
+        coming = [asyncio.ensure_future(server.wait_ready_unbounded()) for server in servers]
         try:
             await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -548,7 +548,7 @@ class ModelInstaller:
         if owner is not None and not any(e.manifest.owner == owner for e in self._registry.models()):
             await in_thread(shutil.rmtree, users_cache(self._cache_dir, owner), ignore_errors=True)
 
-    def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
+    def _servers(self, name: str, options: LoadOptions) -> list[EngineServer]:
         """Return where a model may go: where the user wants it, else where it was, else where it belongs."""
         if options.device:
             return self._pool.asked(name, options.device)
@@ -559,7 +559,7 @@ class ModelInstaller:
         self,
         change: Change,
         staged: Staged,
-        servers: Sequence[DeviceServer],
+        servers: Sequence[EngineServer],
         *,
         restored: Manifest | None = None,
         given: Manifest | None = None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from honed.daemon.aio import in_thread
-from honed.daemon.serving.engine_server import DeviceServer, check_memory
+from honed.daemon.serving.engine_server import EngineServer, check_memory
 from honed.daemon.settings.schema import CHECKING_MIB
 from honed.daemon.store.files import describe
 from honed.jobs.commands import Check, Compile
@@ -30,7 +30,7 @@ _NICENESS = 15  # of compiling that nobody waits for
 _log = logging.getLogger(__name__)
 
 
-async def build(change: Change, staged: Staged, servers: Sequence[DeviceServer]) -> Built:
+async def build(change: Change, staged: Staged, servers: Sequence[EngineServer]) -> Built:
     """Compile and load a model on the one device, or on the fastest of several.
 
     Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
@@ -67,7 +67,7 @@ class _Building:
     index: int
     count: int
 
-    async def run(self, server: DeviceServer) -> Built:
+    async def run(self, server: EngineServer) -> Built:
         change, staged, compiled = self.change, self.staged, self.staged.given
         if staged.sources:
             compiled = staged.folder / f"compiled-{self.index}.honed"
@@ -84,7 +84,7 @@ class _Building:
         proof = await change.load(server, file.sha256, compiled, built, foreground=staged.foreground)
         return Built(server=server, path=compiled, file=file, model=model, proof=proof)
 
-    async def _compile(self, output: Path, server: DeviceServer) -> None:
+    async def _compile(self, output: Path, server: EngineServer) -> None:
         staged, changes = self.staged, self.change.changes
         seconds = changes.limits.compile_seconds
 
@@ -108,7 +108,7 @@ class _Building:
                 seconds = min(seconds, staged.seconds)
             await compile_model(job, seconds, report, niceness=niceness)
 
-    async def _job(self, output: Path, server: DeviceServer) -> Compile:
+    async def _job(self, output: Path, server: EngineServer) -> Compile:
         staged, changes = self.staged, self.change.changes
         limits, records = changes.limits, changes.records
         await server.wait_ready(limits.load_seconds)

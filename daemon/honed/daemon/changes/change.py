@@ -22,9 +22,9 @@ from honed.daemon.aio import cleared_in_thread, in_thread, to_its_end
 from honed.daemon.core.messages import Added, Event, LoadReport, Removed, SuccessorReady, VersionChosen
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.commits import Commits
-from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.commits import StoreWriter
+from honed.daemon.serving.engine_server import EngineServer
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.files import StoredFile
@@ -49,7 +49,7 @@ Entered = Added | SuccessorReady | VersionChosen  # a model that is served by a 
 class Built:
     """A compiled model in the worker of `server`. `measured` tells the times where devices were compared."""
 
-    server: DeviceServer
+    server: EngineServer
     path: Path
     file: StoredFile
     model: Compiled
@@ -92,24 +92,24 @@ class Change:
         folder, most = await self.folder(), self.changes.limits.max_model_bytes
         return await in_thread(stage_again, self.changes.store, manifest, folder, most)
 
-    def keep(self, server: DeviceServer, key: str) -> None:
+    def keep(self, server: EngineServer, key: str) -> None:
         """Have a worker keep a file, once it is loaded, until the change ends."""
         self.held.enter_context(self.changes.pool.keeping(server, key))
 
     async def load(
         self,
-        server: DeviceServer,
+        server: EngineServer,
         key: str,
         path: Path,
         progress: Progress = lambda _, __: None,
         *,
         foreground: bool = True,
     ) -> LoadReport:
-        """Load and check a file in a worker, which keeps it; raises as `DeviceServer.load`."""
+        """Load and check a file in a worker, which keeps it; raises as `EngineServer.load`."""
         self.keep(server, key)
         return await server.load(key, path, progress, foreground=foreground)
 
-    async def load_stored(self, server: DeviceServer, manifest: Manifest, key: str) -> LoadReport:
+    async def load_stored(self, server: EngineServer, manifest: Manifest, key: str) -> LoadReport:
         """Load a form of a stored model; raises as `load`, and Unavailable where its files cannot be used."""
         return await self.load(server, key, await in_thread(self.changes.store.form, manifest, key))
 
@@ -152,8 +152,8 @@ class Changes:
         limits: Limits,
         store: Store,
         registry: Registry,
-        pool: Pool,
-        commits: Commits,
+        pool: EngineManager,
+        commits: StoreWriter,
         inspector: Inspector,
         records: Path,
     ) -> None:

@@ -19,8 +19,8 @@ from honed.daemon.aio import cleared_in_thread, in_thread
 from honed.daemon.core.messages import OptimisationChecked
 from honed.daemon.core.model import is_cpu
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.engine_server import EngineServer
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import OPTIMISED_MIB, Limits
 from honed.daemon.store.store import Manifest, Store
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class OptimisationChecks:
     """The checks of one service."""
 
-    def __init__(self, limits: Limits, store: Store, registry: Registry, pool: Pool) -> None:
+    def __init__(self, limits: Limits, store: Store, registry: Registry, pool: EngineManager) -> None:
         self._limits = limits
         self._store = store
         self._registry = registry
@@ -103,7 +103,7 @@ class OptimisationChecks:
         async def come(owner: int | None) -> None:
             server = self._pool.cpu_for(owner)
             if server is not None:
-                await server.came()
+                await server.wait_ready_unbounded()
                 for entry in self._registry.models():
                     if entry.manifest.owner == owner and self._registry.serves(entry):
                         self.begin(entry.manifest)
@@ -116,7 +116,7 @@ class OptimisationChecks:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("how far ONNX Runtime may optimise a model was not checked", exc_info=error)
 
-    async def _check(self, manifest: Manifest, key: str, cpu: DeviceServer) -> None:
+    async def _check(self, manifest: Manifest, key: str, cpu: EngineServer) -> None:
         async with self._turn:
             self.sweep()  # it may have waited long
             found = dataclasses.replace(await self._found(manifest), runtime=cpu.engine.fingerprint)
@@ -125,7 +125,7 @@ class OptimisationChecks:
 
     async def _adopt(self, manifest: Manifest, key: str, found: OptimisationCheck) -> None:
         """Have the CPU engines run a file as `found` says from now on, and remember that."""
-        lost: list[DeviceServer] = []
+        lost: list[EngineServer] = []
         if found.asked != self._registry.asked(key):
             self._registry.rechecked[key] = found  # of whatever loads it from now on
             lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
@@ -183,7 +183,7 @@ class OptimisationChecks:
             why = str(error) if places.compiler() else NO_COMPILER
         return OptimisationCheck(level=LOWEST, checked=False, error=None, why=why, seconds=0.0)
 
-    def _holders(self, key: str) -> Iterable[DeviceServer]:
+    def _holders(self, key: str) -> Iterable[EngineServer]:
         """Yield the CPU engines that have loaded a file, or are loading it."""
         for server in list(self._pool.servers.values()):
             models = [m for m in self._registry.all() if m.manifest.source_key == key]
@@ -191,7 +191,7 @@ class OptimisationChecks:
             if running and any(server.name in model.deployments for model in models):
                 yield server
 
-    async def _reloaded(self, server: DeviceServer, key: str) -> bool:
+    async def _reloaded(self, server: EngineServer, key: str) -> bool:
         """Have a process load a file at its level now; whether it could."""
         manifest = next((m for m in self._registry.manifests() if m.source_key == key), None)
         if manifest is None:

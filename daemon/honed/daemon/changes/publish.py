@@ -24,8 +24,8 @@ from honed.daemon.core.messages import (
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
-from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.engine_server import EngineServer
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, choose, compare
 from honed.daemon.serving.trial import TrialResult
 from honed.daemon.store.compiled import Compiled
@@ -76,7 +76,7 @@ class Publisher:
 
     changes: Changes
     registry: Registry
-    pool: Pool
+    pool: EngineManager
     latencies: Latencies
     policy: str
 
@@ -180,7 +180,7 @@ class Publisher:
         await change.commit(entering, [(successor.file, successor.path)])
         return _accepted(entry, version, choice, compared)
 
-    async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> EngineChoice:
+    async def _chosen(self, entry: ServedModel, server: EngineServer, key: str, path: Path) -> EngineChoice:
         """Return the engine that is to serve a new version of a model that the CPU engine serves."""
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)

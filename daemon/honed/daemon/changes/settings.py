@@ -12,7 +12,7 @@ from honed.daemon.changes.change import Change, Changes
 from honed.daemon.core.messages import SettingsChanged
 from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import made_up
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.compiled import Interface
 from honed.daemon.worker.calls import CompareRows
 from honed.protocol import strict
@@ -32,7 +32,7 @@ class SettingsKeeper:
     """Changes the settings of models."""
 
     changes: Changes
-    pool: Pool
+    pool: EngineManager
 
     async def set(self, entry: ServedModel, params: SetParams) -> ModelSettings:
         """Change the settings that are given, and return all; raise InvalidArgument for bad values."""

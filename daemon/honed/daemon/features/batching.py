@@ -17,11 +17,11 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from honed.daemon.core.model import ServedModel
-from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.feature import Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.plan import InferencePlan
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.names import Shapes
 from honed.daemon.worker.calls import RunBatch
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
@@ -30,7 +30,7 @@ from honed.protocol.strict import Map
 
 _MARGIN_RUNS = 2.0  # that a request is begun before its deadline
 _FORGET = 0.8  # of what is known of a run's time, with each that comes
-Plan = Callable[[InferCall, ServedModel], InferencePlan]
+Plan = Callable[[FeatureRequest, ServedModel], InferencePlan]
 W = TypeVar("W")
 A = TypeVar("A")
 _log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class _Request:
     """A request that may be run with others."""
 
     member: BatchMember
-    call: InferCall
+    call: FeatureRequest
     plan: InferencePlan
 
 
@@ -254,7 +254,7 @@ class Batcher(Feature):
     `plan` checks a request for what is to run it.
     """
 
-    def __init__(self, pool: Pool, ledger: UsageLog, leasing: Leasing, plan: Plan) -> None:
+    def __init__(self, pool: EngineManager, ledger: UsageLog, leasing: Leasing, plan: Plan) -> None:
         self._pool = pool
         self._leasing = leasing
         self._plan = plan
@@ -267,7 +267,7 @@ class Batcher(Feature):
         if entry.manifest.settings.max_batch < 2:
             return None
 
-        async def infer_joined(call: InferCall) -> Map:
+        async def infer_joined(call: FeatureRequest) -> Map:
             entry = call.entry
             if call.alone or not joinable(call.shapes, entry.manifest.settings):
                 return await infer(call)
@@ -281,7 +281,7 @@ class Batcher(Feature):
 
         return infer_joined
 
-    async def _infer(self, call: InferCall, plan: InferencePlan) -> Map:
+    async def _infer(self, call: FeatureRequest, plan: InferencePlan) -> Map:
         """Return the result of a request that `joinable` allows to be run with others; raise its error."""
         now, timeout = time.monotonic(), call.seconds(plan)
         member = BatchMember(
@@ -308,7 +308,7 @@ class Batcher(Feature):
             return await self._gatherer.answer(kind, gathering, member, request, timeout)
         finally:
             for region in plan.regions:
-                self._pool.asking.release(region)
+                self._pool.requests.release(region)
 
     async def _answers(self, members: Sequence[_Request]) -> Sequence[Map | HonedError]:
         """Return the results in the order of the requests; raise an error that all of them share."""
@@ -325,7 +325,7 @@ class Batcher(Feature):
         call, plan, left = request.call, request.plan, request.member.deadline - time.monotonic()
         runner, client = call.runner(), call.connection.client
         try:
-            result, ran = await self._pool.asking.infer(client, runner, plan, call.data, call.id, left)
+            result, ran = await self._pool.requests.infer(client, runner, plan, call.data, call.id, left)
         except HonedError as error:
             return error
         self._spent(runner, ran.infer_ns / 1e9, fits=not plan.needs_cpu_engine)
@@ -343,7 +343,7 @@ class Batcher(Feature):
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(m.plan.call(m.call.data, key) for m in members))
 
-        batch, work = await self._pool.asking.ask_for(
+        batch, work = await self._pool.requests.ask_for(
             first.connection.client,
             runner,
             call,
@@ -357,7 +357,7 @@ class Batcher(Feature):
         self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)
         return [
             member.plan.answer(
-                ran, member.call.id, self._pool.asking.noted(runner, work, ran, member.member.arrived)
+                ran, member.call.id, self._pool.requests.noted(runner, work, ran, member.member.arrived)
             )
             for member, ran in zip(members, batch.members, strict=True)
         ]

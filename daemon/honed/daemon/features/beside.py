@@ -12,7 +12,7 @@ from functools import partial
 
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import ApiCall, Feature, Handler
+from honed.daemon.feature import Feature, Handler, MethodCall
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving.compiled_only import answers, scalars
 from honed.daemon.store.names import Shapes
@@ -39,7 +39,7 @@ class Beside(Feature):
     registry: Registry
     users: UserModels
     variants: ShapeVariants
-    ledger: UsageLog
+    usage_log: UsageLog
     # By connection; one that ends takes its reports along.
     _uses: dict[int, dict[Kind, AppUse]] = field(init=False, default_factory=dict)
 
@@ -47,7 +47,7 @@ class Beside(Feature):
         """Answer ModelForm."""
         return {MODEL_FORM.name: self._form}
 
-    async def _form(self, call: ApiCall, params: FormParams) -> ModelForm:
+    async def _form(self, call: MethodCall, params: FormParams) -> ModelForm:
         entry = self.registry.model(params.name)
         _check(params.shapes)
         self.users.used(entry.name)
@@ -57,7 +57,7 @@ class Beside(Feature):
         runner = self.variants.runner_of(entry, shapes)
         form = _form_of(entry, runner, shapes, failed)
         if form.verified:
-            self.ledger.ran(runner.name, runs * form.time_us / 1e6)
+            self.usage_log.ran(runner.name, runs * form.time_us / 1e6)
         if report is not None and not call.connection.closed:
             every = report.own_runs + report.routed_runs
             kind = entry.name, tuple(sorted(params.shapes.items()))

@@ -26,14 +26,14 @@ from honed.daemon.background import Pauses
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferCall, Work
+from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.in_flight import PendingRequest
 from honed.daemon.serving.loader import Loader, VersionComparer
 from honed.daemon.serving.plan import InferencePlan
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import TrialResult
 from honed.daemon.settings import places
@@ -46,9 +46,9 @@ from honed.daemon.worker.calls import (
     RunStep,
     SequenceState,
     SetSequence,
-    StepRan,
+    StepResult,
 )
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.supervisor import WorkerDied
 from honed.protocol.errors import PreconditionBroken, ResourceExhausted, SequenceLost, Unavailable
 from honed.protocol.params import Data, InferOptions, InputTensor, PrepareParams
@@ -74,9 +74,9 @@ class Decoders(Feature):
 
     sequencer: Sequencer
     registry: Registry
-    pool: Pool
+    pool: EngineManager
     leasing: Leasing
-    ledger: UsageLog
+    usage_log: UsageLog
     limits: Limits
     maker: VariantCompiler
     _tidied: bool = field(init=False, default=False)
@@ -98,7 +98,7 @@ class Decoders(Feature):
         if decoder is None:
             return None
 
-        async def infer_step(call: InferCall) -> Map:
+        async def infer_step(call: FeatureRequest) -> Map:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
@@ -137,7 +137,7 @@ class Decoders(Feature):
             why = "the compiler is not installed (apt install honed-tuner)"
         if why:
             return f"no compiled form runs its steps: {why}"
-        failed = {w.name: w.failed for w in self.ledger.wishes(entry.name, self.maker.under(entry))}
+        failed = {w.name: w.failed for w in self.usage_log.wishes(entry.name, self.maker.under(entry))}
         serving, others = list[str](), list[str]()
         for form in FORMS:
             name = decoder.variant(entry.name, form)
@@ -168,7 +168,7 @@ class Decoders(Feature):
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
 
-    async def _run(self, key: SequenceKey, call: InferCall, decoder: Decoder, deadline: float) -> Map:
+    async def _run(self, key: SequenceKey, call: FeatureRequest, decoder: Decoder, deadline: float) -> Map:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
         options, source = params.parameters or InferOptions(), source_of(entry)
         first, now = bool(options.sequence_start), time.monotonic()
@@ -193,7 +193,9 @@ class Decoders(Feature):
             sequences.drop(key)
         return result
 
-    async def _step(self, sequence: HeldSequence, call: InferCall, decoder: Decoder, deadline: float) -> Map:
+    async def _step(
+        self, sequence: HeldSequence, call: FeatureRequest, decoder: Decoder, deadline: float
+    ) -> Map:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         most, rows = sequences.settings.max_tokens, sequence.rows
@@ -203,7 +205,7 @@ class Decoders(Feature):
             lambda: alike_of(call.params, decoder, rows, regions, limit),
         )
         alike.plan.check_data(call.data)
-        step = Step(alike.size.batch, alike.size.tokens, rows)
+        step = StepSize(alike.size.batch, alike.size.tokens, rows)
         if alike.has_state:  # which tells how many rows there are
             step = decoder.step(call.params, rows)
         if step.after > most:
@@ -211,14 +213,14 @@ class Decoders(Feature):
                 f"{sequence.key.shown} would have {step.after} tokens and may have {most}; begin it anew, or "
                 "raise max_tokens of [sequences] in the configuration"
             )
-        took: list[tuple[PendingRequest[Any], StepRan, InferencePlan]] = []
+        took: list[tuple[PendingRequest[Any], StepResult, InferencePlan]] = []
 
         async def ask(
             runner: ServedModel | None, plan: InferencePlan, asked: Callable[[str], RunStep]
-        ) -> StepRan:
+        ) -> StepResult:
             assert runner is not None
             file = runner is entry
-            ran, work = await self.pool.asking.ask_for(
+            ran, work = await self.pool.requests.ask_for(
                 call.connection.client,
                 runner,
                 asked,
@@ -231,7 +233,7 @@ class Decoders(Feature):
             )
             took.append((work, ran, plan))
             if not runner.failover_reason and (not file or runner.compiled is None):
-                self.ledger.ran(runner.name, ran.result.infer_ns / 1e9)
+                self.usage_log.ran(runner.name, ran.result.infer_ns / 1e9)
             return ran
 
         steps = Steps(
@@ -245,9 +247,9 @@ class Decoders(Feature):
         )
         cut = pieces(step) if alike.plain and decoder.has_forms else ()
         forms = self._forms(call, decoder, cut)
-        if forms and step.before and not sequence.on_device:
+        if forms and step.past and not sequence.on_device:
             forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
-        found: list[tuple[Piece, StepRan]] = []
+        found: list[tuple[Piece, StepResult]] = []
         if forms:
             try:
                 found = await steps.by_forms(forms)
@@ -255,9 +257,9 @@ class Decoders(Feature):
                 if took:  # the first pieces are in the state of the forms
                     raise
                 forms = {}
-        if not forms and sequence.on_device and step.before:
+        if not forms and sequence.on_device and step.past:
             params, data = await self._taken_back(sequence, entry, call, decoder)
-            whole = alike_of(params, decoder, step.before, regions, limit)
+            whole = alike_of(params, decoder, step.past, regions, limit)
             await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
         elif not forms:
             await steps.by_file(entry)
@@ -268,17 +270,19 @@ class Decoders(Feature):
         if len(took) > 1:
             spent = sum(each.result.infer_ns for _, each, _ in took)
             answer = dataclasses.replace(answer, infer_ns=spent)
-        answered = self.pool.asking.noted(entry, work, answer, arrived)
+        answered = self.pool.requests.noted(entry, work, answer, arrived)
         result = plan.answer(answer, call.id, answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if alike.last_token or whole_runs else _joined(result, found)
 
-    def _forms(self, call: InferCall, decoder: Decoder, cut: Sequence[Piece]) -> Mapping[Form, ServedModel]:
+    def _forms(
+        self, call: FeatureRequest, decoder: Decoder, cut: Sequence[Piece]
+    ) -> Mapping[Form, ServedModel]:
         """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
         found: dict[Form, ServedModel] = {}
         for form in {piece.form for piece in cut}:
             shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
-            self.ledger.asked(call.entry.name, name, shapes)
+            self.usage_log.asked(call.entry.name, name, shapes)
             runner = call.runner(shapes, name)
             if runner is call.entry or runner.manifest.decision.times is None:
                 return {}
@@ -286,7 +290,7 @@ class Decoders(Feature):
         return found
 
     async def _taken_back(
-        self, sequence: HeldSequence, entry: ServedModel, call: InferCall, decoder: Decoder
+        self, sequence: HeldSequence, entry: ServedModel, call: FeatureRequest, decoder: Decoder
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request with the state that the device has, for the CPU engine to go on."""
         state = await self._read(self.pool.device_of(entry), sequence)
@@ -298,20 +302,20 @@ class Decoders(Feature):
         return params, (*state.raw, *call.data)
 
     async def _handed_over(
-        self, sequence: HeldSequence, entry: ServedModel, decoder: Decoder, step: Step
+        self, sequence: HeldSequence, entry: ServedModel, decoder: Decoder, step: StepSize
     ) -> bool:
         """Have the device go on with a sequence whose state the CPU engine has; False where it cannot."""
         state = await self._read(self.pool.servers[entry.cpu_engine], sequence)
         held = {each.input: each for each in decoder.held(step)}
         tensors = tuple(held[tensor.name] for tensor in state.tensors)
-        call = SetSequence(sequence=sequence.number, rows=step.before, tensors=tensors, raw=state.raw)
+        call = SetSequence(sequence=sequence.number, rows=step.past, tensors=tensors, raw=state.raw)
         try:
             await self.pool.device_of(entry).supervisor.call(call, seconds=self.limits.run_seconds)
         except WorkerDied:
             return False
         return True
 
-    async def _read(self, server: DeviceServer, sequence: HeldSequence) -> SequenceState:
+    async def _read(self, server: EngineServer, sequence: HeldSequence) -> SequenceState:
         """Return the state that a worker has of a sequence, which another is to go on with."""
         read = ReadSequence(sequence=sequence.number, rows=sequence.rows)
         try:
@@ -329,7 +333,7 @@ class Decoders(Feature):
         return (entry, decoder, form) if entry is not None and decoder is not None and form else None
 
     def trial(
-        self, entry: ServedModel, shapes: Shapes, device: DeviceServer, key: str, cpu: DeviceServer
+        self, entry: ServedModel, shapes: Shapes, device: EngineServer, key: str, cpu: EngineServer
     ) -> Awaitable[EngineChoice] | None:
         """Compare a form that the device has loaded with the file in the CPU engine; None: it is no form."""
         decoder = self._decoder(entry)
@@ -382,11 +386,11 @@ class Decoders(Feature):
         finally:
             self.sequencer.sequences.ended += numbers
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Compare forms with ONNX Runtime that were not, or whose times do not hold any more."""
         for variant in self.registry.variants() if idle else ():
             if (found := self.form_of(variant)) is not None and self._due(variant):
-                return Work(f"comparing {variant.name}", partial(self._compare, found[0], variant))
+                return BackgroundTask(f"comparing {variant.name}", partial(self._compare, found[0], variant))
         return None
 
     def _due(self, variant: ServedModel) -> bool:
@@ -438,7 +442,7 @@ class Decoders(Feature):
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
-def _joined(result: Map, found: Sequence[tuple[Piece, StepRan]]) -> Map:
+def _joined(result: Map, found: Sequence[tuple[Piece, StepResult]]) -> Map:
     """Return the result of the last piece with the outputs of all."""
     count = sum(piece.count for piece, _ in found)
     outputs = [{**each, "shape": [each["shape"][0], count, *each["shape"][2:]]} for each in result["outputs"]]

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import variant_name
-from honed.daemon.worker.calls import HeldTensor
-from honed.daemon.worker.step_inputs import Step, is_made, values_of
+from honed.daemon.worker.calls import StateTensorSpec
+from honed.daemon.worker.step_inputs import StepSize, is_made, values_of
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InputTensor, PrepareParams
 from honed.runtime.dtypes import dtype
@@ -63,7 +63,7 @@ class Piece:
     count: int
 
 
-def pieces(step: Step, least: int = 0) -> tuple[Piece, ...]:
+def pieces(step: StepSize, least: int = 0) -> tuple[Piece, ...]:
     """Return the runs of a form, with room for at least so many rows, that a request takes.
 
     There are none where it has more tokens than any has room for.
@@ -71,11 +71,11 @@ def pieces(step: Step, least: int = 0) -> tuple[Piece, ...]:
     tokens = 1 if step.tokens == 1 else _CHUNK
     starts = range(0, step.tokens, tokens)
     # The last run may have more tokens than the request.
-    room = max(least, step.before + len(starts) * tokens)
+    room = max(least, step.past + len(starts) * tokens)
     capacity = next((size for size in _CAPACITIES if size >= room), 0)
     form = Form(tokens, capacity)
     return tuple(
-        Piece(form, step.before + start, start, min(tokens, step.tokens - start))
+        Piece(form, step.past + start, start, min(tokens, step.tokens - start))
         for start in (starts if capacity else ())
     )
 
@@ -116,7 +116,7 @@ class Decoder:
     _shapes: dict[Form, dict[str, tuple[int, ...]]] = field(init=False, default_factory=dict, compare=False)
     _variants: dict[tuple[str, Form], str] = field(init=False, default_factory=dict, compare=False)
 
-    def step(self, params: PrepareParams, rows: int) -> Step:
+    def step(self, params: PrepareParams, rows: int) -> StepSize:
         """Return the size of a request after `rows` tokens, or after those of the state that it brings.
 
         Raises InvalidArgument where it has no tokens.
@@ -127,15 +127,15 @@ class Decoder:
                 rows = shape[each.axis]
         for name in self.tokens:
             if len(shape := shapes.get(name, ())) > 1:
-                return Step(shape[0], shape[1], rows)
+                return StepSize(shape[0], shape[1], rows)
         raise InvalidArgument(
             f"input {self.tokens[0]!r} is missing, or has no tokens; give it with shape [batch, tokens]"
         )
 
-    def interface_for(self, params: PrepareParams, step: Step) -> Interface:
+    def interface_for(self, params: PrepareParams, step: StepSize) -> Interface:
         """Return the interface that a request is checked by: without what it may leave to the worker."""
         given = {tensor.name for tensor in params.inputs}
-        left = self._state.union(t.name for t in self.made).union(self.constants if step.before else ())
+        left = self._state.union(t.name for t in self.made).union(self.constants if step.past else ())
         inputs = tuple(t for t in self.interface.inputs if t.name in given or t.name not in left)
         return dataclasses.replace(self.interface, inputs=inputs)
 
@@ -223,12 +223,12 @@ class Decoder:
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
             if (each := held.get(tensor.name)) is not None:
-                shape = [*each.begins]
+                shape = [*each.initial_shape]
                 shape[each.axis] = form.capacity
             elif tensor.name in _MASKS:
                 shape = [1, form.capacity + (0 if self.in_place else form.tokens)]
             elif tensor in self.made:
-                shape = [*values_of(tensor, Step(1, form.tokens, 0))[0]]
+                shape = [*values_of(tensor, StepSize(1, form.tokens, 0))[0]]
             else:
                 shape = [1, form.tokens, *(tensor.shape or ())[2:]]
             found[tensor.name] = tuple(shape)
@@ -248,12 +248,12 @@ class Decoder:
         outputs = self.without_state.outputs
         return tuple(t.name for t in outputs if len(t.shape or ()) > 1 and (t.shape or ())[1] < 0)
 
-    def made_up(self, model: str, step: Step) -> tuple[PrepareParams, tuple[Data, ...]]:
+    def made_up(self, model: str, step: StepSize) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request for made-up tokens, which every vocabulary has, or for made-up embeddings."""
         (name,) = self.tokens
         spec = next(tensor for tensor in self.interface.inputs if tensor.name == name)
         shape = (1, step.tokens, *(spec.shape or ())[2:])
-        numbers = [number % _MADE_UP for number in range(step.before, step.before + math.prod(shape))]
+        numbers = [number % _MADE_UP for number in range(step.past, step.past + math.prod(shape))]
         tensor = InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=shape)
         return PrepareParams(model_name=model, inputs=(tensor,)), (packed(spec.dtype, numbers),)
 
@@ -294,60 +294,62 @@ class Decoder:
             return mask + hidden * (math.prod(shape) - len(mask) // len(seen))
         if spec.name in _WHOLE and self.in_place:  # of a cache that has all of the room
             return packed(spec.dtype, [form.capacity])
-        _, values = values_of(spec, Step(1, form.tokens, piece.before))
+        _, values = values_of(spec, StepSize(1, form.tokens, piece.before))
         if isinstance(values, int):
             return packed(spec.dtype, [values] * math.prod(shape))
         last, count = piece.before + piece.count - 1, math.prod(shape)
         return packed(spec.dtype, [min(each, last) for each in values] * (count // len(values)))
 
-    def parts(self, step: Step) -> tuple[Step, ...]:
+    def parts(self, step: StepSize) -> tuple[StepSize, ...]:
         """Return the runs of the file by which the last token of a request is answered.
 
         A long prompt has several, as the answers for all of its tokens may need more memory than there is.
         """
         if step.batch > 1 or step.tokens <= _PART:
             return (step,)
-        starts = range(step.before, step.after, _PART)
-        return tuple(Step(1, min(_PART, step.after - start), start) for start in starts)
+        starts = range(step.past, step.after, _PART)
+        return tuple(StepSize(1, min(_PART, step.after - start), start) for start in starts)
 
     def part(
-        self, params: PrepareParams, tokens: Data, step: Step, part: Step
+        self, params: PrepareParams, tokens: Data, step: StepSize, part: StepSize
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return what a part of a step is given, of a request that has nothing but tokens."""
         (tensor,) = params.inputs
-        row, start = len(tokens) // step.tokens, part.before - step.before
+        row, start = len(tokens) // step.tokens, part.past - step.past
         content = bytes(tokens[start * row : (start + part.tokens) * row])
         shape = (1, part.tokens, *tensor.shape[2:])
         cut = InputTensor(name=tensor.name, datatype=tensor.datatype, shape=shape)
         return dataclasses.replace(params, inputs=(cut,)), (content,)
 
-    def held(self, step: Step) -> tuple[HeldTensor, ...]:
+    def held(self, step: StepSize) -> tuple[StateTensorSpec, ...]:
         """Return what the worker holds of a sequence that has batches of that size."""
         if step.batch == 1:
             return self._held
         opens = [(pair.input.shape or (0,))[0] < 0 for pair in self.pairs]
         return tuple(
-            dataclasses.replace(each, begins=(step.batch, *each.begins[1:])) if is_open else each
+            dataclasses.replace(each, initial_shape=(step.batch, *each.initial_shape[1:]))
+            if is_open
+            else each
             for each, is_open in zip(self._held, opens, strict=True)
         )
 
     @functools.cached_property
-    def _held(self) -> tuple[HeldTensor, ...]:
+    def _held(self) -> tuple[StateTensorSpec, ...]:
         """Return what the worker holds of one sequence.
 
         Keys and values of what was encoded are made by the first request for good.
         """
         once = {pair.output.name for pair in self.pairs if ".encoder." in pair.input.name}
         return tuple(
-            HeldTensor(
+            StateTensorSpec(
                 output=pair.output.name,
                 input=pair.input.name,
                 dtype=pair.input.dtype,
-                begins=tuple(
+                initial_shape=tuple(
                     size if size >= 0 else int(not axis) for axis, size in enumerate(pair.input.shape or ())
                 ),
                 axis=pair.grows_on if pair.output.name not in once else -1,
-                once=pair.output.name in once,
+                set_once=pair.output.name in once,
             )
             for pair in self.pairs
         )

@@ -19,9 +19,9 @@ from honed.daemon.serving.loader import Loader
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
 from honed.daemon.serving.trial import Trial, TrialResult
-from honed.daemon.worker.calls import ComparedTurn, RunStep, SetSequence, StepRan
+from honed.daemon.worker.calls import ComparisonRun, RunStep, SetSequence, StepResult
 from honed.daemon.worker.shared_memory import RegionTable
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import StepSize
 from honed.protocol.errors import HonedError
 from honed.protocol.params import InferOptions
 
@@ -106,7 +106,7 @@ class FormTrial:
         for before, counts in self._checks():
             await self._begin(0, before, self.device, cpu)
             for count in counts:
-                step = Step(1, count, before)
+                step = StepSize(1, count, before)
                 expected = await self._steps(0, step, cpu).by_file(self.entry)
                 found = await self._steps(0, step, self.device).by_forms({self.form: None})
                 _, last = found[-1]
@@ -120,33 +120,35 @@ class FormTrial:
     async def _begin(self, level: int, rows: int, *engines: Loader) -> None:
         """Have engines go on with a sequence of so many made-up rows."""
         if rows:
-            held = self.decoder.held(Step(1, 1, 0))
+            held = self.decoder.held(StepSize(1, 1, 0))
             for engine in engines:
                 await engine.step(SetSequence(sequence=self.numbers[level], rows=rows, tensors=held))
 
-    async def _by_form(self, turn: int) -> ComparedTurn:
+    async def _by_form(self, turn: int) -> ComparisonRun:
         ran = [await steps.by_forms({self.form: None}) for steps in self._turn(turn, self.device)]
-        return ComparedTurn(ns=sum(_ns(one) for found in ran for _, one in found))
+        return ComparisonRun(ns=sum(_ns(one) for found in ran for _, one in found))
 
-    async def _by_file(self, cpu: Loader, turn: int) -> ComparedTurn:
-        return ComparedTurn(ns=sum([_ns(await steps.by_file(self.entry)) for steps in self._turn(turn, cpu)]))
+    async def _by_file(self, cpu: Loader, turn: int) -> ComparisonRun:
+        return ComparisonRun(
+            ns=sum([_ns(await steps.by_file(self.entry)) for steps in self._turn(turn, cpu)])
+        )
 
     def _turn(self, turn: int, engine: Loader) -> Iterator[Steps]:
         """Yield the steps of a turn, one at each fill level; a step can be run again from where it began."""
         on = turn % _ROWS if self.form.tokens == 1 else 0
         for level, rows in enumerate(self._levels):
-            yield self._steps(level, Step(1, self._tokens, rows + on), engine)
+            yield self._steps(level, StepSize(1, self._tokens, rows + on), engine)
 
-    def _steps(self, level: int, step: Step, engine: Loader) -> Steps:
+    def _steps(self, level: int, step: StepSize, engine: Loader) -> Steps:
         async def ask(
             model: ServedModel | None, _: InferencePlan, asked: Callable[[str], RunStep]
-        ) -> StepRan:
+        ) -> StepResult:
             return await engine.step(asked(self.key if model is None else model.manifest.source_key))
 
         (params, data), regions = self.decoder.made_up(self.entry.name, step), RegionTable(0)
         params = dataclasses.replace(params, parameters=InferOptions(last_token=True))
         return Steps(
-            alike=alike_of(params, self.decoder, step.before, regions, self.max_answer_bytes),
+            alike=alike_of(params, self.decoder, step.past, regions, self.max_answer_bytes),
             data=data,
             step=step,
             number=self.numbers[level],
@@ -156,6 +158,6 @@ class FormTrial:
         )
 
 
-def _ns(ran: StepRan) -> int:
+def _ns(ran: StepResult) -> int:
     """Return what a run took in the worker, with its inputs and outputs on the way."""
     return ran.result.input_ns + ran.result.infer_ns + ran.result.output_ns

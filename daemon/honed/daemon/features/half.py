@@ -18,12 +18,12 @@ from honed.daemon.background import Pauses
 from honed.daemon.changes.change import Changes
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Work
+from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.serving.loader import made_up
 from honed.daemon.serving.trial import Trial
 from honed.daemon.store.store import Manifest, Store
-from honed.daemon.worker.calls import ComparedTurn, UnloadModel
+from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
 from honed.protocol.results import OrtSessionConfig, SessionSettings
 
@@ -50,11 +50,13 @@ class HalfForms(Feature):
         """Forget a model that was removed."""
         self._pauses.forget(model)
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Choose for one model."""
         for entry in self.registry.models() if idle else ():
             if self._is_due(entry):
-                return Work(f"choosing between fp32 and fp16 for {entry.name}", partial(self._choose, entry))
+                return BackgroundTask(
+                    f"choosing between fp32 and fp16 for {entry.name}", partial(self._choose, entry)
+                )
         return None
 
     def _is_due(self, entry: ServedModel) -> bool:
@@ -99,10 +101,10 @@ class HalfForms(Feature):
         zeros = made_up(manifest.interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
         keys = [f"{manifest.source_key} in {precision}" for precision in ("fp32", "fp16")]
 
-        async def run(key: str, turn: int) -> ComparedTurn:
+        async def run(key: str, turn: int) -> ComparisonRun:
             if compiled is not None:  # whose probes are inputs that say something
-                return await loader.turn(key, compiled, turn)
-            return await loader.turn_on_zeros(key, zeros)
+                return await loader.time_cpu_run(key, compiled, turn)
+            return await loader.time_run_on_zeros(key, zeros)
 
         try:
             await loader.try_session(keys[0], path, OrtSessionConfig(level))

@@ -9,7 +9,7 @@ from honed.daemon.background import Pauses
 from honed.daemon.changes.change import Changes
 from honed.daemon.core.model import ServedModel
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Work
+from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 
 
@@ -26,11 +26,11 @@ class EngineReselection(Feature):
         """Forget a model that was removed."""
         self._pauses.forget(model)
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Compare the engines of one model again."""
         for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
             if self._due(entry):
-                return Work(f"comparing the engines of {entry.name}", partial(self._compare, entry))
+                return BackgroundTask(f"comparing the engines of {entry.name}", partial(self._compare, entry))
         return None
 
     def _due(self, entry: ServedModel) -> bool:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferCall
+from honed.daemon.feature import Feature, FeatureRequest, Infer
 from honed.daemon.serving.plan import in_sequence, nbytes, no_state, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
@@ -289,7 +289,7 @@ class Sequencer(Feature):
         if not pairs or any(pair.grows_on >= 0 for pair in pairs):
             return None
 
-        async def infer_in_sequence(call: InferCall) -> Map:
+        async def infer_in_sequence(call: FeatureRequest) -> Map:
             key = key_of(call.connection.peer.uid, call.params)
             if key is None:
                 return await infer(call)
@@ -306,7 +306,7 @@ class Sequencer(Feature):
 
         return infer_in_sequence
 
-    async def _run(self, key: SequenceKey, call: InferCall, infer: Infer) -> Map:
+    async def _run(self, key: SequenceKey, call: FeatureRequest, infer: Infer) -> Map:
         entry, options = call.entry, call.params.parameters
         if options is not None and options.sequence_end and not call.params.inputs:
             self.sequences.resume(key, source_of(entry), time.monotonic())
@@ -346,7 +346,7 @@ class Sequencer(Feature):
         self._sequences.settings = self._settings()
         return self._sequences
 
-    async def begin_turn(self, key: SequenceKey, call: InferCall) -> float:
+    async def begin_turn(self, key: SequenceKey, call: FeatureRequest) -> float:
         """Wait until no other request of the sequence runs; none does until `end_turn`.
 
         They come in the order of their arrival. Returns when the request's time is over (monotonic seconds);
@@ -438,7 +438,7 @@ class Sequencer(Feature):
         return {**result, "outputs": outputs, "raw_output_contents": raw}
 
 
-def nothing(call: InferCall) -> Map:
+def nothing(call: FeatureRequest) -> Map:
     """Return the result of a request that only ends its sequence."""
     engine = kind_of(call.entry.engine)
     result = InferResult(

@@ -19,10 +19,10 @@ from honed.daemon.changes.change import Changes
 from honed.daemon.changes.publish import Publisher
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import Feature, Infer, InferCall, Work
+from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
 from honed.protocol.errors import InvalidArgument, ModelRefused
@@ -157,9 +157,9 @@ class SizeSpecialiser(Feature):
 
     changes: Changes
     registry: Registry
-    pool: Pool
+    pool: EngineManager
     publisher: Publisher
-    ledger: UsageLog
+    usage_log: UsageLog
     leasing: Leasing
     policy: str
     settings: Callable[[], VariantSettings]
@@ -174,7 +174,7 @@ class SizeSpecialiser(Feature):
         if not parts and not variants:
             return None
 
-        def infer_counted(call: InferCall) -> Awaitable[Map]:
+        def infer_counted(call: FeatureRequest) -> Awaitable[Map]:
             return infer(
                 replace(call, answered=(*call.answered, lambda model, _, sizes: self.observe(model, sizes)))
             )
@@ -184,19 +184,19 @@ class SizeSpecialiser(Feature):
     def observe(self, model: ServedModel, sizes: Sequence[ObservedSizes]) -> None:
         """Count the sizes that a request for a model had inside it."""
         if sizes and self.registry.serves(model):
-            self.ledger.observe(model.name, sizes)
+            self.usage_log.observe(model.name, sizes)
 
     def forget(self, model: str) -> None:
         """Forget for which file of a model that was removed compiling failed."""
         self._failed.pop(model, None)
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Compile a model for sizes that its parts often meet."""
         wanted = self._next() if idle else None
         if wanted is None:
             return None
         entry, sizes = wanted
-        return Work(f"compiling {entry.name} for {text(sizes)}", partial(self._make, entry, sizes))
+        return BackgroundTask(f"compiling {entry.name} for {text(sizes)}", partial(self._make, entry, sizes))
 
     def _next(self) -> tuple[ServedModel, tuple[ObservedSizes, ...]] | None:
         settings = self.settings()
@@ -204,7 +204,7 @@ class SizeSpecialiser(Feature):
             return None
         for entry in (*self.registry.models(), *self.registry.variants()):
             if self._may_change(entry) and entry.compiled is not None:
-                counts = self.ledger.size_counts(entry.name)
+                counts = self.usage_log.size_counts(entry.name)
                 parts = sized_parts(entry.compiled.parts)
                 if sizes := next_sizes(parts, counts, settings.requests, settings.sizes):
                     return entry, sizes

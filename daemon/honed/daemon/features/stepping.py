@@ -11,16 +11,16 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.compiled import Interface
-from honed.daemon.worker.calls import RunStep, StepRan
+from honed.daemon.worker.calls import RunStep, StepResult
 from honed.daemon.worker.shared_memory import RegionLookup
-from honed.daemon.worker.step_inputs import Step
+from honed.daemon.worker.step_inputs import StepSize
 from honed.protocol.params import Data, InferOptions, OutputTensor, PrepareParams
 
 from .decoding import Decoder, Form, Piece, names, pieces
 from .sequences import without_sequence
 
 # Has the engine of a model, None for a form on trial, run a step that was checked; returns its answer.
-Ask = Callable[[ServedModel | None, InferencePlan, Callable[[str], RunStep]], Awaitable[StepRan]]
+Ask = Callable[[ServedModel | None, InferencePlan, Callable[[str], RunStep]], Awaitable[StepResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Alike:
 
     decoder: Decoder
     params: PrepareParams
-    size: Step
+    size: StepSize
     max_answer_bytes: int
     last_token: bool
     has_state: bool
@@ -85,27 +85,27 @@ class Steps:
 
     alike: Alike
     data: Sequence[Data]
-    step: Step
+    step: StepSize
     number: int
     regions: RegionLookup
     max_state_bytes: int
     ask: Ask
 
-    async def by_file(self, entry: ServedModel) -> StepRan:
+    async def by_file(self, entry: ServedModel) -> StepResult:
         """Have the CPU engine run a step."""
         alike, decoder, step = self.alike, self.alike.decoder, self.step
         parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
         if len(parts) < 2:
-            begins = not step.before or alike.has_state
+            begins = not step.past or alike.has_state
             return await self.ask(entry, alike.plan, partial(self._call, alike.plan, self.data, step, begins))
         tokens = alike.tokens(self.data)
         for part in parts:
             params, data = decoder.part(alike.params, tokens, step, part)
             plan = self._checked(params, decoder.interface_for(params, part))
-            ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.before))
+            ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.past))
         return ran
 
-    async def by_forms(self, forms: Mapping[Form, ServedModel | None]) -> list[tuple[Piece, StepRan]]:
+    async def by_forms(self, forms: Mapping[Form, ServedModel | None]) -> list[tuple[Piece, StepResult]]:
         """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
         found = []
         for piece in pieces(self.step, min(form.capacity for form in forms)):
@@ -120,18 +120,20 @@ class Steps:
         if piece.form not in alike.plans:
             params = dataclasses.replace(alike.params, inputs=decoder.inputs(piece.form))
             alike.plans[piece.form] = self._checked(params, decoder.of_forms)
-        plan, step = alike.plans[piece.form], Step(1, piece.count, piece.before)
+        plan, step = alike.plans[piece.form], StepSize(1, piece.count, piece.before)
         return plan, partial(self._call, plan, data, step, not piece.before)
 
     def _checked(self, params: PrepareParams, interface: Interface) -> InferencePlan:
         return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
 
-    def _call(self, plan: InferencePlan, data: Sequence[Data], step: Step, begins: bool, key: str) -> RunStep:
+    def _call(
+        self, plan: InferencePlan, data: Sequence[Data], step: StepSize, begins: bool, key: str
+    ) -> RunStep:
         decoder = self.alike.decoder
         return RunStep(
             run=plan.call(data, key),
             sequence=self.number,
-            rows=step.before,
+            rows=step.past,
             count=step.tokens,
             batch=step.batch,
             tensors=decoder.held(step) if begins else (),

@@ -29,7 +29,7 @@ from honed.daemon.changes.change import RECEIVED, Changes, Notify
 from honed.daemon.changes.staging import Staged, is_compiled
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import ApiCall, Feature, Handler, Infer, InferCall, Work
+from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Handler, Infer, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.statefile import StateFile, save_at_intervals
 from honed.daemon.serving.selection import unfinished
@@ -317,7 +317,7 @@ class UserModels(Feature):
     settings: Callable[[], AppsSettings]
     registry: Registry
     changes: Changes
-    jobs: ModelInstaller
+    installer: ModelInstaller
     leasing: Leasing
     receiver: Receiver
     shares_file: SharesFile
@@ -340,7 +340,7 @@ class UserModels(Feature):
         """Answer ModelBring."""
         return {MODEL_BRING.name: self._bring}
 
-    async def _bring(self, call: ApiCall, params: UploadParams) -> UploadResult:
+    async def _bring(self, call: MethodCall, params: UploadParams) -> UploadResult:
         peer = call.connection.peer
         meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
         return await self.bring(peer.uid, params, call.descriptors, call.progress, meanwhile)
@@ -390,7 +390,7 @@ class UserModels(Feature):
         if not is_own(entry.name):
             return None
 
-        async def infer_own(call: InferCall) -> Map:
+        async def infer_own(call: FeatureRequest) -> Map:
             self.used(call.entry.name)
             if call.entry.on_cpu:
                 self.changes.checks.begin(call.entry.manifest)
@@ -447,9 +447,9 @@ class UserModels(Feature):
                     change.report("receive", RECEIVED)
                     try:
                         if options.engine == "gpu":
-                            await self.jobs.keep_for_app(change, staged)
+                            await self.installer.keep_for_app(change, staged)
                         else:
-                            await self.jobs.serve_as_given(change, staged, options.engine or "fastest")
+                            await self.installer.serve_as_given(change, staged, options.engine or "fastest")
                     except ModelRefused as error:
                         if not isinstance(error.__cause__, OutOfMemory):
                             raise
@@ -465,7 +465,7 @@ class UserModels(Feature):
 
     async def _remove(self, name: str, why: str) -> None:
         try:
-            await self.jobs.remove(name)
+            await self.installer.remove(name)
         except HonedError as error:
             _log.error("model %s cannot be removed: %s", name, error)
         else:
@@ -497,7 +497,7 @@ class UserModels(Feature):
 
     # Compiling
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Compile one while no administrator's is.
 
         What apps run by themselves waits for an idle machine, for PATIENCE_SECONDS at most.
@@ -509,7 +509,7 @@ class UserModels(Feature):
         user = next_user(since, self.shares, self.settings(), time.time())
         if user is None:
             return None
-        return Work(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
+        return BackgroundTask(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
     def _waiting(self, *, idle: bool) -> dict[int, ServedModel]:
         """Return the oldest model of each user that is to be compiled now, by user."""
@@ -517,7 +517,7 @@ class UserModels(Feature):
         since = time.time() - PATIENCE_SECONDS
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
-            if manifest.owner is None or entry.name in self._failed | self.jobs.leaving:
+            if manifest.owner is None or entry.name in self._failed | self.installer.leaving:
                 continue
             if manifest.for_app and not idle and manifest.added > since:
                 continue
@@ -531,14 +531,14 @@ class UserModels(Feature):
         assert owner is not None
         begun, stopped = time.monotonic(), False
         seconds = self.settings().compile_seconds
-        work = asyncio.ensure_future(self.jobs.resume(entry.manifest, seconds))
+        work = asyncio.ensure_future(self.installer.resume(entry.manifest, seconds))
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=LOOK_SECONDS)
                 if self.changes.adding and not work.done():
                     _log.info("model %s is compiled later: an administrator's comes first", entry.name)
                     stopped = True
-                    await self.jobs.stop_compiling(entry.name)
+                    await self.installer.stop_compiling(entry.name)
             now = self.registry.find(entry.name)
             if not stopped and now is not None and unfinished(now.manifest, self.policy):
                 _log.warning("model %s is not compiled before the next start", entry.name)
@@ -546,7 +546,7 @@ class UserModels(Feature):
         finally:
             self.shares.compiled(owner, time.monotonic() - begun, time.time())
             if not work.done():
-                await self.jobs.stop_compiling(entry.name)
+                await self.installer.stop_compiling(entry.name)
 
     def may_compile(self, owner: int) -> bool:
         """Return whether a user has time left for compiling today."""

@@ -17,12 +17,12 @@ from honed.daemon.changes.change import BUILT, Built, Change, Changes, Notify, s
 from honed.daemon.core.messages import Added, LoadReport, SuspendRequested
 from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Work
+from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog, Wish
-from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import InferencePlan
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, compare, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
@@ -129,7 +129,7 @@ def room_for(
 # Compares what a device has loaded under a key with a model's file in the CPU engine, in the runs that it
 # is to serve; None where these are plain ones.
 FormCompared = Callable[
-    [ServedModel, Shapes, DeviceServer, str, DeviceServer], Awaitable[EngineChoice] | None
+    [ServedModel, Shapes, EngineServer, str, EngineServer], Awaitable[EngineChoice] | None
 ]
 
 
@@ -139,7 +139,7 @@ class VariantCompiler:
 
     changes: Changes
     registry: Registry
-    pool: Pool
+    pool: EngineManager
     policy: str
     trial: FormCompared = field(init=False, default=lambda *_: None)
 
@@ -191,7 +191,7 @@ class VariantCompiler:
         return choice
 
     async def _choice(
-        self, change: Change, model: ServedModel, shapes: Shapes, server: DeviceServer, key: str, path: Path
+        self, change: Change, model: ServedModel, shapes: Shapes, server: EngineServer, key: str, path: Path
     ) -> EngineChoice:
         """Return which engine is to serve these shapes; the device has loaded the file at `path` as `key`."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
@@ -267,7 +267,7 @@ class ShapeVariants(Feature):
     makes_variants: ClassVar[bool] = True
     maker: VariantCompiler
     registry: Registry
-    ledger: UsageLog
+    usage_log: UsageLog
     leasing: Leasing
     settings: Callable[[], VariantSettings]
     rewrap: Callable[[str], None]
@@ -288,7 +288,7 @@ class ShapeVariants(Feature):
         if not entry.has_dynamic_inputs and not self.registry.variants(entry.name):
             return None
 
-        def infer_in_shapes(call: InferCall) -> Awaitable[Map]:
+        def infer_in_shapes(call: FeatureRequest) -> Awaitable[Map]:
             entry = call.entry
 
             def answered(runner: ServedModel, plan: InferencePlan, sizes: Sequence[ObservedSizes]) -> None:
@@ -324,7 +324,7 @@ class ShapeVariants(Feature):
         shapes = {tensor.name: tensor.shape or () for tensor, _ in plan.inputs}
         name = self._asked(entry, shapes)
         if name and self.registry.find(entry.name) is not None:
-            self.ledger.asked(entry.name, name, shapes)
+            self.usage_log.asked(entry.name, name, shapes)
 
     def _asked(self, entry: ServedModel, shapes: Shapes) -> str:
         """Return what `_variant_asked` does, which is remembered: most requests are in few shapes."""
@@ -346,9 +346,9 @@ class ShapeVariants(Feature):
             return ""  # what the model itself is compiled for
         name = self._asked(entry, shapes)
         if name:
-            self.ledger.asked(entry.name, name, shapes, requests)
+            self.usage_log.asked(entry.name, name, shapes, requests)
         wishes = (
-            wish for wish in self.ledger.wishes(entry.name, self.maker.under(entry)) if wish.name == name
+            wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry)) if wish.name == name
         )
         return next((wish.failed for wish in wishes), "")
 
@@ -356,7 +356,7 @@ class ShapeVariants(Feature):
 
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
         """Return the variants of a model; those that cannot be compiled, too."""
-        wishes = {wish.name: wish for wish in self.ledger.wishes(entry.name, self.maker.under(entry))}
+        wishes = {wish.name: wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry))}
         kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
         return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
@@ -366,7 +366,7 @@ class ShapeVariants(Feature):
         self._used.pop(model, None)
         self._names.pop(model, None)
 
-    async def added(self, call: ApiCall, params: LoadParams) -> Sequence[str]:
+    async def added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
         """Compile a model for the shapes that are asked for with it, one after the other.
 
         Return the result of each, or nothing if the client does not wait: the work goes on in the background.
@@ -388,12 +388,12 @@ class ShapeVariants(Feature):
         if self._by_hand:
             await asyncio.wait(self._by_hand)
 
-    def background(self, *, idle: bool) -> Work | None:
+    def background(self, *, idle: bool) -> BackgroundTask | None:
         """Compile a model for the shapes that it is most often asked for."""
         wish = self._next() if idle else None
         if wish is None:
             return None
-        return Work(f"compiling {wish.model} as {wish.name}", partial(self._make, wish))
+        return BackgroundTask(f"compiling {wish.model} as {wish.name}", partial(self._make, wish))
 
     async def tidy(self) -> None:
         """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much.
@@ -436,7 +436,7 @@ class ShapeVariants(Feature):
         sizes: dict[str, int] = {}
         for entry in self.registry.models():
             if self._may_have_more(entry):
-                wishes += self.ledger.wishes(entry.name, self.maker.under(entry))
+                wishes += self.usage_log.wishes(entry.name, self.maker.under(entry))
                 sizes[entry.name] = _expected_bytes(entry, self.registry.variants(entry.name))
         return next_wish(wishes, self._kept(), self.settings(), sizes)
 
@@ -463,7 +463,7 @@ class ShapeVariants(Feature):
         except (ModelRefused, InvalidArgument) as error:
             reason = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, reason)
-            self.ledger.failed(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
+            self.usage_log.failed(wish.model, wish.name, wish.shapes, reason, self.maker.under(entry))
         finally:
             if owner is not None:
                 self.compiled(owner, time.monotonic() - begun)
@@ -506,7 +506,7 @@ class ShapeVariants(Feature):
         return [self._known(variant, 0.0) for variant in serving]
 
     def _kept(self) -> list[KeptVariant]:
-        asked = (wish for model in self.registry.models() for wish in self.ledger.wishes(model.name, ""))
+        asked = (wish for model in self.registry.models() for wish in self.usage_log.wishes(model.name, ""))
         requests = {wish.name: wish.requests for wish in asked}
         return [self._known(each, requests.get(each.name, 0.0)) for each in self.registry.variants()]
 

@@ -18,11 +18,11 @@ from honed.daemon.changes.settings import SettingsKeeper
 from honed.daemon.config import Reloader
 from honed.daemon.core.model import State
 from honed.daemon.core.state import Registry
-from honed.daemon.feature import ApiCall, Feature, Handler
+from honed.daemon.feature import Feature, Handler, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import plan
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
@@ -69,7 +69,7 @@ MAX_PROFILE_RUNS = 100
 P = TypeVar("P")
 R = TypeVar("R")
 _Handler = Callable[
-    ["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
+    ["Api", MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
 ]
 _HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
@@ -92,12 +92,12 @@ class Api:
     policy: Policy
     places: service.ServicePlaces
     registry: Registry
-    engines: Pool
+    engines: EngineManager
     changes: Changes
-    jobs: ModelInstaller
+    installer: ModelInstaller
     publisher: Publisher
-    ledger: UsageLog
-    inferring: InferencePipeline
+    usage_log: UsageLog
+    pipeline: InferencePipeline
     settings: SettingsKeeper
     metrics: MetricsCollector
     leasing: Leasing
@@ -115,14 +115,14 @@ class Api:
         for feature in self.features:
             self._handlers.update(feature.methods())
 
-    def answer(self, call: ApiCall, method: str) -> Work:
+    def answer(self, call: MethodCall, method: str) -> Work:
         """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
         peer = call.connection.peer
         self.policy.check(peer, known.right, method)
-        self.inferring.check_running()
+        self.pipeline.check_running()
         parsed = parse(known.params, call.params)
         own = model_named(parsed)
         if own is None and known.right is not Permission.OWN:
@@ -138,7 +138,7 @@ class Api:
         return self._as_nobodys(handler, call, parsed, *own)
 
     async def _as_nobodys(
-        self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
+        self, handler: Handler[P, R], call: MethodCall, params: P, field: str, name: str
     ) -> R | WithDescriptors[R] | MetricsText | Map:
         """Answer a request for what is not this user's model exactly as one for a name that nobody has.
 
@@ -155,16 +155,16 @@ class Api:
             raise
 
     @_answers(methods.SERVER_LIVE)
-    async def _server_live(self, call: ApiCall, params: Nothing) -> results.Live:
+    async def _server_live(self, call: MethodCall, params: Nothing) -> results.Live:
         return results.Live(live=True)
 
     @_answers(methods.SERVER_READY)
-    async def _server_ready(self, call: ApiCall, params: Nothing) -> results.Ready:
+    async def _server_ready(self, call: MethodCall, params: Nothing) -> results.Ready:
         loading = self.registry.count(State.LOADING, self._viewer(call))
         return results.Ready(ready=self.engines.ready and not loading)
 
     @_answers(methods.SERVER_METADATA)
-    async def _server_metadata(self, call: ApiCall, params: Nothing) -> results.ServerMetadata:
+    async def _server_metadata(self, call: MethodCall, params: Nothing) -> results.ServerMetadata:
         limits = strict.to_plain(self.limits)
         limits |= {
             "max_message_depth": MAX_MESSAGE_DEPTH,
@@ -176,7 +176,7 @@ class Api:
         )
 
     @_answers(methods.SERVER_STATUS)
-    async def _server_status(self, call: ApiCall, params: Nothing) -> service.Status:
+    async def _server_status(self, call: MethodCall, params: Nothing) -> service.Status:
         default, viewer = self.engines.default, self._viewer(call)
         own = self._own(viewer)
         idle = self.leasing.idle()
@@ -205,27 +205,27 @@ class Api:
         )
 
     @_answers(methods.LEASE_ASK)
-    async def _lease_ask(self, call: ApiCall, params: LeaseAskParams) -> service.LeaseAsked:
+    async def _lease_ask(self, call: MethodCall, params: LeaseAskParams) -> service.LeaseAsked:
         return self.leasing.ask(call.connection, params.candidate_seconds)
 
     @_answers(methods.TUNER_REPORT)
-    async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
+    async def _tuner_report(self, call: MethodCall, params: TunerReportParams) -> Empty:
         self.tuner.report(call.connection, params)
         if places.compiler():
-            self.jobs.compiler_came()
+            self.installer.compiler_came()
         return Empty()
 
     @_answers(methods.LEASE_RELEASE)
-    async def _lease_release(self, call: ApiCall, params: LeaseReleaseParams) -> Empty:
+    async def _lease_release(self, call: MethodCall, params: LeaseReleaseParams) -> Empty:
         self.leasing.release(call.connection, params.lease or 0)
         return Empty()
 
     @_answers(methods.MODEL_READY)
-    async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
+    async def _model_ready(self, call: MethodCall, params: ModelParams) -> results.Ready:
         return results.Ready(ready=self.registry.model(_named(params)).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
-    async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
+    async def _model_metadata(self, call: MethodCall, params: ModelParams) -> results.ModelMetadata:
         entry = self.registry.model(_named(params))
         compiled, given = self.registry.interfaces(entry)
         shown = given or compiled
@@ -239,7 +239,7 @@ class Api:
         )
 
     @_answers(methods.MODEL_STATISTICS)
-    async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
+    async def _model_statistics(self, call: MethodCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
         entries = (
             [self.registry.model(params.name)] if params.name else self.registry.models(self._viewer(call))
@@ -251,12 +251,12 @@ class Api:
         )
 
     @_answers(methods.MODEL_SHOW)
-    async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
+    async def _model_show(self, call: MethodCall, params: ModelParams) -> results.ModelShown:
         entry = self.registry.entry(_named(params))
         return status.show(entry, self.engines, _joined(feature.shown(entry) for feature in self.features))
 
     @_answers(methods.MODEL_PROFILE)
-    async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
+    async def _model_profile(self, call: MethodCall, params: ProfileParams) -> results.ModelProfile:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
@@ -266,17 +266,17 @@ class Api:
         if not entry.on_cpu:
             self.registry.compiled(params.name)
         with self.leasing.serving(entry.name, call.connection.peer.pid):
-            client, asking = call.connection.client, self.engines.asking
+            client, asking = call.connection.client, self.engines.requests
             profile = await asking.profile(client, entry, runs, timeline=timeline)
         if entry.on_device:
-            self.ledger.profiled(entry.name, entry.key, profile.rows)
+            self.usage_log.profiled(entry.name, entry.key, profile.rows)
         return profile
 
     @_answers(methods.MODEL_EXPORT)
     async def _model_export(
-        self, call: ApiCall, params: ExportParams
+        self, call: MethodCall, params: ExportParams
     ) -> WithDescriptors[results.ModelExported]:
-        manifest, descriptors = self.jobs.export(params.name)
+        manifest, descriptors = self.installer.export(params.name)
         result = results.ModelExported(
             files=tuple(file.name for file in manifest.files),
             shapes=dict(manifest.shapes),
@@ -286,11 +286,11 @@ class Api:
         return WithDescriptors(result, descriptors)
 
     @_answers(methods.MODEL_HISTORY)
-    async def _model_history(self, call: ApiCall, params: HistoryParams) -> results.ModelHistory:
+    async def _model_history(self, call: MethodCall, params: HistoryParams) -> results.ModelHistory:
         return self.publisher.history(params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
-    async def _region_register(self, call: ApiCall, params: RegionParams) -> Empty:
+    async def _region_register(self, call: MethodCall, params: RegionParams) -> Empty:
         if len(call.descriptors) != 1:
             raise InvalidArgument(
                 f"{len(call.descriptors)} descriptors came with the request; send one, of a memfd"
@@ -299,21 +299,21 @@ class Api:
         return Empty()
 
     @_answers(methods.SHARED_MEMORY_STATUS)
-    async def _region_status(self, call: ApiCall, params: RegionName) -> results.Regions:
+    async def _region_status(self, call: MethodCall, params: RegionName) -> results.Regions:
         regions = call.connection.regions.select(params.name)
         return results.Regions(
             regions=tuple(strict.copy_fields(results.RegionSpan, region) for region in regions)
         )
 
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
-    async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
+    async def _region_unregister(self, call: MethodCall, params: RegionName) -> Empty:
         for region in call.connection.regions.remove(params.name):
-            self.engines.asking.release(region)
+            self.engines.requests.release(region)
         return Empty()
 
     @_answers(methods.TUNER_RUN)
     async def _tuner_run(
-        self, call: ApiCall, params: TunerRunParams
+        self, call: MethodCall, params: TunerRunParams
     ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
         if params.command not in MEASURING:
             return await self.tuner_runs().run(params, call.descriptors, call.progress)
@@ -321,12 +321,12 @@ class Api:
             return await self.tuner_runs().run(params, call.descriptors, call.progress)
 
     @_answers(methods.TUNER_STOP)
-    async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
+    async def _tuner_stop(self, call: MethodCall, params: TunerStopParams) -> Empty:
         self.tuner_runs().stop(params.model)
         return Empty()
 
     @_answers(methods.REPOSITORY_INDEX)
-    async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
+    async def _repository_index(self, call: MethodCall, params: Nothing) -> results.ModelIndex:
         return results.ModelIndex(
             models=tuple(
                 status.indexed(
@@ -340,25 +340,25 @@ class Api:
         )
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
-    async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
+    async def _repository_load(self, call: MethodCall, params: LoadParams) -> results.ModelAdded:
         options = params.parameters
         if options and options.variants and not any(each.makes_variants for each in self.features):
             raise Unimplemented("this service compiles no variants; add the model for one set of shapes")
         meanwhile = self.leasing.adding(call.connection.peer.pid)
-        added = await self.jobs.add(params, call.descriptors, call.progress, meanwhile)
+        added = await self.installer.add(params, call.descriptors, call.progress, meanwhile)
         more_notes = [note for feature in self.features for note in await feature.added(call, params)]
         return dataclasses.replace(added, notes=(*added.notes, *more_notes)) if more_notes else added
 
     @_answers(methods.MODEL_SET)
-    async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:
+    async def _model_set(self, call: MethodCall, params: SetParams) -> results.ModelSettings:
         return await self.settings.set(self.registry.model(params.name), params)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
-    async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
-        await self.jobs.remove(params.model_name)
+    async def _repository_unload(self, call: MethodCall, params: UnloadParams) -> Empty:
+        await self.installer.remove(params.model_name)
         return Empty()
 
-    def _viewer(self, call: ApiCall) -> Viewer:
+    def _viewer(self, call: MethodCall) -> Viewer:
         return self.policy.viewer(call.connection.peer)
 
     def _own(self, viewer: Viewer) -> frozenset[str]:
@@ -386,9 +386,9 @@ def _named(params: ModelParams) -> str:
 _answers(methods.METRICS)(lambda api, call, params: api.metrics.answer(params.format, api._viewer(call)))
 _answers(methods.CONFIG_SHOW)(lambda api, _, __: api.reloader.show())
 _answers(methods.CONFIG_RELOAD)(lambda api, _, __: api.reloader.reload())
-_answers(methods.MODEL_INFER)(lambda api, call, params: api.inferring.infer(call, params))
-_answers(methods.MODEL_PREPARE)(lambda api, call, params: api.inferring.prepare(call.connection, params))
-_answers(methods.MODEL_RUN)(lambda api, call, params: api.inferring.run(call, params))
+_answers(methods.MODEL_INFER)(lambda api, call, params: api.pipeline.infer(call, params))
+_answers(methods.MODEL_PREPARE)(lambda api, call, params: api.pipeline.prepare(call.connection, params))
+_answers(methods.MODEL_RUN)(lambda api, call, params: api.pipeline.run(call, params))
 _answers(methods.MODEL_PUBLISH)(lambda api, call, params: api.publisher.publish(params, call.descriptors))
 _answers(methods.MODEL_ROLLBACK)(lambda api, _, params: api.publisher.rollback(params))
 _answers(methods.MODEL_PIN)(lambda api, _, params: api.publisher.pin(params))

@@ -16,8 +16,8 @@ from honed.daemon.core.state import Registry
 from honed.daemon.idle.signals import temperatures
 from honed.daemon.observe import openmetrics
 from honed.daemon.observe.usage import UsageLog
-from honed.daemon.serving.engine_server import DeviceServer
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.engine_server import EngineServer
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.names import Viewer, is_own, model_of
 from honed.daemon.tuning.process import TunerChild
 from honed.protocol import service, strict
@@ -48,8 +48,8 @@ class MetricsCollector:
     version: str
     started: float  # of time.monotonic
     registry: Registry
-    pool: Pool
-    ledger: UsageLog
+    pool: EngineManager
+    usage_log: UsageLog
     tuner: TunerChild
     connections: Callable[[], int]
     lease: Callable[[], LeaseFigures]
@@ -72,7 +72,7 @@ class MetricsCollector:
         tuning = self.tuner.figures
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
-        uptime, usage, waiting = now - self.started, self.ledger.usage(), self.pool.waiting()
+        uptime, usage, waiting = now - self.started, self.usage_log.usage(), self.pool.waiting()
         with_variants = Counter[str]()
         for name, count in waiting.items():
             with_variants[model_of(name)] += count
@@ -153,7 +153,7 @@ def _seen_of(tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]) 
 _UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")
 
 
-def _worker(server: DeviceServer) -> WorkerFigures:
+def _worker(server: EngineServer) -> WorkerFigures:
     supervisor = server.supervisor
     return WorkerFigures(
         state=server.engine.state,

@@ -17,13 +17,13 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.core.queue import ModelReplaced, service_stops
 from honed.daemon.core.state import Registry
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.feature import ApiCall, Feature, Infer, InferCall, Known
+from honed.daemon.feature import Feature, FeatureRequest, Infer, Known, MethodCall
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.observe.usage import UsageLog
 from honed.daemon.serving import compiled_only
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Compiled
 from honed.daemon.store.store import Manifest
@@ -65,9 +65,9 @@ class InferencePipeline:
 
     limits: Limits
     registry: Registry
-    pool: Pool
+    pool: EngineManager
     leasing: Leasing
-    ledger: UsageLog
+    usage_log: UsageLog
     features: Sequence[Feature] = ()
     stopping: bool = False
     _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # by model
@@ -97,7 +97,7 @@ class InferencePipeline:
         held[number] = _PreparedRequest(params, {}, entry.manifest.owner)
         return Prepared(number=number)
 
-    def run(self, call: ApiCall, params: RunParams) -> Driven[Map]:
+    def run(self, call: MethodCall, params: RunParams) -> Driven[Map]:
         """Return the work for ModelRun; raise NotPrepared."""
         prepared = self._prepared.get(call.connection.number, {}).get(params.number)
         if prepared is not None:
@@ -106,7 +106,7 @@ class InferencePipeline:
                 return Driven(self._infer(call.connection, prepared.params, prepared.known, params))
         raise NotPrepared(f"no request is prepared as {params.number} on this connection; prepare it")
 
-    def infer(self, call: ApiCall, params: InferParams) -> Driven[Map]:
+    def infer(self, call: MethodCall, params: InferParams) -> Driven[Map]:
         """Return the work for ModelInfer."""
         prepared = PrepareParams(
             model_name=params.model_name,
@@ -134,7 +134,7 @@ class InferencePipeline:
             entry = self.registry.model(params.model_name)
             if compiled_only.wants_compiled(params):
                 params = compiled_only.with_scalars(params, entry.manifest.interface)
-            call = InferCall(
+            call = FeatureRequest(
                 connection=connection,
                 entry=entry,
                 params=params,
@@ -174,13 +174,13 @@ class InferencePipeline:
         """Ask the features again whether they wrap a model."""
         self._wrapped.pop(model, None)
 
-    async def _run(self, call: InferCall) -> Map:
+    async def _run(self, call: FeatureRequest) -> Map:
         self.check_running()  # it may have waited in a sequence
         connection, runner = call.connection, call.runner()
         counted = self.leasing.came(call.entry.name, connection.peer.pid)
         try:
             plan = self.plan(call, runner)
-            result, ran = await self.pool.asking.infer(
+            result, ran = await self.pool.requests.infer(
                 connection.client, runner, plan, call.data, call.id, call.seconds(plan)
             )
         finally:
@@ -195,9 +195,9 @@ class InferencePipeline:
         """Note that a request was answered."""
         unfit = plan.needs_cpu_engine and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.failover_reason and not unfit:
-            self.ledger.ran(runner.name, ran.infer_ns / 1e9)
+            self.usage_log.ran(runner.name, ran.infer_ns / 1e9)
 
-    def plan(self, call: InferCall, runner: ServedModel) -> InferencePlan:
+    def plan(self, call: FeatureRequest, runner: ServedModel) -> InferencePlan:
         """Check a request against what is to run it; raise InvalidArgument, NotFound, or Unavailable.
 
         Of those that differ in their data alone the first is checked, and then the data.
@@ -207,7 +207,7 @@ class InferencePipeline:
         regions, most, keep = (
             call.connection.regions,
             self.limits.max_answer_bytes,
-            self.ledger.settings.keep_inputs,
+            self.usage_log.settings.keep_inputs,
         )
 
         def checked() -> InferencePlan:

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from honed.daemon.core.model import ServedModel, is_cpu, kind_of
 from honed.daemon.core.state import Registry
-from honed.daemon.serving.engine_server import DeviceServer
+from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import describe
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.store.names import Viewer
 from honed.daemon.transport.access import user_name
 from honed.protocol import strict
@@ -24,7 +24,7 @@ _RESTING = DeviceIdentity(platform="ONNX Runtime", vendor="", name="CPU", driver
 _OF_FEATURES: Final = ("variants", "sequence_state", "forms", "apps")
 
 
-def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
+def show(entry: ServedModel, pool: EngineManager, more: Mapping[str, Any]) -> ModelShown:
     """Return the result of ModelShow with `more` fields; raise Unavailable if the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
     identity, interface = pool.of(entry).identity, manifest.interface
@@ -79,7 +79,7 @@ def show(entry: ServedModel, pool: Pool, more: Mapping[str, Any]) -> ModelShown:
     )
 
 
-def indexed(entry: ServedModel, variants: int, pool: Pool, more: Mapping[str, Any]) -> IndexedModel:
+def indexed(entry: ServedModel, variants: int, pool: EngineManager, more: Mapping[str, Any]) -> IndexedModel:
     """Return a row of RepositoryIndex with `more` fields."""
     owner = entry.manifest.owner
     return IndexedModel(
@@ -98,12 +98,12 @@ def indexed(entry: ServedModel, variants: int, pool: Pool, more: Mapping[str, An
     )
 
 
-def servers_seen(pool: Pool, viewer: Viewer) -> list[DeviceServer]:
+def servers_seen(pool: EngineManager, viewer: Viewer) -> list[EngineServer]:
     """Return the device servers that a peer may see."""
     return [each for each in pool.servers.values() if viewer.sees(each.engine.owner)]
 
 
-def queue_status(pool: Pool, viewer: Viewer) -> QueueStatus:
+def queue_status(pool: EngineManager, viewer: Viewer) -> QueueStatus:
     """Return how many requests of all devices wait and run, as far as `viewer` may see the devices."""
     queues = [server.queue() for server in servers_seen(pool, viewer)]
     return QueueStatus(
@@ -111,7 +111,7 @@ def queue_status(pool: Pool, viewer: Viewer) -> QueueStatus:
     )
 
 
-def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[DeviceStatus, ...]:
+def device_statuses(pool: EngineManager, registry: Registry, viewer: Viewer) -> tuple[DeviceStatus, ...]:
     """Return the field `devices` of ServerStatus, as `viewer` may see it."""
     models = [model for model in registry.models() if viewer.sees(model.manifest.owner)]
     return tuple(
@@ -137,7 +137,7 @@ def device_statuses(pool: Pool, registry: Registry, viewer: Viewer) -> tuple[Dev
     )
 
 
-def placement_of(pool: Pool, model: ServedModel) -> ModelPlacement:
+def placement_of(pool: EngineManager, model: ServedModel) -> ModelPlacement:
     """Return the field `placement` of ModelShow."""
     manifest = model.manifest
     home = pool.placement.home(model.name, manifest.device, manifest.placed)

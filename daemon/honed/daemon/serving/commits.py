@@ -18,7 +18,7 @@ _RETRY_SECONDS = 30.0  # after which what could not be stored is stored again
 _log = logging.getLogger(__name__)
 
 
-class Commits:
+class StoreWriter:
     """Stores what `models` are. A caller that changes the store holds `turn` until the models follow."""
 
     def __init__(self, store: Store, models: Registry) -> None:

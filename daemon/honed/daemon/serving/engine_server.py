@@ -28,7 +28,7 @@ _ENDED_DRIVER = (
 _ENDED_ONNX_RUNTIME = "the model ended ONNX Runtime's process twice while it was loaded; export it again"
 
 
-class DeviceServer:
+class EngineServer:
     """Keeps a worker on a device, or for the CPU engine; `engine` is what the core knows of it."""
 
     def __init__(
@@ -81,12 +81,12 @@ class DeviceServer:
             self._end_with_worker()
             await self.loader.builder.kill()
 
-    async def came(self) -> None:
+    async def wait_ready_unbounded(self) -> None:
         """Return once there is a worker, however long that takes."""
         while not self.ready:
             await self._turn()
 
-    async def settled(self) -> None:
+    async def wait_ready_or_failed(self) -> None:
         """Return once there is a worker, or none could be started."""
         while not self.ready and self.engine.phase is not Phase.FAILED:
             await self._turn()
@@ -95,7 +95,7 @@ class DeviceServer:
         """Return once there is a worker; raises Unavailable where none comes in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.settled()
+                await self.wait_ready_or_failed()
         if not self.ready:
             reason = self.engine.reason
             raise Unavailable(f"the worker does not start ({reason}); 'hone doctor' may know why")

@@ -35,8 +35,8 @@ from honed.protocol.results import ModelProfile, ProfiledRow
 from honed.protocol.strict import Map
 from honed.runtime.engines import LOWEST
 
-from .engine_server import DeviceServer
-from .plan import Answered, InferencePlan
+from .engine_server import EngineServer
+from .plan import InferencePlan, ResponseInfo
 
 PROFILE_SECONDS = 600.0
 _LONG_SECONDS = 1.0  # of a run, after which a CPU engine begins others beside it
@@ -75,7 +75,7 @@ class InFlightRequests:
         handle: Callable[[messages.Event], None],
         on_end: Callable[[messages.Event], None],
         limits: Limits,
-        servers: Mapping[str, DeviceServer],
+        servers: Mapping[str, EngineServer],
         models: Registry,
         store: Store,
         latencies: Latencies,
@@ -160,7 +160,7 @@ class InFlightRequests:
         work: PendingRequest[Any],
         answer: InferenceResult,
         arrived: float,
-    ) -> Answered:
+    ) -> ResponseInfo:
         """Return what the client is told of a run, and record its times where times are kept."""
         ran = work.model or model
         now, queued = time.monotonic(), work.started - arrived
@@ -178,7 +178,7 @@ class InFlightRequests:
         kind = ran.kind_on(work.engine)
         model.statistics.answered_by(kind)
         device = self._servers[work.engine].shown
-        return Answered(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
+        return ResponseInfo(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
 
     def _lower(self, model: ServedModel, said: str) -> None:
         """Have a model run without optimisation from now on, because an optimised form does not run."""

@@ -27,10 +27,10 @@ from honed.daemon.worker.calls import (
     BuiltModel,
     CheckedProbe,
     CheckProbe,
-    ComparedTurn,
-    CompareTurn,
-    GivenInput,
-    RunTurn,
+    ComparisonRun,
+    InputSpec,
+    RunComparison,
+    RunOnProbe,
     UnloadModel,
     WarmUp,
     WorkerCall,
@@ -99,7 +99,7 @@ _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
 _LOOK_SECONDS = 0.05  # between two looks whether the engine is quiet
 LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
 OWN_ROUNDS = 7  # pairs of runs by which one is timed
-_Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
+_Ran = TypeVar("_Ran", CheckedProbe, ComparisonRun)
 
 
 class Loader:
@@ -281,28 +281,28 @@ class Loader:
         Raises WorkerDied where the worker died of it.
         """
 
-        async def run(which: int, turn: int) -> ComparedTurn:
-            return await self._careful(CompareTurn(old=old, new=new, pair=turn, which=which))
+        async def run(which: int, turn: int) -> ComparisonRun:
+            return await self._careful(RunComparison(old=old, new=new, pair=turn, which=which))
 
         async with self.comparing:
             return await Trial(partial(run, 0), partial(run, 1), allowance, most=most).run()
 
-    async def turn(self, key: str, compiled: Path, turn: int) -> ComparedTurn:
+    async def time_cpu_run(self, key: str, compiled: Path, turn: int) -> ComparisonRun:
         """Run a model of the CPU engine once, on inputs of the probes of its compiled form."""
         await self._quiet()
-        return await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))
+        return await self._careful(RunOnProbe(key=key, compiled=str(compiled), turn=turn))
 
-    async def turn_on_zeros(self, key: str, inputs: tuple[GivenInput, ...]) -> ComparedTurn:
+    async def time_run_on_zeros(self, key: str, inputs: tuple[InputSpec, ...]) -> ComparisonRun:
         """Run a loaded model once on zeros."""
         await self._quiet()
         return await self._careful(WarmUp(key=key, inputs=inputs))
 
-    async def alone(self, key: str, turn: int) -> ComparedTurn:
+    async def time_compiled_run(self, key: str, turn: int) -> ComparisonRun:
         """Run a loaded compiled file once on the inputs of its probes, turn 0 first.
 
         The caller holds `comparing`.
         """
-        return await self._careful(CompareTurn(old=key, new=key, pair=turn, which=0))
+        return await self._careful(RunComparison(old=key, new=key, pair=turn, which=0))
 
     async def run_us(self, key: str, runs: int) -> float:
         """Return the microseconds of a run of a loaded file, of `runs` pairs of runs; raise as `compare`."""
@@ -387,17 +387,17 @@ class Loader:
 VersionComparer = Callable[[Loader, str, str, float], Awaitable[TrialResult]]
 
 
-def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[GivenInput, ...]:
+def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[InputSpec, ...]:
     """Return the inputs on which a model runs before it serves; `interface` is that of the loaded form."""
     if interface is None:
         return ()
     return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
 
 
-def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[GivenInput, ...]:
+def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
     """Return inputs in the given shapes for open ones, else with 1 for each open size."""
     return tuple(
-        GivenInput(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
+        InputSpec(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
         for tensor in tensors
     )
 

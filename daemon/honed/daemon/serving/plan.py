@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from honed.daemon.core.queue import PRIORITIES, EmptyAxes
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import (
-    GivenInput,
     InferenceResult,
+    InputSpec,
+    OutputSpec,
     RegionSlice,
-    RunForm,
     RunModel,
-    WantedOutput,
+    RunTemplate,
 )
 from honed.daemon.worker.shared_memory import HeldRegion, RegionLookup
 from honed.protocol import strict
@@ -63,7 +63,7 @@ class RegionRange:
 
 
 @dataclass(slots=True)  # frozen takes four times as long to make
-class Answered:
+class ResponseInfo:
     """Microseconds that a request waited and that its run took; what ran it: "gpu", "cpu" or "gpu+cpu"."""
 
     queue_us: int
@@ -133,21 +133,21 @@ class InferencePlan:
     def _packed(self) -> bytes:
         return self.form().packed()
 
-    def form(self) -> RunForm:
+    def form(self) -> RunTemplate:
         """Return what the worker is given and gives back, without the data."""
-        return RunForm(
+        return RunTemplate(
             inputs=tuple(
-                GivenInput(name=t.name, dtype=t.dtype, shape=t.shape or (), place=_slice(place))
+                InputSpec(name=t.name, dtype=t.dtype, shape=t.shape or (), place=_slice(place))
                 for t, place in self.inputs
             ),
-            outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
+            outputs=tuple(OutputSpec(name=t.name, place=_slice(place)) for t, place in self.outputs),
             room=_slice(self.room),
             finite=self.finite,
             keep=self.keep,
             max_bytes=self.max_bytes,
         )
 
-    def answer(self, ran: InferenceResult, name: str, answered: Answered) -> Map:
+    def answer(self, ran: InferenceResult, name: str, answered: ResponseInfo) -> Map:
         """Return the result of ModelInfer, as it travels, for a request whose `id` is `name`."""
         like = (ran.shapes, ran.offsets, answered.engine, answered.device)
         if like != self._answer[0]:
@@ -156,7 +156,7 @@ class InferencePlan:
         times = usual["parameters"] | {"queue_us": answered.queue_us, "compute_us": answered.compute_us}
         return {**usual, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
 
-    def _result(self, ran: InferenceResult, answered: Answered) -> InferResult:
+    def _result(self, ran: InferenceResult, answered: ResponseInfo) -> InferResult:
         """Return what the results of runs have in common that give outputs of the same shapes."""
         return InferResult(
             model_name=self.model,

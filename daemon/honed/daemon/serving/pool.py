@@ -30,8 +30,8 @@ from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.engines import PartLimits
 
 from .action_log import log_action
-from .commits import Commits
-from .engine_server import DeviceServer
+from .commits import StoreWriter
+from .engine_server import EngineServer
 from .in_flight import InFlightRequests
 from .loader import VersionComparer
 from .selection import choose, compare_again
@@ -54,7 +54,7 @@ class EngineSettings:
     policy: str
 
 
-class Pool:
+class EngineManager:
     """Every device server of one service. `models` are those that they serve, to be looked at."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Pool:
         settings: EngineSettings,
         models: Registry,
         store: Store,
-        commits: Commits,
+        commits: StoreWriter,
         inspector: Inspector,
         latencies: Latencies,
     ) -> None:
@@ -84,7 +84,7 @@ class Pool:
             policy=settings.policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
-        self.asking = InFlightRequests(
+        self.requests = InFlightRequests(
             self.handle, self._on_event, limits, self.servers, models, store, latencies
         )
         self._doing: deque[messages.Action] = deque()  # what the machine wants done, in its order
@@ -95,7 +95,7 @@ class Pool:
         self._closed = False  # the workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _server(self, engine: Engine) -> DeviceServer:
+    def _server(self, engine: Engine) -> EngineServer:
         cache_dir, cpu = self._settings.service.cache_dir, self._settings.cpu
         if is_cpu(engine.name):
             users = engine.owner is not None
@@ -115,14 +115,14 @@ class Pool:
             program = device_program(
                 engine.name, self._limits.worker_memory_mib, parts, self._limits.compile_memory_mib
             )
-        return DeviceServer(engine, program, self._limits, cache_dir, self._models, self._store)
+        return EngineServer(engine, program, self._limits, cache_dir, self._models, self._store)
 
     @property
-    def cpu(self) -> DeviceServer | None:
+    def cpu(self) -> EngineServer | None:
         """The CPU engine; None where it is not installed."""
         return self.servers.get(CPU_ENGINE)
 
-    def cpu_for(self, owner: int | None) -> DeviceServer | None:
+    def cpu_for(self, owner: int | None) -> EngineServer | None:
         """Return the CPU engine for a user's own models; None where it is missing.
 
         `owner` None stands for the models of administrators.
@@ -131,7 +131,7 @@ class Pool:
         self._make_servers()
         return self.servers[name] if name is not None else None
 
-    def needed_cpu(self, owner: int | None) -> DeviceServer:
+    def needed_cpu(self, owner: int | None) -> EngineServer:
         """Return the CPU engine for a user's own models; raise Unavailable where it is missing.
 
         `owner` None stands for the models of administrators.
@@ -148,7 +148,7 @@ class Pool:
                 self.servers[name] = self._server(engine)
 
     @property
-    def default(self) -> DeviceServer:
+    def default(self) -> EngineServer:
         """The one for models that are not placed elsewhere."""
         return self.servers[self.placement.default]
 
@@ -173,11 +173,11 @@ class Pool:
             case messages.Run():
                 self._run(action)
             case messages.EndRun():
-                self.asking.end_run(action)
+                self.requests.end_run(action)
             case messages.Answer(request):
-                self.asking.answer(request)
+                self.requests.answer(request)
             case messages.Refuse(request, error):
-                self.asking.refuse(request, error)
+                self.requests.refuse(request, error)
             case messages.Load() | messages.VerifyProbe() | messages.Unload() | messages.Kill():
                 self._perform_on_worker(action, self.servers[action.engine])
             case messages.StartServer(engine):
@@ -198,7 +198,7 @@ class Pool:
     def _perform_on_worker(
         self,
         action: messages.Load | messages.VerifyProbe | messages.Unload | messages.Kill,
-        server: DeviceServer,
+        server: EngineServer,
     ) -> None:
         """Perform an action that ends with the present worker at the latest."""
         match action:
@@ -212,7 +212,7 @@ class Pool:
                 server.supervisor.kill(reason)
 
     def _run(self, action: messages.Run) -> None:
-        if (work := self.asking.run(action)) is not None:
+        if (work := self.requests.run(action)) is not None:
             self._begin(work)
 
     def _on_event(self, event: messages.Event) -> None:
@@ -279,7 +279,7 @@ class Pool:
                 self._start(name)
                 # One after the other: where peaks are measured, they are not measured side by side.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.servers[name].settled(), _SETTLING_SECONDS)
+                    await asyncio.wait_for(self.servers[name].wait_ready_or_failed(), _SETTLING_SECONDS)
                 server = self.servers[name]
                 spec = server.engine.spec
                 for other in self.servers.values():
@@ -305,7 +305,7 @@ class Pool:
         server = self.servers[name]
         server.running = self._begin(server.run(self.handle))
 
-    async def _stopped(self, server: DeviceServer) -> messages.Event:
+    async def _stopped(self, server: EngineServer) -> messages.Event:
         if server.running is not None:
             server.running.cancel()
             await asyncio.wait([server.running])
@@ -339,17 +339,17 @@ class Pool:
 
     async def drain(self, seconds: float) -> None:
         """Let what is queued finish for so long, then answer the rest with Unavailable."""
-        await self.asking.answered(seconds)
+        await self.requests.answered(seconds)
         self.handle(messages.Stopping())
-        await self.asking.taken_all()
+        await self.requests.taken_all()
 
     # Where models are
 
-    def of(self, model: ServedModel) -> DeviceServer:
+    def of(self, model: ServedModel) -> EngineServer:
         """Return the device server that serves a model now."""
         return self.servers[model.engine]
 
-    def device_of(self, model: ServedModel) -> DeviceServer:
+    def device_of(self, model: ServedModel) -> EngineServer:
         """Return the device server that has the model's compiled form."""
         return self.servers[model.device]
 
@@ -360,17 +360,17 @@ class Pool:
                 f"{model.name} has its versions changed on its own device only; {model.failover_reason}"
             )
 
-    def asked(self, model: str, device: str) -> list[DeviceServer]:
+    def asked(self, model: str, device: str) -> list[EngineServer]:
         """Return the device servers that a user's words mean: several for "fastest". Raises NotFound."""
         known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.on_demand}
         return [self.servers[name] for name in self.placement.asked(model, device, known)]
 
-    def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
+    def home(self, model: str, device: str = "", why: str = "") -> EngineServer:
         """Return where a model belongs that was added for `device`, "" for any."""
         return self.servers[self.placement.home(model, device, why).device]
 
     @contextmanager
-    def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
+    def keeping(self, server: EngineServer, key: str) -> Iterator[None]:
         """Have the worker keep a compiled file that no name stands for yet, while this lasts."""
         self.handle(messages.FileRetained(server.name, key))
         try:

@@ -12,7 +12,7 @@ from honed.daemon.store.store import EngineTimes, Manifest, Store
 from honed.protocol.errors import HonedError
 from honed.runtime.engines import allowance, compiled_serves
 
-from .engine_server import DeviceServer
+from .engine_server import EngineServer
 from .loader import LONGEST_OWN_MS, Loader
 from .trial import Runner, Trial
 
@@ -72,7 +72,7 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
     """
     async with device.comparing:
         return await engines_timed(
-            device, cpu, partial(device.alone, key), partial(cpu.turn, source, compiled)
+            device, cpu, partial(device.time_compiled_run, key), partial(cpu.time_cpu_run, source, compiled)
         )
 
 
@@ -95,7 +95,7 @@ async def compare(
 
 
 async def compare_again(
-    device: DeviceServer, cpu: DeviceServer, manifest: Manifest, store: Store, seconds: float
+    device: EngineServer, cpu: EngineServer, manifest: Manifest, store: Store, seconds: float
 ) -> EngineTimes:
     """Measure both engines again for a stored model, loaded where they are not; the caller keeps both.
 

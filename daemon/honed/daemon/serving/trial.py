@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from honed.daemon.aio import in_thread
 from honed.daemon.idle.signals import OthersShare
-from honed.daemon.worker.calls import ComparedTurn
+from honed.daemon.worker.calls import ComparisonRun
 from honed.runtime.comparison import MOST, PairedTiming
 
 _BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
 _LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
-Runner = Callable[[int], Awaitable[ComparedTurn]]  # runs a model on the inputs of a turn
+Runner = Callable[[int], Awaitable[ComparisonRun]]  # runs a model on the inputs of a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Trial:
             others = await in_thread(OthersShare, self.processes)
         runs, sets = PairedTiming(self.allowed, self.most), 1
         while runs.tried < sets or not runs.done:
-            turn, both = runs.tried, [ComparedTurn(), ComparedTurn()]
+            turn, both = runs.tried, [ComparisonRun(), ComparisonRun()]
             for which in runs.order:
                 both[which] = ran = await (self.second if which else self.first)(turn)
                 sets = max(sets, ran.sets)

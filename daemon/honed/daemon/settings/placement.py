@@ -11,7 +11,7 @@ FASTEST = "fastest"  # instead of a device: the one that measures best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class PlacementDecision:
     """The device a model belongs to, by its configured name, and why."""
 
     device: str
@@ -36,20 +36,24 @@ class Placement:
         """Return the configured name of a device, or None if no such device is configured."""
         return self._names.get(device.casefold())
 
-    def home(self, model: str, kept: str, why: str) -> Home:
+    def home(self, model: str, kept: str, why: str) -> PlacementDecision:
         """Return where a model belongs; `kept` is the device it was added for, "" for none, `why` the reason.
 
         The configuration comes first. A device that is not configured any more makes room for the default.
         """
         configured = self._by_model.get(model)
         if configured is not None:
-            return Home(device=self.find(configured) or self.default, why="placed by the configuration")
+            return PlacementDecision(
+                device=self.find(configured) or self.default, why="placed by the configuration"
+            )
         if not kept:
-            return Home(device=self.default, why="")
+            return PlacementDecision(device=self.default, why="")
         found = self.find(kept)
         if found is None:
-            return Home(device=self.default, why=f"it was added for {kept}, which is not configured any more")
-        return Home(device=found, why=why)
+            return PlacementDecision(
+                device=self.default, why=f"it was added for {kept}, which is not configured any more"
+            )
+        return PlacementDecision(device=found, why=why)
 
     def asked(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
         """Return the configured names of the devices that a user asks for.

@@ -19,7 +19,7 @@ from honed.daemon.changes.publish import Publisher
 from honed.daemon.changes.staging import stage_again
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.faults import kernel_log
-from honed.daemon.serving.pool import Pool
+from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import HINTS_MIB, RECORDS_COMMANDS, RECORDS_MIB, Limits
 from honed.daemon.store.files import receive
 from honed.daemon.store.store import Manifest, Store
@@ -87,7 +87,7 @@ class TunerRuns:
     limits: Limits
     store: Store
     registry: Registry
-    engines: Pool
+    engines: EngineManager
     publisher: Publisher
     tuner: TunerChild
     records: Path

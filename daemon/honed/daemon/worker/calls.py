@@ -41,7 +41,6 @@ class FindDevice(WorkerCall[FoundDevice]):
     build only, and needs no peaks.
     """
 
-    method = "Hello"
     models: bool
     measure_seconds: float | None
 
@@ -49,8 +48,6 @@ class FindDevice(WorkerCall[FoundDevice]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevice(WorkerCall[Empty]):
     """Load the driver of the device that was found, unless it is loaded."""
-
-    method = "Open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,6 @@ class BuildModel(WorkerCall[BuiltModel]):
     of another form: `half` is the SHA-256 of one in fp16.
     """
 
-    method = "Load"
     work = True
     key: str
     path: str
@@ -93,14 +89,13 @@ class CheckedProbe:
 class CheckProbe(WorkerCall[CheckedProbe]):
     """Compare a model's answers on this device with those its file knows to be right, for one probe."""
 
-    method = "Check"
     work = True
     key: str
     probe: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedTurn:
+class ComparisonRun:
     """One run: how long it took, how its answers were wrong, and on how many sets of inputs runs are due.
 
     `clock_hz` is that of the GPU right after it, None where another device ran it or it cannot be read.
@@ -114,10 +109,9 @@ class ComparedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareTurn(WorkerCall[ComparedTurn]):
+class RunComparison(WorkerCall[ComparisonRun]):
     """One run of two models that are compared: `which` is 0 for the old one. Pair 0 begins with it, anew."""
 
-    method = "Duel"
     work = True
     old: str
     new: str
@@ -126,10 +120,9 @@ class CompareTurn(WorkerCall[ComparedTurn]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunTurn(WorkerCall[ComparedTurn]):
+class RunOnProbe(WorkerCall[ComparisonRun]):
     """Ask the CPU engine for one run on the inputs that came with a compiled file, those of set `turn`."""
 
-    method = "Turn"
     work = True
     key: str
     compiled: str
@@ -140,7 +133,6 @@ class RunTurn(WorkerCall[ComparedTurn]):
 class UnloadModel(WorkerCall[Empty]):
     """Let go of a model, if it is there."""
 
-    method = "Unload"
     key: str
 
 
@@ -148,7 +140,6 @@ class UnloadModel(WorkerCall[Empty]):
 class MapRegion(WorkerCall[Empty]):
     """Map shared memory, whose descriptor comes along, under a number."""
 
-    method = "Map"
     region: int
     offset: int
     byte_size: int
@@ -158,15 +149,12 @@ class MapRegion(WorkerCall[Empty]):
 class DropRegion(WorkerCall[Empty]):
     """Unmap it."""
 
-    method = "Drop"
     region: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(WorkerCall[Empty]):
     """Tell that the serving thread is well."""
-
-    method = "Ping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +167,7 @@ class RegionSlice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenInput:
+class InputSpec:
     """An input, whose data comes along in line where it has no `place`."""
 
     name: str
@@ -189,7 +177,7 @@ class GivenInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedOutput:
+class OutputSpec:
     """An output, whose data is answered in line where it has no `place`."""
 
     name: str
@@ -216,14 +204,14 @@ class InferenceResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunForm:
+class RunTemplate:
     """What runs have in common that differ in their data alone; outputs in line have at most `max_bytes`.
 
     `room` is for outputs that have no place. `keep`: the inputs may be kept, to compare a successor on.
     """
 
-    inputs: tuple[GivenInput, ...]
-    outputs: tuple[WantedOutput, ...]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
     room: RegionSlice | None
     finite: bool
     keep: bool
@@ -236,8 +224,8 @@ class RunForm:
 
 
 @functools.lru_cache(maxsize=256)
-def _unpacked(form: bytes) -> RunForm:
-    return strict.from_plain(RunForm, msgpack.unpackb(form), where="the form of a run")
+def _unpacked(form: bytes) -> RunTemplate:
+    return strict.from_plain(RunTemplate, msgpack.unpackb(form), where="the form of a run")
 
 
 @dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
@@ -247,53 +235,51 @@ class RunModel(WorkerCall[InferenceResult]):
     The form is packed, so that of many runs it is made, and read, once.
     """
 
-    method = "Infer"
     work = True
     key: str
     form: bytes
     raw: tuple[Data, ...]
 
     @property
-    def asked(self) -> RunForm:
+    def template(self) -> RunTemplate:
         """The form."""
         return _unpacked(self.form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRan:
+class BatchResult:
     """The result of each call, in their order."""
 
     members: tuple[InferenceResult, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunBatch(WorkerCall[BatchRan]):
+class RunBatch(WorkerCall[BatchResult]):
     """Run several calls for one model as one, joined along the first dimension of each input and output."""
 
-    method = "InferBatch"
     work = True
     key: str
     members: tuple[RunModel, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTensor:
+class StateTensorSpec:
     """State that stays in the worker: an output, and the input that it is given to next.
 
-    It has the shape `begins` and is all zeros before the first step. It grows on `axis`; -1: it is what the
-    latest step gave, or with `once` the first.
+    It has the shape `initial_shape` and is all zeros before the first step. It grows on `axis`; -1: it is
+    what the latest step gave, or with `set_once` the first.
     """
 
     output: str
     input: str
     dtype: str
-    begins: tuple[int, ...]
+    initial_shape: tuple[int, ...]
     axis: int
-    once: bool
+    set_once: bool
 
 
 @dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
-class StepRan:
+class StepResult:
     """The result of a step, the rows that growing state has now, and the bytes of the sequence's state."""
 
     result: InferenceResult
@@ -302,7 +288,7 @@ class StepRan:
 
 
 @dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
-class RunStep(WorkerCall[StepRan]):
+class RunStep(WorkerCall[StepResult]):
     """Run the next step of a sequence, whose state the worker holds and gives to the model.
 
     It starts from the first `rows` rows of what grows, and anew where that is 0; without `tensors` they are
@@ -312,14 +298,13 @@ class RunStep(WorkerCall[StepRan]):
     `last_token` the answer has one row, of the client's last token.
     """
 
-    method = "Step"
     work = True
     run: RunModel
     sequence: int
     rows: int
     count: int
     batch: int
-    tensors: tuple[HeldTensor, ...]
+    tensors: tuple[StateTensorSpec, ...]
     constants: tuple[str, ...]
     max_state_bytes: int
     last_token: tuple[str, ...]
@@ -329,7 +314,7 @@ class RunStep(WorkerCall[StepRan]):
 class SequenceState:
     """The rows of what grows in a sequence, by input, row-major."""
 
-    tensors: tuple[GivenInput, ...]
+    tensors: tuple[InputSpec, ...]
     raw: tuple[Data, ...]
 
 
@@ -337,7 +322,6 @@ class SequenceState:
 class ReadSequence(WorkerCall[SequenceState]):
     """Return the first `rows` rows of a sequence, with which another engine is to go on."""
 
-    method = "ReadSequence"
     sequence: int
     rows: int
 
@@ -349,10 +333,9 @@ class SetSequence(WorkerCall[Empty]):
     Without data the rows are made up, the same in every worker.
     """
 
-    method = "SetSequence"
     sequence: int
     rows: int
-    tensors: tuple[HeldTensor, ...]
+    tensors: tuple[StateTensorSpec, ...]
     raw: tuple[Data, ...] = ()
 
 
@@ -360,42 +343,38 @@ class SetSequence(WorkerCall[Empty]):
 class DropSequences(WorkerCall[Empty]):
     """Let go of the state of sequences, as far as it is here."""
 
-    method = "DropSequences"
     sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowsCompared:
+class BatchingCheck:
     """Why a model must not be run on several requests at once; "" where it may."""
 
     objection: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareRows(WorkerCall[RowsCompared]):
+class CompareRows(WorkerCall[BatchingCheck]):
     """Run a model on made-up inputs one by one and joined, and compare; `shapes` are those of one request."""
 
-    method = "CompareRows"
     work = True
     key: str
-    inputs: tuple[GivenInput, ...]  # without their data
+    inputs: tuple[InputSpec, ...]  # without their data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp(WorkerCall[ComparedTurn]):
+class WarmUp(WorkerCall[ComparisonRun]):
     """Run a model once on zeros, before anybody waits for it."""
 
-    method = "WarmUp"
     work = True
     key: str
-    inputs: tuple[GivenInput, ...]  # without their data
+    inputs: tuple[InputSpec, ...]  # without their data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileModel(WorkerCall[ModelProfile]):
     """Run once, timed; `name` is what clients call the model, and its file is at `path`."""
 
-    method = "Profile"
     work = True
     key: str
     name: str

@@ -37,27 +37,27 @@ from honed.runtime.dtypes import STRING, dtype, is_text
 from honed.runtime.encodings import decode_text, encode_text
 
 from .calls import (
-    BatchRan,
-    ComparedTurn,
+    BatchingCheck,
+    BatchResult,
     CompareRows,
+    ComparisonRun,
     DropRegion,
     DropSequences,
-    GivenInput,
-    HeldTensor,
     InferenceResult,
+    InputSpec,
     MapRegion,
+    OutputSpec,
     Ping,
     ReadSequence,
     RegionSlice,
-    RowsCompared,
     RunBatch,
-    RunForm,
     RunModel,
     RunStep,
+    RunTemplate,
     SequenceState,
     SetSequence,
-    StepRan,
-    WantedOutput,
+    StateTensorSpec,
+    StepResult,
     WarmUp,
 )
 from .turns import CallUnderWay, Turns
@@ -282,7 +282,7 @@ class Host(RpcServer, ABC):
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
-        observed = self.ran(call.key, given, call.asked.keep)
+        observed = self.ran(call.key, given, call.template.keep)
         return self._answer_of(call, computed, start, begun, ended, observed)
 
     @abstractmethod
@@ -309,7 +309,7 @@ class Host(RpcServer, ABC):
         found = {name: np.ascontiguousarray(a) for name, a in self.rows_of(call.sequence, call.rows).items()}
         return SequenceState(
             tensors=tuple(
-                GivenInput(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
+                InputSpec(name=name, dtype=array.dtype.name, shape=array.shape, place=None)
                 for name, array in found.items()
             ),
             raw=tuple(array.reshape(-1).view(np.uint8).data for array in found.values()),
@@ -318,7 +318,9 @@ class Host(RpcServer, ABC):
     def _set_sequence(self, call: SetSequence) -> Empty:
         rng, values = np.random.default_rng(_SEED), dict[str, Array]()
         for at, tensor in enumerate(call.tensors):
-            shape = tuple(call.rows if axis == tensor.axis else n for axis, n in enumerate(tensor.begins))
+            shape = tuple(
+                call.rows if axis == tensor.axis else n for axis, n in enumerate(tensor.initial_shape)
+            )
             if call.raw:
                 values[tensor.input] = np.frombuffer(call.raw[at], dtype(tensor.dtype).numpy).reshape(shape)
             else:
@@ -326,7 +328,7 @@ class Host(RpcServer, ABC):
         self.set_sequence(call, values)
         return Empty()
 
-    def _step(self, call: RunStep) -> StepRan:
+    def _step(self, call: RunStep) -> StepResult:
         start = time.monotonic_ns()
         inputs = self._given(call.run)
         begun = time.monotonic_ns()
@@ -334,35 +336,35 @@ class Host(RpcServer, ABC):
         ended = time.monotonic_ns()
         computed |= {name: _row(computed[name], call.count) for name in call.last_token if name in computed}
         result = self._answer_of(call.run, computed, start, begun, ended, ())
-        return StepRan(result=result, rows=rows, nbytes=nbytes)
+        return StepResult(result=result, rows=rows, nbytes=nbytes)
 
-    def _infer_batch(self, call: RunBatch) -> BatchRan:
+    def _infer_batch(self, call: RunBatch) -> BatchResult:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
         given = [self._given(member) for member in call.members]
         begun = time.monotonic_ns()
         computed = run(model.run, given)
         ended = time.monotonic_ns()
-        return BatchRan(
+        return BatchResult(
             members=tuple(
                 self._answer_of(member, rows, start, begun, ended, ())
                 for member, rows in zip(call.members, computed, strict=True)
             )
         )
 
-    def _compare_rows(self, call: CompareRows) -> RowsCompared:
+    def _compare_rows(self, call: CompareRows) -> BatchingCheck:
         shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in call.inputs}
-        return RowsCompared(objection=objection(self.loaded(call.key).run, shapes))
+        return BatchingCheck(objection=objection(self.loaded(call.key).run, shapes))
 
-    def _warm_up(self, call: WarmUp) -> ComparedTurn:
+    def _warm_up(self, call: WarmUp) -> ComparisonRun:
         zeros = {t.name: zero_inputs(t.shape, t.dtype) for t in call.inputs}
         begun = time.monotonic_ns()
         self.loaded(call.key).run(zeros)
-        return ComparedTurn(ns=time.monotonic_ns() - begun)
+        return ComparisonRun(ns=time.monotonic_ns() - begun)
 
     def _given(self, call: RunModel) -> dict[str, Array]:
         """Return the inputs as arrays; raise InvalidArgument if they are malformed."""
-        contents, asked = iter(call.raw), call.asked
+        contents, asked = iter(call.raw), call.template
         given = {tensor.name: self._tensor(tensor, contents) for tensor in asked.inputs}
         if asked.finite:
             _check_finite(given)
@@ -378,7 +380,7 @@ class Host(RpcServer, ABC):
         observed: tuple[ObservedSizes, ...],
     ) -> InferenceResult:
         """Return the answer; times are nanoseconds, and delivering ends now."""
-        asked = call.asked
+        asked = call.template
         inline, offsets = self._delivered(computed, asked)
         done = time.monotonic_ns()
         return InferenceResult(
@@ -393,7 +395,7 @@ class Host(RpcServer, ABC):
         )
 
     def _delivered(
-        self, computed: dict[str, Array], asked: RunForm
+        self, computed: dict[str, Array], asked: RunTemplate
     ) -> tuple[list[memoryview], tuple[int, ...]]:
         """Write outputs to their places, or to the room there is, and return all the others.
 
@@ -429,7 +431,7 @@ class Host(RpcServer, ABC):
             )
         return inline, tuple(offsets)
 
-    def _placed(self, output: WantedOutput, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
+    def _placed(self, output: OutputSpec, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
         target = self._place(place)
         if target.size != data.size:
             raise InvalidArgument(
@@ -438,7 +440,7 @@ class Host(RpcServer, ABC):
             )
         target[:] = data
 
-    def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
+    def _tensor(self, given: InputSpec, contents: Iterator[Data]) -> Array:
         data = next(contents) if given.place is None else self._place(given.place)
         if given.dtype == STRING.name:
             return decode_text(bytes(data), given.shape)
@@ -477,7 +479,7 @@ def _ended() -> Cancelled:
     return Cancelled("the run was ended, as nobody waits for it any more")
 
 
-def _rows_made_up(tensor: HeldTensor, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+def _rows_made_up(tensor: StateTensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Return random rows of state: normal ones, or for integers small ones."""
     made = rng.standard_normal(shape, np.float32) * (
         32 if tensor.dtype.lstrip("u").startswith("int") else 0.5

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from honed.protocol.errors import InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.growth import Growth
 
-from .calls import HeldTensor, RunStep
+from .calls import RunStep, StateTensorSpec
 from .host import Stepped
 
 Array = NDArray[Any]
 
 
-class Form(Protocol):
+class StepExecutor(Protocol):
     """What runs steps on state of fixed shapes, of which the first rows are used, as an `Executor` does."""
 
     def row_bytes(self, growing: tuple[Growth, ...]) -> int:
@@ -46,18 +46,18 @@ class _Sequence:
 
     growing: tuple[Growth, ...]
     rows: int = 0
-    form: Form | None = None
+    form: StepExecutor | None = None
     saved: Mapping[str, Array] = field(default_factory=dict)
 
 
-class FormSequences:
+class DeviceSequences:
     """The sequences by number, and which of them are in a form."""
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self.inside: dict[Form, _Sequence] = {}  # whose state each form has in it
+        self.inside: dict[StepExecutor, _Sequence] = {}  # whose state each form has in it
 
-    def step(self, form: Form, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
+    def step(self, form: StepExecutor, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
         """Run a step; return the outputs, and the rows and bytes of the state now.
 
         Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
@@ -95,7 +95,7 @@ class FormSequences:
             if sequence is not None and sequence.form is not None:
                 del self.inside[sequence.form]
 
-    def leave(self, form: Form) -> None:
+    def leave(self, form: StepExecutor) -> None:
         """Save what is in a form that is about to be closed, or run for something else."""
         sequence = self.inside.pop(form, None)
         if sequence is not None:
@@ -111,7 +111,7 @@ class FormSequences:
             raise SequenceLost("the process that held its state has ended")
         return sequence
 
-    def _enter(self, sequence: _Sequence, form: Form) -> None:
+    def _enter(self, sequence: _Sequence, form: StepExecutor) -> None:
         """Move a sequence into a form, in the place of the one that is in it."""
         if sequence.form is form:
             return
@@ -130,7 +130,7 @@ def _rows(sequence: _Sequence, rows: int) -> Mapping[str, Array]:
     return {name: value[cut[name]] for name, value in sequence.saved.items()}
 
 
-def growth(tensors: Sequence[HeldTensor]) -> tuple[Growth, ...]:
+def growth(tensors: Sequence[StateTensorSpec]) -> tuple[Growth, ...]:
     """Return what grows; raise InvalidArgument where other state is held, too."""
     if any(tensor.axis < 0 for tensor in tensors):
         raise InvalidArgument("the model has state that does not grow, which no compiled form keeps")

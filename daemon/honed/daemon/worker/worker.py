@@ -36,19 +36,19 @@ from .calls import (
     BuiltModel,
     CheckedProbe,
     CheckProbe,
-    ComparedTurn,
-    CompareTurn,
+    ComparisonRun,
     DropSequences,
     FindDevice,
     FoundDevice,
     OpenDevice,
     ProfileModel,
+    RunComparison,
     RunStep,
     SetSequence,
     UnloadModel,
 )
 from .host import Array, Host, Stepped, check_timeline, connect
-from .steps import FormSequences, growth
+from .steps import DeviceSequences, growth
 from .turns import CallUnderWay
 
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
@@ -59,7 +59,7 @@ _RECORDED = 2
 _PERIOD = 5.0  # seconds between two that are recorded
 
 
-class Recorder:
+class InputRecorder:
     """The last inputs that clients sent to each model, to compare its successor on."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Recorder:
         self._noted.pop(key, None)
 
 
-class Comparison:
+class VersionComparison:
     """Runs the old version and the new one in turns, over the probes and the recorded inputs.
 
     Where the CPU engine runs a last part it is timed, too, and what it is given is compared: small
@@ -170,9 +170,9 @@ class Worker(Host):
         self._device: Device | None = None  # from the first model on
         self._models: dict[str, Executor] = {}
         self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
-        self._recorder = Recorder()
-        self._comparison: Comparison | None = None
-        self._sequences = FormSequences()
+        self._recorder = InputRecorder()
+        self._comparison: VersionComparison | None = None
+        self._sequences = DeviceSequences()
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
@@ -269,11 +269,11 @@ class Worker(Host):
             )
         return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
-    def _compare(self, call: CompareTurn) -> ComparedTurn:
-        """Run one turn of a comparison of two models, see `Comparison`."""
+    def _compare(self, call: RunComparison) -> ComparisonRun:
+        """Run one turn of a comparison of two models, see `VersionComparison`."""
         if call.pair == call.which == 0:
             pair = (self.loaded(call.old), self.loaded(call.new))
-            self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
+            self._comparison = VersionComparison(*pair, self._recorder.of(call.old, call.new))
         if self._comparison is None:
             raise NotFound("one of the two versions was unloaded while they were compared")
         for executor in self._comparison.pair:
@@ -281,9 +281,9 @@ class Worker(Host):
         try:
             ns, wrong = self._comparison.turn(call.pair, call.which)
         except DeviceError as error:
-            return ComparedTurn(device_error=str(error))
+            return ComparisonRun(device_error=str(error))
         clock_hz = self._device.clock_hz() if self._device is not None else None
-        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets), clock_hz=clock_hz)
+        return ComparisonRun(ns=ns, wrong=wrong, sets=len(self._comparison.sets), clock_hz=clock_hz)
 
     def _device_spec(self) -> str:
         return self._device.spec if self._device is not None else ""
@@ -326,7 +326,7 @@ class Worker(Host):
     METHODS: ClassVar = Host.METHODS | by_name(
         {
             CheckProbe: _check,
-            CompareTurn: _compare,
+            RunComparison: _compare,
             UnloadModel: _unload,
             ProfileModel: _profile,
         }
