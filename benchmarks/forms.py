@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from honed.cpu.session import Session
-from honed.daemon.features.decoding import Decoder, Form, decoder_of
+from honed.daemon.features.decoding import DecoderBucket, DecoderModel, decoder_of
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
@@ -41,11 +41,11 @@ def main() -> None:
     for path in options.models:
         known = decoder_in(path)
         for tokens in _TOKENS:
-            for line in _lines(path, known, Form(tokens, options.room), kernels=options.kernels):
+            for line in _lines(path, known, DecoderBucket(tokens, options.room), kernels=options.kernels):
                 print(line, flush=True)
 
 
-def decoder_in(path: Path) -> Decoder:
+def decoder_in(path: Path) -> DecoderModel:
     """What is known of a decoder's file; ends the program where it has no forms."""
     known = decoder_of(Session(path, 1).interface, {})
     if known is None or not known.has_forms:
@@ -53,7 +53,7 @@ def decoder_in(path: Path) -> Decoder:
     return known
 
 
-def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator[str]:
+def _lines(path: Path, known: DecoderModel, form: DecoderBucket, *, kernels: bool) -> Iterator[str]:
     device, before = select(None), form.capacity // 2
     model = normalised(path, device.profile, known.shapes(form))
     growing = growth(known.held(StepSize(1, form.tokens, 0)))
@@ -83,7 +83,7 @@ def _lines(path: Path, known: Decoder, form: Form, *, kernels: bool) -> Iterator
                 yield f"  {row.us:9.1f} {row.count:4d} {row.name} {row.schedule}"
 
 
-def values(known: Decoder, form: Form, before: int) -> tuple[Arrays, Arrays, Arrays]:
+def values(known: DecoderModel, form: DecoderBucket, before: int) -> tuple[Arrays, Arrays, Arrays]:
     """Return made-up state, and the other inputs of a form and of the file, after `before` tokens."""
     rng = np.random.default_rng(0)
     state: Arrays = {}

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.forms import decoder_in
-from honed.daemon.features.decoding import Form
+from honed.daemon.features.decoding import DecoderBucket
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
@@ -252,7 +252,7 @@ def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
     """The forms of decoders with their tasks."""
     for path in decoders:
         known = decoder_in(path)
-        for form in (Form(tokens, _ROOM) for tokens in _TOKENS):
+        for form in (DecoderBucket(tokens, _ROOM) for tokens in _TOKENS):
             name = f"{path.parent.name}, {form.tokens}"
             yield name, list(extract(path, known.shapes(form), "fp16", profile()).tasks)
 

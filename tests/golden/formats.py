@@ -105,10 +105,16 @@ MANIFEST = (
 
 def manifest() -> Entry:
     """Return the entry of a manifest, in which the decision between engines has no place of its own."""
-    hints = typing.get_type_hints(store.Manifest) | typing.get_type_hints(store.EngineDecision)
-    values = {name: sample(hints[name], n, (store.Manifest,)) for n, name in enumerate(MANIFEST, 1)}
-    decision = {each.name: values.pop(each.name) for each in dataclasses.fields(store.EngineDecision)}
-    plain = store.to_plain(store.Manifest(**values, decision=store.EngineDecision(**decision)))
+    fields = {
+        each.wire: each for kind in (store.EngineDecision, store.Manifest) for each in strict.fields_of(kind)
+    }
+    values = {wire: sample(fields[wire].hint, n, (store.Manifest,)) for n, wire in enumerate(MANIFEST, 1)}
+
+    def made(kind: Any, **more: Any) -> Any:
+        own = [each for each in strict.fields_of(kind) if each.wire in values]
+        return kind(**{each.name: values[each.wire] for each in own}, **more)
+
+    plain = store.to_plain(made(store.Manifest, decision=made(store.EngineDecision)))
 
     def ordered(plain: dict[str, Any]) -> dict[str, Any]:
         return {name: plain[name] for name in MANIFEST if name in plain}
@@ -122,7 +128,7 @@ def stored() -> dict[str, Entry]:
         "manifest": manifest(),
         "usage": plain_of(usage._Saved),
         "latencies": plain_of(latencies.Curves),
-        "apps": plain_of(user_models.Shares),
+        "apps": plain_of(user_models.UserQuotas),
         "tuner": plain_of(view._File),
         "prior": plain_of(priorfile._PriorHeader),
         "hub state": plain_of(memory.HubMemory),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
+from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces
 from honed.daemon.worker.calls import RunModel, RunStep, RunTemplate, StateTensorSpec
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import DeviceSequences
@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return decoder(tmp_path_factory.mktemp("m") / "dec.onnx", layers=LAYERS)
 
 
-def known_of(path: Path) -> Decoder:
+def known_of(path: Path) -> DecoderModel:
     from honed.cpu.session import Session
 
     found = decoder_of(Session(path, 1).interface, {})
@@ -43,21 +43,23 @@ def known_of(path: Path) -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def known(path: Path) -> Decoder:
+def known(path: Path) -> DecoderModel:
     return known_of(path)
 
 
 @pytest.fixture(scope="module")
 def compiled(
-    path: Path, known: Decoder, device: Device, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Form], Executor]]:
+    path: Path, known: DecoderModel, device: Device, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[DecoderBucket], Executor]]:
     """Any form, compiled once."""
     folder = tmp_path_factory.mktemp("forms")
     with ExitStack() as opened:
         yield cache(lambda form: opened.enter_context(compile_form(path, known, form, folder, device)))
 
 
-def compile_form(path: Path, known: Decoder, form: Form, folder: Path, device: Device) -> Executor:
+def compile_form(
+    path: Path, known: DecoderModel, form: DecoderBucket, folder: Path, device: Device
+) -> Executor:
     request = CompileRequest(
         path=path,
         output=folder / "{}x{}.honed".format(*form),
@@ -72,15 +74,15 @@ def compile_form(path: Path, known: Decoder, form: Form, folder: Path, device: D
 
 
 @pytest.fixture(scope="module")
-def forms(compiled: Callable[[Form], Executor]) -> dict[int, Executor]:
+def forms(compiled: Callable[[DecoderBucket], Executor]) -> dict[int, Executor]:
     """The forms by their tokens."""
-    return {tokens: compiled(Form(tokens, ROOM)) for tokens in (1, CHUNK)}
+    return {tokens: compiled(DecoderBucket(tokens, ROOM)) for tokens in (1, CHUNK)}
 
 
 class Sequence:
     """One that is run by forms, beside the same with its cache in the app."""
 
-    def __init__(self, number: int, path: Path, known: Decoder, sequences: DeviceSequences) -> None:
+    def __init__(self, number: int, path: Path, known: DecoderModel, sequences: DeviceSequences) -> None:
         self.number, self.rows, self.most, self.row_bytes = number, 0, 1 << 30, ROW_BYTES
         self._known, self._sequences, self._app = known, sequences, InApp(path)
 
@@ -93,7 +95,7 @@ class Sequence:
         """The call for tokens [1, n], and its inputs for a form for as many or more."""
         shapes = {tensor.name: tensor.shape for tensor in form.model.inputs}
         tokens, count = shapes["input_ids"][1], ids.shape[1]
-        piece = Piece(Form(tokens, shapes["past_key_values.0.key"][2]), self.rows, 0, count)
+        piece = TokenChunk(DecoderBucket(tokens, shapes["past_key_values.0.key"][2]), self.rows, 0, count)
         kinds = {tensor.name: tensor.dtype for tensor in self._known.of_forms.inputs}
         contents = self._known.contents(piece, ids.tobytes())
         inputs = {
@@ -127,7 +129,7 @@ class Sequence:
         logits = outputs["logits"][:, : ids.shape[1]]
         np.testing.assert_allclose(logits, self._app.step(ids), rtol=0, atol=TOLERANCE)
 
-    def generate(self, compiled: Callable[[Form], Executor], ids: Array) -> Array:
+    def generate(self, compiled: Callable[[DecoderBucket], Executor], ids: Array) -> Array:
         """Run tokens by the forms that serve them, and compare with ONNX Runtime; return its next token."""
         found = []
         for piece in pieces(StepSize(1, ids.shape[1], self.rows)):
@@ -148,7 +150,7 @@ def prompt(length: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, VOCABULARY, (1, length))
 
 
-def test_a_sequence_moves_between_forms(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
+def test_a_sequence_moves_between_forms(path: Path, known: DecoderModel, forms: dict[int, Executor]) -> None:
     one = Sequence(1, path, known, DeviceSequences())
     for length in (4, 3, 1, 1, 2, 1, 4):
         one.step(forms[1 if length == 1 else CHUNK], prompt(length, length))
@@ -161,7 +163,9 @@ def test_rows_are_written_where_the_others_are(device: Device, tmp_path: Path) -
     known = known_of(path)
     with ExitStack() as opened:
         forms = {
-            tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
+            tokens: opened.enter_context(
+                compile_form(path, known, DecoderBucket(tokens, ROOM), tmp_path, device)
+            )
             for tokens in (1, CHUNK)
         }
         for form in forms.values():
@@ -187,7 +191,9 @@ def test_rows_are_found_by_the_length_of_the_state(
     known = known_of(path)
     with ExitStack() as opened:
         forms = {
-            tokens: opened.enter_context(compile_form(path, known, Form(tokens, ROOM), tmp_path, device))
+            tokens: opened.enter_context(
+                compile_form(path, known, DecoderBucket(tokens, ROOM), tmp_path, device)
+            )
             for tokens in (1, CHUNK)
         }
         one = Sequence(1, path, known, DeviceSequences())
@@ -196,7 +202,7 @@ def test_rows_are_found_by_the_length_of_the_state(
         assert one.rows == ROOM
 
 
-def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Executor]) -> None:
+def test_sequences_share_a_form(path: Path, known: DecoderModel, forms: dict[int, Executor]) -> None:
     sequences = DeviceSequences()
     both = [Sequence(number, path, known, sequences) for number in (1, 2)]
     for at, length in enumerate((4, 1, 1, 3)):
@@ -205,7 +211,7 @@ def test_sequences_share_a_form(path: Path, known: Decoder, forms: dict[int, Exe
 
 
 def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
-    path: Path, known: Decoder, forms: dict[int, Executor]
+    path: Path, known: DecoderModel, forms: dict[int, Executor]
 ) -> None:
     sequences, form = DeviceSequences(), forms[CHUNK]
     one = Sequence(1, path, known, sequences)
@@ -218,7 +224,7 @@ def test_other_runs_of_a_form_leave_a_sequence_as_it_was(
 
 
 def test_a_step_is_repeated_where_its_answer_did_not_come(
-    path: Path, known: Decoder, forms: dict[int, Executor]
+    path: Path, known: DecoderModel, forms: dict[int, Executor]
 ) -> None:
     one = Sequence(1, path, known, DeviceSequences())
     one.step(forms[CHUNK], prompt(4))
@@ -228,7 +234,7 @@ def test_a_step_is_repeated_where_its_answer_did_not_come(
 
 
 def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
-    path: Path, known: Decoder, forms: dict[int, Executor]
+    path: Path, known: DecoderModel, forms: dict[int, Executor]
 ) -> None:
     sequences = DeviceSequences()
     one = Sequence(1, path, known, sequences)
@@ -245,7 +251,7 @@ def test_what_is_not_there_is_lost_and_what_is_too_large_changes_nothing(
 
 
 def test_state_that_does_not_grow_is_not_kept_in_a_form(
-    path: Path, known: Decoder, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
+    path: Path, known: DecoderModel, forms: dict[int, Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Sequence(1, path, known, DeviceSequences())
     monkeypatch.setattr(type(known), "held", lambda *_: HELD_ONCE)
@@ -255,7 +261,7 @@ def test_state_that_does_not_grow_is_not_kept_in_a_form(
 
 @pytest.mark.slow
 def test_hundreds_of_greedy_steps_are_onnx_runtime_s_while_the_room_grows(
-    path: Path, known: Decoder, compiled: Callable[[Form], Executor]
+    path: Path, known: DecoderModel, compiled: Callable[[DecoderBucket], Executor]
 ) -> None:
     """All sequences take turns, so that each moves in and out of forms; prompts end within and at chunks."""
     sequences = DeviceSequences()

@@ -30,9 +30,9 @@ from .features.beside import Beside
 from .features.decoders import Decoders
 from .features.half import HalfForms
 from .features.reselection import EngineReselection
-from .features.sequences import Sequencer
+from .features.sequences import SequenceFeature
 from .features.sizes import SizeSpecialiser
-from .features.user_models import Receiver, SharesFile, UserModels
+from .features.user_models import QuotaFile, Receiver, UserModels
 from .features.variants import ShapeVariants, VariantCompiler
 from .idle.leasing import Leasing
 from .listener import SocketServer
@@ -198,7 +198,7 @@ async def _features(
 ) -> tuple[Feature, ...]:
     """Build the features; requests pass through them from the first to the last."""
     limits, policy = base.config.limits, base.config.serve.engine
-    shares = await in_thread(SharesFile, base.config.service.state_dir / "apps.json")
+    shares = await in_thread(QuotaFile, base.config.service.state_dir / "apps.json")
     user_models = UserModels(
         settings=lambda: reloader.config.apps,
         registry=base.registry,
@@ -220,7 +220,7 @@ async def _features(
         may_compile=user_models.may_compile,
         compiled=user_models.compiled,
     )
-    sequencer = Sequencer(lambda: reloader.config.sequences, base.registry)
+    sequencer = SequenceFeature(lambda: reloader.config.sequences, base.registry)
     return (
         user_models,
         sequencer,

@@ -15,7 +15,7 @@ from .changes.add import ModelInstaller, failure
 from .core.messages import Added, Damaged, NotRestored
 from .serving.pool import EngineManager
 from .serving.selection import cpu_serves, unfinished
-from .store.compiled import Compiled
+from .store.compiled import CompiledFileInfo
 from .store.inspect import SECONDS, inspect_all
 from .store.names import is_variant
 from .store.store import Manifest, Store
@@ -31,9 +31,9 @@ def without_raced_devices(pool: EngineManager, models: Mapping[str, Manifest]) -
     """
 
     def on_default(manifest: Manifest) -> Manifest:
-        if manifest.raced is None:
+        if manifest.compared_devices is None:
             return manifest
-        placed = dataclasses.replace(manifest, device="", raced=None)
+        placed = dataclasses.replace(manifest, device="", compared_devices=None)
         if not manifest.device or pool.cpu is None or manifest.interface is None:
             return placed
         _log.warning(
@@ -41,7 +41,7 @@ def without_raced_devices(pool: EngineManager, models: Mapping[str, Manifest]) -
             "--device %s` puts it there",
             manifest.name, manifest.device, manifest.name, manifest.device,
         )  # fmt: skip
-        return dataclasses.replace(placed, compiled=None).decided(chosen="", why="", times=None)
+        return dataclasses.replace(placed, compiled=None).decided(chosen="", reason="", times=None)
 
     return {name: on_default(manifest) for name, manifest in models.items()}
 
@@ -77,9 +77,9 @@ async def fill(
     for manifest in models.values():
         compiled = found.get(store.object(manifest.compiled)) if manifest.compiled is not None else None
         can_be_made_anew = pool.cpu is not None and manifest.interface is not None
-        if isinstance(compiled, Compiled) and compiled.may_assume_values and can_be_made_anew:
+        if isinstance(compiled, CompiledFileInfo) and compiled.may_assume_values and can_be_made_anew:
             compiled = OtherFormat("it does not say for which values of its inputs it is right")
-        if is_variant(manifest.name) and not isinstance(compiled, Compiled):
+        if is_variant(manifest.name) and not isinstance(compiled, CompiledFileInfo):
             await _drop_variant(store, manifest, models, compiled)
         elif isinstance(compiled, HonedError):
             await in_thread(store.set_aside, manifest)
@@ -103,10 +103,10 @@ async def fill(
 
 async def _inspected(
     store: Store, models: Mapping[str, Manifest], systemd: Systemd
-) -> dict[Path, Compiled | HonedError]:
+) -> dict[Path, CompiledFileInfo | HonedError]:
     """Return the content of each compiled file, or what is wrong with it."""
     paths = {store.object(each.compiled) for each in models.values() if each.compiled is not None}
-    found: dict[Path, Compiled | HonedError] = {}
+    found: dict[Path, CompiledFileInfo | HonedError] = {}
     async for inspected, said in inspect_all(sorted(paths)):
         found[inspected] = said
         systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * SECONDS * 1e6)}")
@@ -131,10 +131,10 @@ def _entered_damaged(pool: EngineManager, manifest: Manifest, error: HonedError)
     if manifest.interface is None or pool.cpu is None:
         pool.handle(Damaged(manifest=manifest, preferred_engine=home, reason=reason))
         return False
-    bare = dataclasses.replace(manifest, compiled=None).decided(why=reason)
+    bare = dataclasses.replace(manifest, compiled=None).decided(reason=reason)
     if manifest.owner is not None:
         _log.error("damaged: %s: %s", manifest.name, reason)
-        bare = bare.decided(why="", chosen="", times=None)
+        bare = bare.decided(reason="", chosen="", times=None)
     pool.handle(Added(manifest=bare, compiled=None, preferred_engine=home, proof=None, cpu=True))
     return manifest.owner is not None
 
@@ -149,7 +149,7 @@ def _unusable(error: HonedError | None) -> str:
 
 
 def _home(pool: EngineManager, manifest: Manifest) -> str:
-    return pool.home(manifest.name, manifest.device, manifest.placed).name
+    return pool.home(manifest.name, manifest.device, manifest.placement_reason).name
 
 
 def unfinished_work(

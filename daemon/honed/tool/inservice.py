@@ -23,7 +23,7 @@ from honed.runtime.client import Client
 from .compiler import CompilerDied
 
 
-class Remote(Generic[R]):
+class ServiceJob(Generic[R]):
     """A command of the service's; as `RunningJob`. `descriptors` came with the result."""
 
     def __init__(
@@ -79,11 +79,11 @@ def _event(plain: object, result: type[R]) -> News | R | HonedError:
 @contextmanager
 def started_in_service(
     socket: str | None, job: type[Job[R]], descriptors: Sequence[int] = (), **options: Any
-) -> Iterator[Remote[R]]:
+) -> Iterator[ServiceJob[R]]:
     """Has the service at `socket` do a job of this kind (TunerRun); it ends with this context."""
     given = {key: value for key, value in options.items() if value not in (None, "", False)}
     with Client(socket) as client:
-        remote = Remote(client, job, TunerRunParams(command=job.command[-1], **given), descriptors)
+        remote = ServiceJob(client, job, TunerRunParams(command=job.command[-1], **given), descriptors)
         try:
             yield remote
         finally:

@@ -28,7 +28,7 @@ def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class RecordsLocation:
     """Records, and whether the service at `socket` works on them, as it is there and they are its own."""
 
     path: Path
@@ -36,7 +36,7 @@ class Where:
     by_service: bool
 
 
-def find_records(arguments: argparse.Namespace) -> Where:
+def find_records(arguments: argparse.Namespace) -> RecordsLocation:
     """Find the records that a command means: of --state-dir, of the service that answers, of this user.
 
     Raises PermissionDenied where the service may not be asked, or the records may not be used.
@@ -52,7 +52,7 @@ def find_records(arguments: argparse.Namespace) -> Where:
     by_service = status is not None
     if not by_service:
         check_access(path)
-    return Where(path=path, socket=arguments.socket, by_service=by_service)
+    return RecordsLocation(path=path, socket=arguments.socket, by_service=by_service)
 
 
 def check_access(path: Path) -> None:

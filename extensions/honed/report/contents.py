@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 
-from honed.daemon.observe.faults import BlamedFault, blamed, kernel_log, ours
+from honed.daemon.observe.faults import AttributedFault, blamed, kernel_log, ours
 from honed.jobs.commands import Job, ListFaults, ShowHistory
 from honed.jobs.events import Faults, History, NoEvent, Quarantined, R, from_map
 from honed.protocol.errors import HonedError, NotFound
@@ -54,7 +54,7 @@ class ReportedFaults:
     """What went wrong; `quarantined` is None, `log_reason` a sentence, where that cannot be told."""
 
     quarantined: tuple[Quarantined, ...] | None
-    log: tuple[BlamedFault, ...]
+    log: tuple[AttributedFault, ...]
     log_reason: str
 
 
@@ -103,7 +103,7 @@ def gain(history: ModelHistory) -> float | None:
 
 def _before(history: ModelHistory, number: int) -> int:
     """Return the version that was served when this one first came; 0: none is known."""
-    numbers = [span.number for span in history.stints]
+    numbers = [span.number for span in history.deployments]
     first = numbers.index(number) if number in numbers else 0
     return numbers[first - 1] if first else 0
 

@@ -165,7 +165,7 @@ def _versions(model: ReportedModel) -> Element | None:
     history = model.history
     versions = {version.number: version for version in history.versions}
     rows, numbers = list[tuple[Cell, ...]](), set[int]()
-    for span in history.stints:
+    for span in history.deployments:
         version, end = versions[span.number], span.end or version_state(history)
         if span.number in numbers:  # it was compared when it first came
             rows.append((str(span.number), moment(span.since), *"----", "gone back to", end))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from honed.daemon.idle.signals import value_text
-from honed.daemon.observe.faults import OTHER, WHOSE, BlamedFault
+from honed.daemon.observe.faults import OTHER, WHOSE, AttributedFault
 from honed.jobs.events import Quarantined
 from honed.machine.roofline import BUSY
 from honed.protocol.params import engine_name
@@ -363,7 +363,7 @@ def _log(report: Report) -> list[Element]:
     return [*latest[:_SHOWN], *([more(f"{len(rest)} earlier ones", *rest)] if rest else [])]
 
 
-def _fault(fault: BlamedFault) -> Element:
+def _fault(fault: AttributedFault) -> Element:
     by = f" {fault.device}" if fault.device else ""
     by += f", process {fault.process}" if fault.process is not None else ""
     by += f" ({fault.command})" if fault.command else ""

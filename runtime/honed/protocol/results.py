@@ -634,7 +634,7 @@ class ModelHistory:
     pinned: bool
     on_trial: bool
     versions: tuple[ModelVersion, ...]
-    stints: tuple[DeploymentSpan, ...]
+    deployments: tuple[DeploymentSpan, ...] = field(metadata={"wire": "stints"})
     latency: tuple[LatencyPoint, ...]
     engine_name: str = ""
     device: str = ""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from honed.daemon.store import inspect
-from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.compiled import CompiledFileInfo
 from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.daemon.conftest import SIZE
 from tests.daemon.running import NO_TUNER, Service, wait_for
@@ -227,7 +227,7 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
         "def other(path):\n"
         f"    return os.kill(os.getpid(), signal.SIGBUS) if str(path) == {str(bad)!r} else read(path)\n"
         "modelfile.read = other\n"
-        "inspector.Inspector(inspector.connect()).serve()\n"
+        "inspector.InspectorServer(inspector.connect()).serve()\n"
     )
 
     def python(_module: str) -> tuple[str, ...]:
@@ -238,6 +238,6 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
 
     monkeypatch.setattr(inspect, "python", python)
     first, second, third = asyncio.run(go())
-    assert isinstance(first, Compiled)
+    assert isinstance(first, CompiledFileInfo)
     assert isinstance(second, ModelFileError)
     assert first == third

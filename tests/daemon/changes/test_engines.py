@@ -469,7 +469,7 @@ def stored_as_slower(state: Path, folder: Path) -> str:
         interface=Interface(
             inputs=ends, outputs=(dataclasses.replace(ends[0], name="y"),), opset=17, producer=""
         ),
-        decision=EngineDecision(chosen="cpu", why="it was slower"),
+        decision=EngineDecision(chosen="cpu", reason="it was slower"),
     )
     store = Store(state)
     store.open()
@@ -632,7 +632,7 @@ def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
             producer="",
         ),
         decision=EngineDecision(
-            why="it is not compiled: the compiler is not installed", awaits_compiler=True
+            reason="it is not compiled: the compiler is not installed", awaits_compiler=True
         ),
     )
     assert not unfinished(manifest.decided(awaits_compiler=False), "fastest")

@@ -22,7 +22,7 @@ from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import StoreWriter
 from honed.daemon.serving.trial import TrialResult
 from honed.daemon.settings.schema import Limits
-from honed.daemon.store.compiled import Compiled, summarise
+from honed.daemon.store.compiled import CompiledFileInfo, summarise
 from honed.daemon.store.files import StoredFile, describe
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store, new_version
@@ -90,7 +90,7 @@ class Pool:
         yield
 
 
-def read(path: Path) -> Compiled:
+def read(path: Path) -> CompiledFileInfo:
     with modelfile.read(path) as file:
         return summarise(file.model)
 

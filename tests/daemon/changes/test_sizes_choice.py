@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.features.sizes import SizedPart, best, cost, next_sizes
+from honed.daemon.features.sizes import SizedPartition, best, cost, next_sizes
 from honed.daemon.observe.usage import MOST, DecayedUsage, SizeCounts
 from honed.protocol.results import ObservedSizes
 
@@ -18,8 +18,10 @@ counts = st.dictionaries(
 )
 
 
-def part(*forms: int, by_rows: bool = True, left_out: tuple[int, ...] = (), number: int = 0) -> SizedPart:
-    return SizedPart(
+def part(
+    *forms: int, by_rows: bool = True, left_out: tuple[int, ...] = (), number: int = 0
+) -> SizedPartition:
+    return SizedPartition(
         number=number,
         by_rows=by_rows,
         forms=tuple((n,) for n in forms),
@@ -113,7 +115,7 @@ def test_rarely_met_sizes_and_hopeless_parts_are_left_alone() -> None:
 
 
 def test_rows_that_differ_between_inputs_are_none_for_a_form() -> None:
-    two = SizedPart(number=0, by_rows=True, forms=(), left_out=())
+    two = SizedPartition(number=0, by_rows=True, forms=(), left_out=())
     often = {ObservedSizes(part=0, sizes=(5, 6)): 99.0, ObservedSizes(part=0, sizes=(7, 7)): 20.0}
     assert next_sizes([two], often, 10, 2) == (ObservedSizes(part=0, sizes=(7, 7)),)
 

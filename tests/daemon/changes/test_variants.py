@@ -288,7 +288,7 @@ def stored_with_a_slower_variant(state: Path, folder: Path) -> str:
         shapes={},
         precision="auto",
         interface=Interface(inputs=(x,), outputs=(replace(x, name="y"),), opset=17, producer=""),
-        decision=EngineDecision(why="its sizes are open"),
+        decision=EngineDecision(reason="its sizes are open"),
     )
     variant = replace(
         model,
@@ -296,7 +296,7 @@ def stored_with_a_slower_variant(state: Path, folder: Path) -> str:
         compiled=compiled,
         history=begin(compiled, schedules="slow", why="asked for", now=1.0),
         shapes={"x": (spin.SIZE,)},
-        decision=EngineDecision(chosen="cpu", why="it was slower"),
+        decision=EngineDecision(chosen="cpu", reason="it was slower"),
     )
     store = Store(state)
     store.open()

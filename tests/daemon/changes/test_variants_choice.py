@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.features.variants import KeptVariant, next_wish, room_for, surplus
-from honed.daemon.observe.usage import MOST, ShapeRequests, UsageLog, UsageSettings, Wish
+from honed.daemon.features.variants import VariantUsage, next_shapes, surplus, variants_to_suspend
+from honed.daemon.observe.usage import MOST, ShapeDemand, ShapeRequests, UsageLog, UsageSettings
 from honed.daemon.settings.schema import VariantSettings
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.store.names import STORED, is_variant, model_of, variant_name
@@ -83,12 +83,12 @@ def test_counts_and_failures_outlast_the_service(tmp_path: Path) -> None:
     assert [wish.failed for wish in ledger().wishes("m", "honed 2")] == ["", ""], "that is tried again"
 
 
-def wish(name: str, requests: float, failed: str = "") -> Wish:
-    return Wish(name=name, model=model_of(name), shapes={}, requests=requests, failed=failed)
+def wish(name: str, requests: float, failed: str = "") -> ShapeDemand:
+    return ShapeDemand(name=name, model=model_of(name), shapes={}, requests=requests, failed=failed)
 
 
-def kept(name: str, requests: float, **more: float) -> KeptVariant:
-    return KeptVariant(
+def kept(name: str, requests: float, **more: float) -> VariantUsage:
+    return VariantUsage(
         name=name,
         model=model_of(name),
         requests=requests,
@@ -102,8 +102,8 @@ def kept(name: str, requests: float, **more: float) -> KeptVariant:
 SETTINGS = VariantSettings(requests=10.0, per_model=2, disk_mib=8, memory_mib=4)
 
 
-def chosen(wishes: list[Wish], there: list[KeptVariant], nbytes: float = 1.0) -> str | None:
-    found = next_wish(wishes, there, SETTINGS, dict.fromkeys(("m", "o"), round(nbytes * MIB)))
+def chosen(wishes: list[ShapeDemand], there: list[VariantUsage], nbytes: float = 1.0) -> str | None:
+    found = next_shapes(wishes, there, SETTINGS, dict.fromkeys(("m", "o"), round(nbytes * MIB)))
     return found.name if found is not None else None
 
 
@@ -147,7 +147,7 @@ SOME = st.lists(KEPT, max_size=8, unique_by=lambda each: each.name)
 
 
 @given(SOME)
-def test_the_bounds_on_number_and_disk_hold_but_for_what_was_added_by_hand(there: list[KeptVariant]) -> None:
+def test_the_bounds_on_number_and_disk_hold_but_for_what_was_added_by_hand(there: list[VariantUsage]) -> None:
     going = set(surplus(there, SETTINGS))
     left = [each for each in there if each.name not in going]
     assert not any(each.by_hand for each in there if each.name in going)
@@ -159,9 +159,9 @@ def test_the_bounds_on_number_and_disk_hold_but_for_what_was_added_by_hand(there
 
 @given(SOME, st.floats(0, 1200), st.integers(0, 5))
 def test_the_bound_on_memory_holds_and_what_is_asked_for_stays(
-    serving: list[KeptVariant], now: float, loaded: int
+    serving: list[VariantUsage], now: float, loaded: int
 ) -> None:
-    resting = room_for(loaded * MIB, serving, SETTINGS, now)
+    resting = variants_to_suspend(loaded * MIB, serving, SETTINGS, now)
     least = min((each.used for each in serving if each.name not in (resting or ())), default=float("inf"))
     if resting is None:
         return
@@ -175,10 +175,10 @@ def test_the_bound_on_memory_holds_and_what_is_asked_for_stays(
 
 def test_there_is_no_room_without_what_is_asked_for() -> None:
     serving = [kept("m@1", 5, loaded=2, used=100.0), kept("m@2", 5, loaded=2, used=50.0)]
-    assert room_for(1 * MIB, serving, SETTINGS, 120.0) == ["m@2"]
-    assert room_for(3 * MIB, serving, SETTINGS, 120.0) is None
-    assert room_for(5 * MIB, [], SETTINGS, 0.0) is None, "larger than the bound"
-    assert room_for(0, serving, SETTINGS, 120.0) == []
+    assert variants_to_suspend(1 * MIB, serving, SETTINGS, 120.0) == ["m@2"]
+    assert variants_to_suspend(3 * MIB, serving, SETTINGS, 120.0) is None
+    assert variants_to_suspend(5 * MIB, [], SETTINGS, 0.0) is None, "larger than the bound"
+    assert variants_to_suspend(0, serving, SETTINGS, 120.0) == []
 
 
 def test_a_name_that_is_no_variant() -> None:
@@ -190,4 +190,4 @@ def test_a_name_that_is_no_variant() -> None:
 
 def test_none_is_kept_where_none_may_be() -> None:
     settings = VariantSettings(per_model=0)
-    assert next_wish([wish("m@1", 99)], [], settings, {"m": 1}) is None
+    assert next_shapes([wish("m@1", 99)], [], settings, {"m": 1}) is None

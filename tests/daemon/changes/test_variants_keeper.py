@@ -91,7 +91,7 @@ class Place:
 
 
 def given_as(wanted: str, why: str) -> Manifest:
-    return dataclasses.replace(given("m"), interface=ROWS).decided(wanted=wanted, why=why)
+    return dataclasses.replace(given("m"), interface=ROWS).decided(requested=wanted, reason=why)
 
 
 def test_what_cannot_be_compiled_is_said_and_not_tried_again_until_something_changed(tmp_path: Path) -> None:

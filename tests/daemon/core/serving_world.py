@@ -312,7 +312,7 @@ class World:
         if proof is not None:
             history = begin(stored(key), schedules=key, why="added", now=self.now)
             kept = dataclasses.replace(model.manifest, compiled=stored(key), history=history)
-            kept = self.disk[name] = kept.decided(chosen=chosen, why="compared")
+            kept = self.disk[name] = kept.decided(chosen=chosen, reason="compared")
             self.persists = [each for each in self.persists if each.model.name != name]
             if not stored_only:
                 self.serve(kept, proof)
@@ -331,7 +331,7 @@ class World:
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, device=device, runtime=runtime)
         self.tell(told.EngineChosen(model=number, engine=chosen, why="compared", times=times))
         decision = compare.model.manifest.decision
-        assert not (decision.pinned_engine and decision.why == "compared")
+        assert not (decision.pinned_engine and decision.reason == "compared")
 
     def pin_engine(self, name: str, engine: str) -> None:
         """By hand; "" lets it go."""

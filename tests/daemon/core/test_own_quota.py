@@ -20,9 +20,9 @@ from honed.daemon.features.user_models import (
     DAY,
     IN_USE_SECONDS,
     AppsSettings,
-    OwnModel,
-    Shares,
-    SharesFile,
+    QuotaFile,
+    UserModelUsage,
+    UserQuotas,
     going,
     next_user,
 )
@@ -38,8 +38,8 @@ SETTINGS = AppsSettings(max_users=3, max_models=4, disk_mib=100, memory_mib=256)
 USERS = st.integers(1, 4)
 
 
-def model(name: str, user: int, used: float, *, mib: int = 1) -> OwnModel:
-    return OwnModel(name=name, user=user, nbytes=mib * MIB, memory=mib * MIB, used=used)
+def model(name: str, user: int, used: float, *, mib: int = 1) -> UserModelUsage:
+    return UserModelUsage(name=name, user=user, nbytes=mib * MIB, memory=mib * MIB, used=used)
 
 
 class Quotas(RuleBasedStateMachine):
@@ -48,7 +48,7 @@ class Quotas(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.kept: dict[str, OwnModel] = {}
+        self.kept: dict[str, UserModelUsage] = {}
         self.made = 0
 
     @rule(seconds=st.sampled_from([1.0, IN_USE_SECONDS, 3600.0]))
@@ -73,7 +73,7 @@ class Quotas(RuleBasedStateMachine):
             assert len(with_last) > SETTINGS.max_models or nbytes(with_last) > SETTINGS.disk_bytes
         self.kept[new.name] = new
 
-    def refused(self, new: OwnModel, told: str) -> None:
+    def refused(self, new: UserModelUsage, told: str) -> None:
         own = [each for each in self.kept.values() if each.user == new.user]
         lately = [each for each in own if self.now - each.used < IN_USE_SECONDS]
         if "apps.max_users" in told:
@@ -105,7 +105,7 @@ class Quotas(RuleBasedStateMachine):
             assert nbytes(own) <= SETTINGS.disk_bytes
 
 
-def nbytes(models: list[OwnModel]) -> int:
+def nbytes(models: list[UserModelUsage]) -> int:
     return sum(each.nbytes for each in models)
 
 
@@ -114,11 +114,11 @@ TestQuotas.settings = settings(stateful_step_count=40)
 
 
 def test_memory_is_a_quota_of_its_own() -> None:
-    kept = [OwnModel(name="a", user=1, nbytes=1, memory=200 * MIB, used=0.0)]
-    new = OwnModel(name="b", user=1, nbytes=1, memory=100 * MIB, used=1000.0)
+    kept = [UserModelUsage(name="a", user=1, nbytes=1, memory=200 * MIB, used=0.0)]
+    new = UserModelUsage(name="b", user=1, nbytes=1, memory=100 * MIB, used=1000.0)
     assert going(new, kept, SETTINGS) == ("a",)
     with pytest.raises(ResourceExhausted, match=r"apps\.memory_mib"):
-        going(OwnModel(name="b", user=1, nbytes=1, memory=300 * MIB, used=1000.0), kept, SETTINGS)
+        going(UserModelUsage(name="b", user=1, nbytes=1, memory=300 * MIB, used=1000.0), kept, SETTINGS)
 
 
 @given(
@@ -129,7 +129,7 @@ def test_memory_is_a_quota_of_its_own() -> None:
 )
 def test_nobody_is_compiled_for_more_than_a_day_allows(events: list[tuple[int, float, float]]) -> None:
     """Whoever waits is next some time: the one with least, unless the day's time is spent."""
-    shares, now = Shares(), 0.0
+    shares, now = UserQuotas(), 0.0
     bounds = AppsSettings(compile_seconds=1000.0)
     for user, seconds, pause in events:
         now += pause
@@ -141,13 +141,13 @@ def test_nobody_is_compiled_for_more_than_a_day_allows(events: list[tuple[int, f
             shares.compiled(user, seconds, now)
             assert shares.seconds_spent(user, now) <= bounds.compile_seconds + seconds
     assert shares.seconds_left(1, bounds, now + 2 * DAY) == 1000.0
-    again = strict.from_plain(Shares, json.loads(json.dumps(strict.to_plain(shares))), where="shares")
+    again = strict.from_plain(UserQuotas, json.loads(json.dumps(strict.to_plain(shares))), where="shares")
     assert again == shares
 
 
 def test_a_hostile_user_does_not_keep_others_from_compiling() -> None:
     """One who always has something waiting gets no more than the one who comes now and then."""
-    shares, bounds, now = Shares(), AppsSettings(compile_seconds=10_000.0), 0.0
+    shares, bounds, now = UserQuotas(), AppsSettings(compile_seconds=10_000.0), 0.0
     for turn in range(100):
         waiting = {1: 0.0, 2: now} if turn % 2 else {1: 0.0}
         user = next_user(waiting, shares, bounds, now)
@@ -161,7 +161,7 @@ def test_a_hostile_user_does_not_keep_others_from_compiling() -> None:
 def test_what_was_used_is_known_after_a_restart(tmp_path: Path) -> None:
     import asyncio
 
-    kept = SharesFile(tmp_path / "apps.json")
+    kept = QuotaFile(tmp_path / "apps.json")
     kept.shares.use("own-a", 5.0)
     kept.shares.use("own-b", 6.0)
     kept.shares.compiled(7, 3.0, 100.0)
@@ -173,13 +173,13 @@ def test_what_was_used_is_known_after_a_restart(tmp_path: Path) -> None:
         await asyncio.wait([keeping])
 
     asyncio.run(stopped())
-    again = SharesFile(tmp_path / "apps.json").shares
+    again = QuotaFile(tmp_path / "apps.json").shares
     again.keep_only(["own-b"], 200.0)
     assert (again.used, again.seconds_spent(7, 200.0)) == ({"own-b": 6.0}, 3.0)
     again.keep_only([], 100.0 + DAY)
-    assert again == Shares()
+    assert again == UserQuotas()
     (tmp_path / "apps.json").write_text("nonsense")
-    assert SharesFile(tmp_path / "apps.json").shares == Shares()
+    assert QuotaFile(tmp_path / "apps.json").shares == UserQuotas()
     assert (tmp_path / "apps.json.damaged").read_text() == "nonsense"
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from honed.daemon.features.sequences import (
-    HeldSequence,
+    LiveSequence,
+    SequenceFeature,
     SequenceKey,
-    Sequencer,
     Sequences,
     SequenceSettings,
     StateTensor,
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
         settings = SequenceSettings(idle_seconds=IDLE, max_per_model=MOST, max_mib=MIB)
         self.sequences = Sequences(settings)
         self.model: dict[SequenceKey, tuple[bytes, float]] = {}
-        self.under_way: dict[SequenceKey, tuple[HeldSequence, bool]] = {}
+        self.under_way: dict[SequenceKey, tuple[LiveSequence, bool]] = {}
         self.source = {"a": "a1", "b": "b1"}
         self.now = 0.0
 
@@ -227,7 +227,7 @@ class Turns:
     """Requests of one sequence, in the order in which they had their turn."""
 
     def __init__(self) -> None:
-        self.sequencer = Sequencer(SequenceSettings, cast(Any, None))
+        self.sequencer = SequenceFeature(SequenceSettings, cast(Any, None))
         self.had: list[int] = []
         self.go_on: list[asyncio.Event] = []
         self.ended: Callable[[int], object] = lambda _: None  # called before anybody hears of it

@@ -650,7 +650,7 @@ def test_a_compiled_form_that_does_wrong_makes_way_for_the_cpu_engine() -> None:
     world.end_load(next(load for load in world.loads if load.engine == "gpu"), "refused")
     model = world.models.get("a")
     assert (model.on_cpu, model.state, model.manifest.decision.chosen) == (True, State.READY, "cpu")
-    assert "wrong answers" in model.manifest.decision.why
+    assert "wrong answers" in model.manifest.decision.reason
     world.persist(world.persists[0])
     assert world.disk["a"].decision.chosen == "cpu"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.daemon.features.batching import BatchMember, Gathering
+from honed.daemon.features.batching import BatchMember, BatchQueue
 
 MOST, DELAY = 8, 1.0
 
@@ -18,8 +18,8 @@ def member(
     return BatchMember(number=number, user=user, rows=rows, arrived=arrived, deadline=deadline)
 
 
-def gathered(*members: BatchMember, most: int = MOST, delay: float = DELAY) -> Gathering:
-    found = Gathering(most, delay)
+def gathered(*members: BatchMember, most: int = MOST, delay: float = DELAY) -> BatchQueue:
+    found = BatchQueue(most, delay)
     for each in members:
         found.arrived(each)
     return found
@@ -78,7 +78,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.gathering = Gathering(MOST, DELAY)
+        self.gathering = BatchQueue(MOST, DELAY)
         self.waiting: dict[int, BatchMember] = {}
         self.taken: set[int] = set()
         self.running = 0

@@ -16,7 +16,7 @@ import pytest
 
 from honed.cpu.session import BoundSession, Session, running_now
 from honed.cpu.steps import CpuSequences
-from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of, pieces
+from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import OutputSpec, RunModel, RunStep, RunTemplate
 from honed.daemon.worker.step_inputs import StepSize, values_of
@@ -88,24 +88,24 @@ def test_what_a_decoder_takes_is_known_by_its_names() -> None:
 
 
 def test_forms_have_the_room_asked_for() -> None:
-    assert [piece.form for piece in pieces(StepSize(1, 65, 0))] == [Form(64, 256)] * 2
-    assert [piece.form for piece in pieces(StepSize(1, 65, 0), 512)] == [Form(64, 512)] * 2
-    assert [piece.form for piece in pieces(StepSize(1, 1, 600), 512)] == [Form(1, 1024)]
+    assert [piece.form for piece in pieces(StepSize(1, 65, 0))] == [DecoderBucket(64, 256)] * 2
+    assert [piece.form for piece in pieces(StepSize(1, 65, 0), 512)] == [DecoderBucket(64, 512)] * 2
+    assert [piece.form for piece in pieces(StepSize(1, 1, 600), 512)] == [DecoderBucket(1, 1024)]
     known = decoder_of(OPTIMUM, {})
     assert known is not None
-    assert [*known.shapes(Form(1, 256)).values()] == [(1, 1), (1, 257), (1, 1), (1, 3, 256, 64)]
+    assert [*known.shapes(DecoderBucket(1, 256)).values()] == [(1, 1), (1, 257), (1, 1), (1, 3, 256, 64)]
 
 
 def test_forms_for_several_sequences_of_earlier_versions_are_known() -> None:
     known = decoder_of(OPTIMUM, {})
     assert known is not None
-    one = known.shapes(Form(1, 512))
+    one = known.shapes(DecoderBucket(1, 512))
     assert known.was_for_several({name: (4, *shape[1:]) for name, shape in one.items()})
     assert not known.was_for_several(one)
     assert not known.was_for_several(dict.fromkeys(one, (2, 7)))
 
 
-def told(*names: str, in_place: tuple[str, ...] | None = ()) -> Decoder:
+def told(*names: str, in_place: tuple[str, ...] | None = ()) -> DecoderModel:
     """OPTIMUM's decoder with those of its inputs beside tokens and state."""
     inputs = [t for t in OPTIMUM.inputs if t.name.startswith(("input", "past")) or t.name in names]
     made = dataclasses.replace(interface(inputs, list(OPTIMUM.outputs)), in_place=in_place)
@@ -118,7 +118,7 @@ STATE, MASK, POSITIONS = "past_key_values.0.key", "attention_mask", "position_id
 
 
 def test_a_form_has_a_mask_of_rows_where_nothing_else_tells_which_there_are() -> None:
-    form, piece = Form(64, 256), Piece(Form(64, 256), 5, 0, 3)
+    form, piece = DecoderBucket(64, 256), TokenChunk(DecoderBucket(64, 256), 5, 0, 3)
     shapes = {STATE: (1, 3, 256, 64), "input_ids": (1, 64)}
     both = told(MASK, POSITIONS)
     assert both.shapes(form) == {**shapes, MASK: (1, 320), POSITIONS: (1, 64)}
@@ -659,7 +659,7 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
         assert "no compiled form runs its steps yet" in client.show("dec")["forms"]
         for length in lengths:
             run(client, made, length, 3)
-        names = [variant_name(made, form) for form in (Form(1, 256), Form(64, 256))]
+        names = [variant_name(made, form) for form in (DecoderBucket(1, 256), DecoderBucket(64, 256))]
         for name in names:
             wait_for(lambda name=name: serves(client, name), name, service)
         for length in lengths:
@@ -667,14 +667,14 @@ def test_prompts_around_every_boundary_of_forms_that_are_told_little(
         said = client.show("dec")["forms"]
         assert said.startswith("compiled forms run 1 token with up to 256, 64 tokens with up to 256")
         # The form for a prompt is not there yet, that for the tokens behind it is: its state moves.
-        name = variant_name(made, Form(1, 512))
+        name = variant_name(made, DecoderBucket(1, 512))
         for _ in range(3):
             run(client, made, 255, 6)
         wait_for(lambda: serves(client, name), name, service)
         assert run(client, made, 260, 4)[1:] == ["gpu"] * 3
 
 
-def variant_name(made: Path, form: Form) -> str:
+def variant_name(made: Path, form: DecoderBucket) -> str:
     known = decoder_of(Session(made, 1).interface, {})
     assert known is not None
     return known.variant("dec", form)

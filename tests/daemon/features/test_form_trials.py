@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.features.decoders import Decoders
-from honed.daemon.features.decoding import Decoder, Form, decoder_of
+from honed.daemon.features.decoding import DecoderBucket, DecoderModel, decoder_of
 from honed.daemon.features.form_trials import FormTrial
 from honed.daemon.serving.selection import EngineChoice
 from honed.daemon.serving.trial import TrialResult
@@ -72,9 +72,9 @@ class Engine:
         return StepResult(result=result, rows=after, nbytes=0)
 
 
-def trial(form: Form, device: Engine, key: str, numbers: tuple[int, int, int]) -> FormTrial:
+def trial(form: DecoderBucket, device: Engine, key: str, numbers: tuple[int, int, int]) -> FormTrial:
     known = decoder_of(OPTIMUM, {})
-    assert isinstance(known, Decoder)
+    assert isinstance(known, DecoderModel)
     entry = SimpleNamespace(name="m", manifest=SimpleNamespace(source_key="source", owner=None))
     return FormTrial(
         decoder=known,
@@ -87,13 +87,13 @@ def trial(form: Form, device: Engine, key: str, numbers: tuple[int, int, int]) -
     )
 
 
-def choice(form: Form, device: Engine, cpu: Engine) -> EngineChoice:
+def choice(form: DecoderBucket, device: Engine, cpu: Engine) -> EngineChoice:
     return asyncio.run(trial(form, device, "form", (1, 2, 3)).beside_file(cast(Any, cpu)))
 
 
 def test_a_token_is_timed_at_three_fill_levels_with_the_state_in_place() -> None:
     device, cpu = Engine(1.3), Engine(12.7)
-    found = choice(Form(1, 256), device, cpu)
+    found = choice(DecoderBucket(1, 256), device, cpu)
     assert found.engine == "gpu"
     assert found.times is not None
     assert (round(found.times.gpu_ms, 3), round(found.times.cpu_ms, 3)) == (1.3, 12.7)
@@ -107,7 +107,7 @@ def test_a_token_is_timed_at_three_fill_levels_with_the_state_in_place() -> None
 
 def test_a_prompt_is_two_runs_of_a_form_and_one_of_onnx_runtime() -> None:
     device, cpu = Engine(4.0), Engine(6.0)
-    found = choice(Form(64, 256), device, cpu)
+    found = choice(DecoderBucket(64, 256), device, cpu)
     assert found.engine == "cpu"  # two runs take 8 ms
     assert found.times is not None
     assert (found.times.gpu_ms, found.times.cpu_ms) == pytest.approx((8.0, 6.0))
@@ -116,21 +116,21 @@ def test_a_prompt_is_two_runs_of_a_form_and_one_of_onnx_runtime() -> None:
 
 @pytest.mark.parametrize("rows", [0, 2, 129, 255])
 def test_a_form_that_is_wrong_anywhere_does_not_serve(rows: int) -> None:
-    found = choice(Form(1, 256), Engine(1.0, off=0.5, wrong=rows), Engine(9.0))
+    found = choice(DecoderBucket(1, 256), Engine(1.0, off=0.5, wrong=rows), Engine(9.0))
     assert (found.engine, found.times) == ("cpu", None)
     assert "the compiled form differs by 0.5 of the largest value from ONNX Runtime" in found.why
 
 
 def test_what_an_engine_refuses_is_why() -> None:
-    found = choice(Form(64, 256), Engine(1.0), Engine(9.0, most=200))
+    found = choice(DecoderBucket(64, 256), Engine(1.0), Engine(9.0, most=200))
     assert (found.engine, found.times) == ("cpu", None)
     assert found.why == "the compiled form cannot run steps: it has no such place"
 
 
-@pytest.mark.parametrize(("form", "steps"), [(Form(1, 256), 1), (Form(64, 256), 2)])
+@pytest.mark.parametrize(("form", "steps"), [(DecoderBucket(1, 256), 1), (DecoderBucket(64, 256), 2)])
 @pytest.mark.parametrize(("faster", "holds"), [(0.5, True), (0.99, False)])
 def test_versions_of_a_form_take_turns_at_steps_each_with_sequences_of_its_own(
-    form: Form, steps: int, faster: float, holds: bool
+    form: DecoderBucket, steps: int, faster: float, holds: bool
 ) -> None:
     device = Engine(2.0, faster=faster)
     served, successor = trial(form, device, "served", (1, 2, 3)), trial(form, device, "faster", (4, 5, 6))
@@ -144,8 +144,8 @@ def test_versions_of_a_form_take_turns_at_steps_each_with_sequences_of_its_own(
 
 @pytest.mark.parametrize("wrong", ["", "output 'logits' differs"])
 def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wrong: str) -> None:
-    known, form = decoder_of(OPTIMUM, {}), Form(1, 256)
-    assert isinstance(known, Decoder)
+    known, form = decoder_of(OPTIMUM, {}), DecoderBucket(1, 256)
+    assert isinstance(known, DecoderModel)
     model = SimpleNamespace(name="m", manifest=SimpleNamespace(interface=OPTIMUM, state={}, source_key="s"))
     variant = SimpleNamespace(name="m@1x1x256", manifest=SimpleNamespace(shapes=known.shapes(form)))
     sequences = SimpleNamespace(ended=[])

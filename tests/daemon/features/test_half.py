@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.features.half import HalfForms
-from honed.daemon.idle.signals import OthersShare
+from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.restoring import without_chosen_sessions
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
@@ -35,7 +35,7 @@ CHECK = OptimisationCheck(level="extended", checked=True, error=0.0, why="", sec
 def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What other programs take of the processors, percent."""
     found = [0.0]
-    monkeypatch.setattr(OthersShare, "percent", lambda _: found[0])
+    monkeypatch.setattr(OtherLoadMeter, "percent", lambda _: found[0])
     monkeypatch.setattr("honed.daemon.serving.trial._LOOK_SECONDS", 0.0)
     return found
 

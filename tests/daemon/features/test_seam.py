@@ -17,7 +17,7 @@ from honed.daemon.core import messages
 from honed.daemon.core.model import ServedModel
 from honed.daemon.feature import Feature, FeatureRequest, Infer, MethodCall
 from honed.daemon.features.batching import Batcher
-from honed.daemon.features.sequences import Sequencer, SequenceSettings
+from honed.daemon.features.sequences import SequenceFeature, SequenceSettings
 from honed.daemon.features.sizes import SizeSpecialiser
 from honed.daemon.features.user_models import UserModels
 from honed.daemon.features.variants import ShapeVariants
@@ -53,7 +53,7 @@ X = TensorSpec(name="x", dtype="float32", shape=(3, 4))
 STATIC = Interface(inputs=(X,), outputs=(X,), opset=17, producer="")
 OPEN = dataclasses.replace(STATIC, inputs=(dataclasses.replace(X, shape=(-1, 4)),))
 SIZED = PartitionInfo(engine="cpu", nodes=1, flops=1, sized=True)
-FEATURES: tuple[Any, ...] = (UserModels, Sequencer, Batcher, ShapeVariants, SizeSpecialiser)
+FEATURES: tuple[Any, ...] = (UserModels, SequenceFeature, Batcher, ShapeVariants, SizeSpecialiser)
 
 
 def model(
@@ -89,7 +89,7 @@ def test_a_plain_model_is_wrapped_by_nothing() -> None:
     ("entry", "features"),
     [
         (model(settings=ModelSettings(max_batch=8)), {"Batcher"}),
-        (model(state={"x": "x"}), {"Sequencer"}),
+        (model(state={"x": "x"}), {"SequenceFeature"}),
         (model(OPEN), {"ShapeVariants", "SizeSpecialiser"}),  # whose variants may have sized parts
         (model(parts=(SIZED,)), {"SizeSpecialiser"}),
     ],

@@ -14,7 +14,7 @@ import pytest
 
 from honed.daemon.background import Background
 from honed.daemon.features import user_models
-from honed.daemon.features.user_models import AppsSettings, Receiver, Shares, UserModels
+from honed.daemon.features.user_models import AppsSettings, Receiver, UserModels, UserQuotas
 from honed.daemon.settings import places
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import EngineDecision
@@ -40,7 +40,7 @@ class Jobs:
         await self.ends.wait()
         self.ends.clear()
         if manifest.name not in self.stopped:
-            manifest.decision.why = "compiled"
+            manifest.decision.reason = "compiled"
         else:
             self.stopped.remove(manifest.name)
 
@@ -56,7 +56,7 @@ def entry(name: str, owner: int | None, added: float) -> Any:
         owner=owner,
         added=added,
         compiled=None,
-        decision=EngineDecision(wanted="fastest"),
+        decision=EngineDecision(requested="fastest"),
         for_app=False,
     )
     return SimpleNamespace(name=name, manifest=manifest, on_cpu=True)
@@ -66,7 +66,7 @@ def bringer(jobs: Jobs, entries: list[Any]) -> UserModels:
     by_name = {each.name: each for each in entries}
     registry = SimpleNamespace(models=lambda: entries, find=by_name.get)
     made: dict[str, Any] = {"registry": registry, "installer": jobs, "changes": jobs}
-    made |= {"leasing": None, "shares_file": SimpleNamespace(shares=Shares())}
+    made |= {"leasing": None, "shares_file": SimpleNamespace(shares=UserQuotas())}
     return UserModels(settings=AppsSettings, receiver=Receiver(1.0), policy="fastest", **cast(Any, made))
 
 
@@ -99,7 +99,7 @@ def test_users_take_turns_and_administrators_come_first(monkeypatch: pytest.Monk
         jobs.adding = 1
         await until(lambda: jobs.stopped_in_all == 1)
         await until(lambda: running.shares.spent)
-        assert mine[0].manifest.decision.why == "", "it was interrupted"
+        assert mine[0].manifest.decision.reason == "", "it was interrupted"
         jobs.adding = 0
         await until(lambda: len(jobs.begun) == 2)
         assert jobs.begun[1] == "modest", "who had nothing of the day comes before who had something"

@@ -18,12 +18,12 @@ from honed.daemon.idle.decision import (
     judge,
     parse,
 )
-from honed.daemon.idle.signals import Own, Sample
+from honed.daemon.idle.signals import OwnLoad, Sample
 from honed.protocol.service import SignalReading
 from honed.runtime.errors import InvalidArgument
 
 SETTINGS = IdleSettings()
-CONTEXT = Context(own=Own(), leased=False, was_idle=True, minute=12 * 60)
+CONTEXT = Context(own=OwnLoad(), leased=False, was_idle=True, minute=12 * 60)
 QUIET = {
     "requests": 1000.0,
     "queue": 0.0,
@@ -105,7 +105,7 @@ def test_the_clock_counts_where_the_use_is_not_known() -> None:
 
 
 def test_the_tuners_own_work_is_not_held_against_the_machine() -> None:
-    own = dataclasses.replace(CONTEXT, leased=True, own=Own(cpu_percent=60.0, load_per_core=0.9))
+    own = dataclasses.replace(CONTEXT, leased=True, own=OwnLoad(cpu_percent=60.0, load_per_core=0.9))
     given = samples(gpu=100.0, gpu_clock=100.0, cpu_pressure=65.0, load=1.2)
     assert set(verdicts(given, context=own).values()) == {"quiet", "absent"}
     for busier in ({"cpu_pressure": 71.0}, {"load": 1.5}, {"memory_pressure": 11.0}, {"io_pressure": 11.0}):
@@ -203,7 +203,7 @@ def test_what_was_not_watched_is_not_known() -> None:
     figures=FIGURES,
     more=st.fixed_dictionaries({name: st.floats(0, 100, allow_nan=False) for name in QUIET}),
     requests=st.floats(0, 100, allow_nan=False),
-    own=st.builds(Own, cpu_percent=st.floats(0, 100), load_per_core=st.floats(0, 2)),
+    own=st.builds(OwnLoad, cpu_percent=st.floats(0, 100), load_per_core=st.floats(0, 2)),
     leased=st.booleans(),
     was_idle=st.booleans(),
     settings=st.builds(
@@ -225,7 +225,7 @@ def test_more_business_never_turns_busy_into_idle(
     figures: dict[str, float | None],
     more: dict[str, float],
     requests: float,
-    own: Own,
+    own: OwnLoad,
     leased: bool,
     was_idle: bool,
     settings: IdleSettings,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.idle.signals import OthersShare, OwnShare, Sample, Signals, tree_seconds
+from honed.daemon.idle.signals import OtherLoadMeter, OwnLoadMeter, Sample, Signals, tree_seconds
 
 from . import idle_trees as trees
 
@@ -229,7 +229,7 @@ def test_the_time_of_a_process_tree(tmp_path: Path) -> None:
 
 def test_our_share_follows_the_kernels_means_and_fades_with_them(tmp_path: Path) -> None:
     trees.rk3588_kbase(tmp_path)
-    share = OwnShare(tmp_path)
+    share = OwnLoadMeter(tmp_path)
     for second in range(601):  # two cores of eight, for ten minutes
         trees.write(tmp_path, stat(50, 1, (2 * TICKS * second, 0, 0, 0)))
         own = share.measure((50,), float(second))
@@ -249,11 +249,11 @@ def test_what_others_take_of_the_processors(tmp_path: Path) -> None:
         trees.write(tmp_path, {"proc/stat": line, **stat(50, 1, (own, 0, 0, 0))})
 
     at(1000, 5000, 100)
-    others = OthersShare((50,), tmp_path)
+    others = OtherLoadMeter((50,), tmp_path)
     assert others.percent() == 0.0, "no tick has passed"
     at(1050, 5050, 150)  # a core of two was ours
     assert others.percent() == 0.0
     at(1150, 5050, 150)
     assert others.percent() == pytest.approx(100 * 100 / 200)
-    bare = OthersShare((50,), tmp_path / "none")
+    bare = OtherLoadMeter((50,), tmp_path / "none")
     assert bare.percent() == 0.0

@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from honed.daemon.observe.faults import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
+from honed.daemon.observe.faults import (
+    CANDIDATE,
+    OTHER,
+    SERVICE,
+    UNKNOWN,
+    WHOSE,
+    ServiceProcesses,
+    ours,
+    whose,
+)
 from honed.jobs.events import Quarantined
 from honed.machine.kernellog import Record
 from honed.protocol.methods import METRICS, SERVER_STATUS
@@ -19,7 +28,7 @@ from honed.runtime import Client
 from honed.tool.main import main
 from tests.daemon.running import Service
 
-OURS = Ours(workers=frozenset({11, 12}), since=1000.0)
+OURS = ServiceProcesses(workers=frozenset({11, 12}), since=1000.0)
 FAULT = Record(
     message="mali fb000000.gpu: Unhandled Page fault in AS1 at VA 0x00007FE0DA65CB80\n"
     "exception type 0xC1: TRANSLATION_FAULT at level 1\npid: 1693",
@@ -71,7 +80,7 @@ def quarantined(story: str | None) -> Quarantined:
         (fault(12), None, UNKNOWN),
     ],
 )
-def test_whose_it_was(given: KernelFault, service: Ours | None, expected: str) -> None:
+def test_whose_it_was(given: KernelFault, service: ServiceProcesses | None, expected: str) -> None:
     assert whose(given, service, []) == expected
     assert whose(given, service, [quarantined(None), quarantined("another")]) == expected
     told = [quarantined("it faulted:\nmali: page fault at 0x1")]

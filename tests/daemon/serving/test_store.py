@@ -114,7 +114,7 @@ def test_a_manifest_from_before_devices_is_taken_over(store: Store) -> None:
 
 
 def test_the_device_is_kept(store: Store) -> None:
-    manifest = dataclasses.replace(add(store, "a", b"compiled"), device="mali", placed="asked for")
+    manifest = dataclasses.replace(add(store, "a", b"compiled"), device="mali", placement_reason="asked for")
     store.commit(manifest, [])
     assert store.open()[0] == {"a": manifest}
 
@@ -352,18 +352,23 @@ def test_chains_of_an_earlier_version_are_told_and_left_alone(store: Store, tmp_
 
 def test_what_honed_0_1_put_on_the_processor_beside_a_gpu_is_compiled_anew(store: Store) -> None:
     here, there = (
-        dataclasses.replace(serving_world.given("m"), compiled=stored("k"), raced="Mali; PoCL")
+        dataclasses.replace(serving_world.given("m"), compiled=stored("k"), compared_devices="Mali; PoCL")
         for _ in range(2)
     )
     models = {
         "here": here,
-        "there": dataclasses.replace(there, device="cpu").decided(chosen="gpu", why="faster"),
+        "there": dataclasses.replace(there, device="cpu").decided(chosen="gpu", reason="faster"),
     }
-    models["asked"] = dataclasses.replace(here, raced=None, device="cpu")
+    models["asked"] = dataclasses.replace(here, compared_devices=None, device="cpu")
     found = without_raced_devices(cast(Any, SimpleNamespace(cpu=object())), models)
-    assert (found["here"].compiled, found["here"].raced) == (stored("k"), None)
+    assert (found["here"].compiled, found["here"].compared_devices) == (stored("k"), None)
     left = found["there"]
-    assert (left.compiled, left.device, left.raced, unfinished(left, "fastest")) == (None, "", None, True)
+    assert (left.compiled, left.device, left.compared_devices, unfinished(left, "fastest")) == (
+        None,
+        "",
+        None,
+        True,
+    )
     assert found["asked"] == models["asked"]
     alone = without_raced_devices(cast(Any, SimpleNamespace(cpu=None)), models)["there"]
     assert (alone.compiled, alone.device) == (stored("k"), ""), "nothing else could serve it"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from honed.daemon.idle.signals import OthersShare
+from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.serving import trial
 from honed.daemon.serving.trial import Runner, Trial
 from honed.daemon.worker.calls import ComparisonRun
@@ -51,7 +51,7 @@ def test_each_set_of_inputs_runs_and_the_first_wrong_answer_ends_it() -> None:
 def test_others_make_times_provisional(
     monkeypatch: pytest.MonkeyPatch, percent: float, shown: float | None
 ) -> None:
-    monkeypatch.setattr(OthersShare, "percent", lambda _: percent)
+    monkeypatch.setattr(OtherLoadMeter, "percent", lambda _: percent)
     monkeypatch.setattr(trial, "_LOOK_SECONDS", 0.0)
     _, first, second = runners(ComparisonRun(ns=2000), ComparisonRun(ns=1000))
     assert asyncio.run(Trial(first, second, 1.0, (1,)).run()).others_percent == shown

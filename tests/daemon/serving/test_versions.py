@@ -45,8 +45,8 @@ def test_a_successor_is_served_and_the_ones_before_are_kept() -> None:
     history = grown(5)
     assert history.current.number == 5
     assert [v.number for v in history.versions if v.kept] == [3, 4, 5]
-    assert history.stints[-2].until == 5.0
-    assert history.stints[-2].end == "version 5 followed"
+    assert history.deployments[-2].until == 5.0
+    assert history.deployments[-2].end == "version 5 followed"
 
 
 def test_another_model_leaves_nothing_to_go_back_to() -> None:
@@ -109,12 +109,12 @@ def test_there_is_always_one_served_version_with_its_file(steps: list[tuple[str,
             history = settle(go_back(history, earlier.number, "why", story, now))
         current = history.current
         assert current.kept
-        assert [s.until is None for s in history.stints].count(True) == 1
+        assert [s.until is None for s in history.deployments].count(True) == 1
         assert sum(v.kept for v in history.versions) <= KEPT
-        assert len(history.stints) <= REMEMBERED
+        assert len(history.deployments) <= REMEMBERED
         assert len({v.number for v in history.versions}) == len(history.versions)
         assert history.next_number > current.number
-        assert all(history.get(s.number) for s in history.stints)
+        assert all(history.get(s.number) for s in history.deployments)
 
 
 def compared(old: float, new: float, wrong: str = "", allowance: float = 1 / GAIN) -> TrialResult:

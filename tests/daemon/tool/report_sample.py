@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from honed.daemon.observe.faults import SERVICE, BlamedFault
+from honed.daemon.observe.faults import SERVICE, AttributedFault
 from honed.jobs.events import History, Point, Quarantined, TunedVersion
 from honed.protocol.params import Gain, TuningFigures
 from honed.protocol.results import (
@@ -174,7 +174,13 @@ def _tuned() -> ReportedModel:
         listed=_listed(name, variants=2),
         shown=_shown(name, kernels=kernels, variants=_variants(name)),
         history=ModelHistory(
-            name=name, version=5, pinned=True, on_trial=True, versions=versions, stints=spans, latency=latency
+            name=name,
+            version=5,
+            pinned=True,
+            on_trial=True,
+            versions=versions,
+            deployments=spans,
+            latency=latency,
         ),
         figures=_figures(name, version=5, tasks={f"task{n}": 100.0 / (n + 1) for n in range(20)}),
         variants=(
@@ -196,8 +202,8 @@ def _halved(model: str) -> ModelHistory:
     )  # fmt: skip
     spans = tuple(DeploymentSpan(number=number, since=BEGUN, until=None, end="") for number in (1, 2))
     return ModelHistory(
-        name=f"{model}@191x200", version=2, pinned=False, on_trial=False, versions=versions, stints=spans,
-        latency=(),
+        name=f"{model}@191x200", version=2, pinned=False, on_trial=False, versions=versions,
+        deployments=spans, latency=(),
     )  # fmt: skip
 
 
@@ -219,7 +225,7 @@ def _in_parts() -> ReportedModel:
         listed=_listed(name, engine="gpu+cpu"),
         shown=_shown(name, parts=parts),
         history=ModelHistory(
-            name=name, version=1, pinned=False, on_trial=False, versions=(), stints=(), latency=()
+            name=name, version=1, pinned=False, on_trial=False, versions=(), deployments=(), latency=()
         ),
         figures=_figures(name, version=1, tasks={}),
         variants=(),
@@ -234,7 +240,7 @@ def _failed() -> ReportedModel:
         listed=listed,
         shown=_shown(name, compiled=False),
         history=ModelHistory(
-            name=name, version=0, pinned=False, on_trial=False, versions=(), stints=(), latency=()
+            name=name, version=0, pinned=False, on_trial=False, versions=(), deployments=(), latency=()
         ),
         figures=_figures(name, version=0, tasks={}, served=0),
         variants=(),
@@ -369,14 +375,14 @@ def _quarantined() -> tuple[Quarantined, ...]:
     )
 
 
-def _log() -> tuple[BlamedFault, ...]:
+def _log() -> tuple[AttributedFault, ...]:
     records = (
         "mali fb000000.gpu: Unhandled Page fault in AS1 at VA 0x00007FE0DA65CB80",
         "Reason: Memory is not mapped on the GPU",
         "exception type 0xC1: TRANSLATION_FAULT at level 1",
     )
     return (
-        BlamedFault(
+        AttributedFault(
             time=BEGUN + 5,
             driver="kbase",
             device="fb000000.gpu",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.daemon.observe.faults import EndedProcess, Ours
+from honed.daemon.observe.faults import EndedProcess, ServiceProcesses
 from honed.machine.kernellog import Record
 from honed.runtime.errors import PermissionDenied
 from honed.tool.commands import faults
@@ -238,7 +238,7 @@ def test_processes_of_the_service_that_crashed_are_listed(
         reason="it was ended by signal SIGFPE",
         engine="ONNX Runtime/CPU",
     )
-    service = Ours(workers=frozenset({4321}), since=1.6e9, ended=(ended,))
+    service = ServiceProcesses(workers=frozenset({4321}), since=1.6e9, ended=(ended,))
     monkeypatch.setattr("honed.tool.commands.faults.of_service", lambda _: service)
     monkeypatch.setattr("honed.machine.kernellog.open_reader", lambda **_: Log([ORDINARY]))
     (listed,) = document(hone("faults", f"--state-dir={tmp_path}", "--json"))["ended_processes"]

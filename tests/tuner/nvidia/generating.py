@@ -27,7 +27,7 @@ from benchmarks.running import first_served, normalised, ready
 from torch.nn import functional  # type: ignore[import-not-found, unused-ignore]
 
 from honed.cpu.session import Session
-from honed.daemon.features.decoding import Form, decoder_of
+from honed.daemon.features.decoding import DecoderBucket, decoder_of
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
@@ -71,7 +71,7 @@ def _compare(path: Path, room: int, *, kernels: bool) -> None:
     known = decoder_of(Session(path, 1).interface, {})
     if known is None or not known.has_forms:
         raise SystemExit(f"{path} is no decoder that has forms")
-    form, before, device = Form(1, room), room // 2, select(None)
+    form, before, device = DecoderBucket(1, room), room // 2, select(None)
     model = normalised(path, device.profile, known.shapes(form))
     state, given, _ = values(known, form, before)
     growing = growth(known.held(StepSize(1, 1, 0)))

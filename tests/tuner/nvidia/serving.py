@@ -29,7 +29,7 @@ from benchmarks.serving import service
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu.session import Session
-from honed.daemon.features.decoding import Decoder, Form, Piece, decoder_of
+from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of
 from honed.daemon.worker.step_inputs import StepSize
 from honed.daemon.worker.steps import growth
 from honed.machine.devices import select
@@ -57,7 +57,7 @@ max_load_per_core = 1000
 max_gpu_percent = 100
 max_temperature_c = 1000
 """
-_FORM = Form(1, 256)
+_FORM = DecoderBucket(1, 256)
 _PROMPT, _TOKENS, _TURNS = 32, 150, 5
 _SECONDS = 330.0  # for the form to serve
 _PLACES = 2048
@@ -195,8 +195,8 @@ def _alone(folder: Path, path: Path) -> float:
         return median(rates)
 
 
-def _given(known: Decoder, before: int, ids: Any) -> dict[str, Any]:
-    contents = known.contents(Piece(_FORM, before, 0, 1), ids.tobytes())
+def _given(known: DecoderModel, before: int, ids: Any) -> dict[str, Any]:
+    contents = known.contents(TokenChunk(_FORM, before, 0, 1), ids.tobytes())
     types = {tensor.name: tensor.dtype for tensor in known.of_forms.inputs}
     return {
         each.name: np.frombuffer(data, types[each.name]).reshape(each.shape)
@@ -204,7 +204,7 @@ def _given(known: Decoder, before: int, ids: Any) -> dict[str, Any]:
     }
 
 
-def _file(folder: Path, known: Decoder) -> Path:
+def _file(folder: Path, known: DecoderModel) -> Path:
     """Return the compiled file of the form in the service's store."""
     for path in sorted((folder / "state" / "objects").iterdir()):
         with path.open("rb") as file:

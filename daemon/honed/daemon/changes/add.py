@@ -21,7 +21,7 @@ from honed.daemon.settings import places
 from honed.daemon.settings.places import users_cache
 from honed.daemon.settings.schema import ENGINES, USABLE
 from honed.daemon.store import state_pairs
-from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.names import is_own
 from honed.daemon.store.store import EngineDecision, Manifest, begin, new_version
@@ -45,7 +45,7 @@ from .staging import Staged, copies, stage
 
 # What a manifest says of engines, which is found out once the model is served.
 _ENGINE_FIELDS: Final = (
-    "interface", "decision", "by_hand", "optimisation", "raced",
+    "interface", "decision", "by_hand", "optimisation", "compared_devices",
 )  # fmt: skip
 
 
@@ -62,8 +62,8 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         history=NO_HISTORY,
         sources=tuple(source for source, _ in staged.sources),
         device=before.device if before is not None else "",
-        placed=before.placed if before is not None else "",
-        decision=EngineDecision(wanted=wanted),
+        placement_reason=before.placement_reason if before is not None else "",
+        decision=EngineDecision(requested=wanted),
         settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
     )
     if replaced is not None and replaced.manifest.source_key == manifest.source_key:
@@ -80,7 +80,7 @@ def made_manifest(
     if staged.device is not None:
         device, placed = made.server.name, made.measured or "asked for"
     elif before is not None:
-        device, placed = before.device, before.placed
+        device, placed = before.device, before.placement_reason
     else:
         device, placed = "", ""
     manifest = strict.copy_fields(
@@ -93,7 +93,7 @@ def made_manifest(
         history=_history(made.file, made.model.schedules, why, now, replaced),
         sources=tuple(source for source, _ in staged.sources),
         device=device,
-        placed=placed,
+        placement_reason=placed,
         settings=before.settings if before is not None else ModelSettings(),
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
@@ -133,7 +133,7 @@ def _history(
     return succeed(before, version, now, keep=False)
 
 
-def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
+def same_but_schedules(model: CompiledFileInfo, replaced: ServedModel) -> bool:
     """Return whether a model made elsewhere differs from what is served in schedules alone.
 
     It does if it is what the stored source compiles to as the user asked for it.
@@ -252,10 +252,10 @@ class AddRequest:
             launches=0,
             engine="cpu",
             engine_name=ENGINE_NAMES["cpu"],
-            engine_why=manifest.decision.why or "it is being compiled",
+            engine_why=manifest.decision.reason or "it is being compiled",
         )
 
-    def added(self, model: Compiled, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
+    def added(self, model: CompiledFileInfo, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
         """Return the result for a model that has a compiled form."""
         engine = "cpu" if manifest is not None and manifest.decision.chosen == "cpu" else model.engine
         return ModelAdded(
@@ -267,7 +267,7 @@ class AddRequest:
             launches=model.launches,
             engine=engine,
             engine_name=ENGINE_NAMES[engine],
-            engine_why=manifest.decision.why if manifest is not None else "",
+            engine_why=manifest.decision.reason if manifest is not None else "",
         )
 
 
@@ -371,10 +371,10 @@ class ModelInstaller:
         change.report("load", RECEIVED, "loading it into the CPU engine")
         try:
             cpu.check_fits(sum(file.nbytes for file, _ in staged.sources))
-            proof = await change.load(cpu, manifest.source_key, staged.given)
+            proof = await change.load(cpu, manifest.source_key, staged.model_file)
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":
-                manifest = manifest.decided(chosen="cpu", why="the CPU engine was asked for")
+                manifest = manifest.decided(chosen="cpu", reason="the CPU engine was asked for")
             # Compiling needs the files where they are.
             await self._enter(change, manifest, None, proof, await in_thread(copies, staged))
         except MissingFiles:
@@ -395,7 +395,7 @@ class ModelInstaller:
         The CPU engine does where the model is asked for by name. Raises MissingFiles where data files are not
         there, and ModelRefused or ModelFileError for what is no ONNX file.
         """
-        found = await self._changes.inspector.inspect_source(staged.given)
+        found = await self._changes.inspector.inspect_source(staged.model_file)
         names = {file.name for file, _ in staged.sources}
         missing = tuple(name for name in found.external if name not in names)
         if missing:
@@ -428,7 +428,7 @@ class ModelInstaller:
         given: Manifest,
     ) -> ModelAdded:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
-        if given.decision.why and not given.decision.awaits_compiler:
+        if given.decision.reason and not given.decision.awaits_compiler:
             return job.result(given)
         # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
         staged = dataclasses.replace(staged, foreground=False)
@@ -438,7 +438,7 @@ class ModelInstaller:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
             waits = not places.compiler() or isinstance(error, Unavailable)
-            given = given.decided(why=why, awaits_compiler=waits)
+            given = given.decided(reason=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
                 await change.alter(
@@ -460,7 +460,7 @@ class ModelInstaller:
                 staged = await change.sources(manifest)
                 if manifest.owner is not None:
                     staged = dataclasses.replace(staged, seconds=seconds)
-                server = self._pool.home(manifest.name, manifest.device, manifest.placed)
+                server = self._pool.home(manifest.name, manifest.device, manifest.placement_reason)
                 return await self._compile_on(job, change, staged, [server], manifest)
 
         await asyncio.wait([self._begun(manifest.name, again())])
@@ -577,7 +577,7 @@ class ModelInstaller:
         await self._enter(change, manifest, made.model, made.proof, files)
         change.report("load", 1.0)
         key, on = made.file.sha256[:12], made.server.shown
-        _log.info("model %s (%s) is compiled for %s. %s", change.name, key, on, manifest.decision.why)
+        _log.info("model %s (%s) is compiled for %s. %s", change.name, key, on, manifest.decision.reason)
         return made
 
     async def _with_choice(
@@ -587,7 +587,7 @@ class ModelInstaller:
         if given.for_app:  # which compares by itself
             us = await made.server.loader.own_us(made.file.sha256)
             decision = EngineDecision(
-                wanted=given.decision.wanted, chosen="gpu", pinned_engine=given.decision.pinned_engine
+                requested=given.decision.requested, chosen="gpu", pinned_engine=given.decision.pinned_engine
             )
             history = timed(manifest.history, us)
             return dataclasses.replace(
@@ -608,10 +608,10 @@ class ModelInstaller:
             change.keep(cpu, key)
         choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner)
         return manifest.decided(
-            wanted=given.decision.wanted,
+            requested=given.decision.requested,
             pinned_engine=given.decision.pinned_engine,
             chosen=choice.engine,
-            why=choice.why,
+            reason=choice.why,
             times=choice.times,
         )
 
@@ -619,7 +619,7 @@ class ModelInstaller:
         self,
         change: Change,
         manifest: Manifest,
-        compiled: Compiled | None,
+        compiled: CompiledFileInfo | None,
         proof: LoadReport | None,
         files: Sequence[tuple[StoredFile, Path]],
     ) -> None:
@@ -628,7 +628,7 @@ class ModelInstaller:
             interface = compiled.interface
         if interface is not None:
             state_pairs.checked(interface, manifest.state)
-        home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
+        home = self._pool.home(manifest.name, manifest.device, manifest.placement_reason).name
         cpu = cpu_serves(manifest, self._policy)
         added = Added(manifest=manifest, compiled=compiled, preferred_engine=home, proof=proof, cpu=cpu)
         await change.commit(lambda: added, files)

@@ -68,7 +68,7 @@ class _Building:
     count: int
 
     async def run(self, server: EngineServer) -> Built:
-        change, staged, compiled = self.change, self.staged, self.staged.given
+        change, staged, compiled = self.change, self.staged, self.staged.model_file
         if staged.sources:
             compiled = staged.folder / f"compiled-{self.index}.honed"
             await self._compile(compiled, server)
@@ -119,7 +119,7 @@ class _Building:
         return strict.copy_fields(
             Compile,
             staged,
-            file=staged.given,
+            file=staged.model_file,
             output=output,
             name=staged.sources[0][0].name,
             profile=output.with_suffix(".toml"),

@@ -26,7 +26,7 @@ from honed.daemon.serving.commits import StoreWriter
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
-from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.inspect import Inspector
 from honed.daemon.store.store import Manifest, Store
@@ -52,7 +52,7 @@ class Built:
     server: EngineServer
     path: Path
     file: StoredFile
-    model: Compiled
+    model: CompiledFileInfo
     proof: LoadReport
     measured: str = ""
 

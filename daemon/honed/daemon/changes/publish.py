@@ -28,7 +28,7 @@ from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, choose, compare
 from honed.daemon.serving.trial import TrialResult
-from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.store import new_version, version_file
 from honed.daemon.store.versions import GAIN, LOSS, check_new, go_back, settle, succeed
@@ -65,7 +65,7 @@ class _Successor:
 
     file: StoredFile
     path: Path
-    model: Compiled
+    model: CompiledFileInfo
     why: str
     must: _Must
 
@@ -185,8 +185,8 @@ class Publisher:
         manifest = entry.manifest
         cpu = self.pool.cpu_for(manifest.owner)
         apart = self.pool.version_comparer(entry) is not None
-        if cpu is None or apart or "cpu" in (manifest.decision.pinned_engine, manifest.decision.wanted):
-            return EngineChoice("cpu", manifest.decision.why)
+        if cpu is None or apart or "cpu" in (manifest.decision.pinned_engine, manifest.decision.requested):
+            return EngineChoice("cpu", manifest.decision.reason)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
     def _succession(
@@ -211,7 +211,7 @@ class Publisher:
             return SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
         # It was compared with all there is; no trial of it would tell more.
         manifest = dataclasses.replace(manifest, history=settle(history)).decided(
-            chosen=choice.engine, why=choice.why, times=choice.times
+            chosen=choice.engine, reason=choice.why, times=choice.times
         )
         by_cpu = choice.engine == "cpu"
         return Added(
@@ -306,7 +306,7 @@ class Publisher:
         why, manifest = f"the engine {ENGINE_NAMES[engine]} was pinned", entry.manifest
         if engine == "gpu":
             if entry.compiled is None:
-                reason = manifest.decision.why or entry.reason or "it is being compiled"
+                reason = manifest.decision.reason or entry.reason or "it is being compiled"
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
             await change.load_stored(self.pool.device_of(entry), manifest, entry.key)
             return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
@@ -325,16 +325,16 @@ class Publisher:
         are compared again.
         """
         manifest = entry.manifest
-        wanted = manifest.decision.wanted or self.policy
+        wanted = manifest.decision.requested or self.policy
         if wanted == "fastest" and manifest.decision.times is not None and entry.compiled is not None:
             choice = choose(manifest.decision.times, manifest.owner)
             return EngineChosen(model=entry.number, engine=choice.engine, why=choice.why, pinned="")
         if wanted == "fastest":
-            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.decision.why
+            engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.decision.reason
         else:
             engine, why = wanted, f"the engine {ENGINE_NAMES[wanted]} was asked for"
         if engine == "gpu" and entry.compiled is None:
-            engine, why = "cpu", manifest.decision.why
+            engine, why = "cpu", manifest.decision.reason
         return EngineChosen(model=entry.number, engine=engine, why=why, pinned="")
 
 
@@ -350,7 +350,7 @@ async def _turned_away(
     return _kept(entry, reason, version.old_us, version.new_us)
 
 
-def _check_interface(before: Compiled, model: Compiled) -> None:
+def _check_interface(before: CompiledFileInfo, model: CompiledFileInfo) -> None:
     for what, old, new in (
         ("inputs", before.inputs, model.inputs),
         ("outputs", before.outputs, model.outputs),
@@ -386,7 +386,7 @@ def _kept(
     return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)
 
 
-def _new_schedules(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
+def _new_schedules(model: CompiledFileInfo, before: CompiledFileInfo | None) -> tuple[str, ...]:
     """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
     measured, known = (
         {

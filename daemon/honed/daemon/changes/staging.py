@@ -27,7 +27,7 @@ class Staged:
 
     folder: Path
     sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
-    given: Path  # the model file
+    model_file: Path  # the model file
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str | None
@@ -65,7 +65,7 @@ async def stage(
     return Staged(
         folder=folder,
         sources=() if compiled else tuple(files[:sources]),
-        given=files[0][1],
+        model_file=files[0][1],
         shapes=dict(options.shapes or {}),
         precision=options.precision or "auto",
         device=options.device or None,
@@ -97,7 +97,7 @@ def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> St
     given = files[0][1]
     left_out = ("calibration", "existing_build", "sizes", "keep_slower", "seconds", "foreground")
     return strict.copy_fields(
-        Staged, manifest, *left_out, folder=folder, sources=tuple(files), given=given, device=None
+        Staged, manifest, *left_out, folder=folder, sources=tuple(files), model_file=given, device=None
     )
 
 

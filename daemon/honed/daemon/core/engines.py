@@ -291,7 +291,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
             return
     manifest = model.manifest.decided(
         chosen=event.engine,
-        why=event.why,
+        reason=event.why,
         times=event.times or model.manifest.decision.times,
         pinned_engine=event.pinned or "",
     )

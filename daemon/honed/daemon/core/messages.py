@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from honed.daemon.core.queue import ClientId, Ticket
-from honed.daemon.store.compiled import Compiled, Interface
+from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
 from honed.protocol.results import (
@@ -194,7 +194,7 @@ class Added(Event):
     """
 
     manifest: Manifest
-    compiled: Compiled | None
+    compiled: CompiledFileInfo | None
     preferred_engine: str
     proof: LoadReport | None
     cpu: bool = False
@@ -316,7 +316,7 @@ class SuccessorReady(Event):
 
     model: int
     manifest: Manifest
-    compiled: Compiled
+    compiled: CompiledFileInfo
     proof: LoadReport
 
 
@@ -325,7 +325,7 @@ class VersionChosen(Event):
     """An earlier version was chosen by hand; it is stored as the one served, and loaded."""
 
     manifest: Manifest
-    compiled: Compiled
+    compiled: CompiledFileInfo
     proof: LoadReport
 
 
@@ -366,7 +366,7 @@ class Inspected(Event):
     """The file of a version that was gone back to was read."""
 
     model: int
-    compiled: Compiled
+    compiled: CompiledFileInfo
 
 
 # ---- What the machine wants done ----

@@ -9,7 +9,7 @@ from typing import Literal
 
 from honed.daemon.core.queue import EmptyAxes, Queue, Ticket
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.store import Manifest
 from honed.machine.families import FAMILIES
 from honed.protocol.results import ModelChecked
@@ -196,7 +196,7 @@ class ServedModel:
 
     number: int
     manifest: Manifest
-    compiled: Compiled | None
+    compiled: CompiledFileInfo | None
     device: str
     preferred_engine: str
     engine: str

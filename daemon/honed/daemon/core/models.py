@@ -81,7 +81,7 @@ def engine_reason_changed(core: Core, event: EngineReasonChanged) -> None:
     """Remember why a model is served as it is."""
     model = core.models.numbered(event.model)
     if model is not None:
-        model.manifest = model.manifest.decided(why=event.why, awaits_compiler=event.awaits_compiler)
+        model.manifest = model.manifest.decided(reason=event.why, awaits_compiler=event.awaits_compiler)
 
 
 def settings_changed(core: Core, event: SettingsChanged) -> None:

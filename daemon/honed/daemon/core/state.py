@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from honed.daemon.core.queue import ModelReplaced, Queue, Ticket
 from honed.daemon.core.statistics import Statistics
-from honed.daemon.store.compiled import Compiled, Interface
+from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.names import EVERYTHING, Viewer, is_variant, model_of
 from honed.daemon.store.store import Manifest
 from honed.protocol.errors import HonedError, NotFound, Unavailable
@@ -113,7 +113,7 @@ class Core:
     def new_model(
         self,
         manifest: Manifest,
-        compiled: Compiled | None,
+        compiled: CompiledFileInfo | None,
         device: str,
         *,
         home: str | None = None,
@@ -384,11 +384,11 @@ class Registry:
         model = self._models.get(name)
         return model.statistics if model else self.shared_statistics
 
-    def compiled(self, name: str) -> tuple[ServedModel, Compiled]:
+    def compiled(self, name: str) -> tuple[ServedModel, CompiledFileInfo]:
         """Return a model whose compiled file is there and readable; raise NotFound or Unavailable."""
         model = self.entry(name)
         if model.compiled is None and model.on_cpu:
-            why = model.manifest.decision.why or "it is being compiled"
+            why = model.manifest.decision.reason or "it is being compiled"
             raise Unavailable(f"model {name!r} has no compiled form: {why}")
         if model.compiled is None:
             raise Unavailable(f"model {name!r} cannot be used: {model.reason}")

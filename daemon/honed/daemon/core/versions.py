@@ -186,7 +186,7 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     if other is None or other.phase is Phase.FAILED:
         return False
     why = f"{left.shown} does not serve it: {reason}"
-    model.manifest = model.manifest.decided(chosen=kind_of(other.name), why=why)
+    model.manifest = model.manifest.decided(chosen=kind_of(other.name), reason=why)
     waits_here = model.deployments[left.name]
     waits_here.state, waits_here.reason = State.UNAVAILABLE, reason
     if is_cpu(left.name):

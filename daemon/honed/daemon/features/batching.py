@@ -47,7 +47,7 @@ class BatchMember:
     deadline: float
 
 
-class Gathering:
+class BatchQueue:
     """Requests of one kind. Users take turns in filling a batch, each with its own in their order.
 
     No I/O and no clock: times are seconds on one monotonic clock.
@@ -142,12 +142,12 @@ class _Group(Generic[W, A]):
     """Requests that may be run as one."""
 
     kind: Hashable
-    gathering: Gathering
+    gathering: BatchQueue
     waiting: dict[int, _Waiting[W, A]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
-class Gatherer(Generic[W, A]):
+class RequestBatcher(Generic[W, A]):
     """Requests that wait for others of their kind. `run` returns the result of each, or its error."""
 
     def __init__(self, run: Callable[[Sequence[W]], Awaitable[Sequence[A | HonedError]]]) -> None:
@@ -158,7 +158,7 @@ class Gatherer(Generic[W, A]):
     async def answer(
         self,
         kind: Hashable,
-        gathering: Callable[[], Gathering],
+        gathering: Callable[[], BatchQueue],
         member: BatchMember,
         request: W,
         timeout: float,
@@ -259,7 +259,7 @@ class Batcher(Feature):
         self._leasing = leasing
         self._plan = plan
         self._ledger = ledger
-        self._gatherer: Gatherer[_Request, Map] = Gatherer(self._answers)
+        self._gatherer: RequestBatcher[_Request, Map] = RequestBatcher(self._answers)
         self._numbers = count(1)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
@@ -301,7 +301,7 @@ class Batcher(Feature):
             plan.priority,
             tuple((tensor.name, tensor.dtype, (tensor.shape or ())[1:]) for tensor, _ in plan.inputs),
         )
-        gathering = partial(Gathering, settings.max_batch, settings.batch_delay_us / 1e6)
+        gathering = partial(BatchQueue, settings.max_batch, settings.batch_delay_us / 1e6)
         for region in plan.regions:
             region.hold()  # its client may let go of it while the request waits
         try:

@@ -115,7 +115,7 @@ def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: st
             return ModelForm(verified=True, time_us=max(1, round(us)), precision="fp16" if half else "fp32")
     manifest = entry.manifest
     if manifest.compiled is None:
-        why = manifest.decision.why or "it is being compiled"
+        why = manifest.decision.reason or "it is being compiled"
     elif runner is entry and not answers(entry, shapes) and entry.on_preferred_engine and entry.on_device:
         why = failed or "it is not compiled for these shapes yet"
     else:

@@ -56,9 +56,9 @@ from honed.protocol.strict import Map
 from honed.runtime.comparison import LEAST
 from honed.runtime.dtypes import dtype
 
-from .decoding import FORMS, Decoder, Form, Piece, decoder_of, pieces, rows_of
+from .decoding import FORMS, DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces, rows_of
 from .form_trials import FormTrial
-from .sequences import HeldSequence, SequenceKey, Sequencer, key_of, nothing, source_of
+from .sequences import LiveSequence, SequenceFeature, SequenceKey, key_of, nothing, source_of
 from .stepping import Steps, alike_of
 from .variants import VariantCompiler
 
@@ -72,7 +72,7 @@ class Decoders(Feature):
     `sequencer` has the sequences, and those of all other models.
     """
 
-    sequencer: Sequencer
+    sequencer: SequenceFeature
     registry: Registry
     pool: EngineManager
     leasing: Leasing
@@ -83,7 +83,7 @@ class Decoders(Feature):
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     # What models take, by name, with what that was found in.
-    _known: dict[str, tuple[Interface, Mapping[str, str], Decoder | None]] = field(
+    _known: dict[str, tuple[Interface, Mapping[str, str], DecoderModel | None]] = field(
         init=False, default_factory=dict
     )
     _refused: set[str] = field(init=False, default_factory=set)  # keys of forms that were not right
@@ -113,7 +113,7 @@ class Decoders(Feature):
 
         return infer_step
 
-    def _decoder(self, entry: ServedModel) -> Decoder | None:
+    def _decoder(self, entry: ServedModel) -> DecoderModel | None:
         interface, state = entry.manifest.interface, entry.manifest.state
         if interface is None:
             return None
@@ -127,7 +127,7 @@ class Decoders(Feature):
         decoder = self._decoder(entry)
         return {"forms": self._said_of_forms(entry, decoder)} if decoder is not None else {}
 
-    def _said_of_forms(self, entry: ServedModel, decoder: Decoder) -> str:
+    def _said_of_forms(self, entry: ServedModel, decoder: DecoderModel) -> str:
         manifest, why = entry.manifest, decoder.no_forms
         if not why and manifest.engine_wanted(self.maker.policy) == "cpu":
             why = "ONNX Runtime was asked for"
@@ -144,13 +144,13 @@ class Decoders(Feature):
             variant, size = self.registry.variant(name), f"{form} rows of state"
             if variant is not None and variant.manifest.decision.times is None:
                 why = (
-                    variant.manifest.decision.why
+                    variant.manifest.decision.reason
                     if variant.key in self._refused
                     else "it is compared when idle"
                 )
                 others.append(f"not with {size}: {why}")
             elif variant is not None and variant.manifest.decision.chosen == "cpu":
-                others.append(f"not with {size}: {variant.manifest.decision.why}")
+                others.append(f"not with {size}: {variant.manifest.decision.reason}")
             elif variant is not None:
                 serving.append(str(form))
             elif failed.get(name):
@@ -168,7 +168,9 @@ class Decoders(Feature):
         """Forget what a model that was removed takes."""
         self._known.pop(model, None)
 
-    async def _run(self, key: SequenceKey, call: FeatureRequest, decoder: Decoder, deadline: float) -> Map:
+    async def _run(
+        self, key: SequenceKey, call: FeatureRequest, decoder: DecoderModel, deadline: float
+    ) -> Map:
         entry, sequences, params = call.entry, self.sequencer.sequences, call.params
         options, source = params.parameters or InferOptions(), source_of(entry)
         first, now = bool(options.sequence_start), time.monotonic()
@@ -194,7 +196,7 @@ class Decoders(Feature):
         return result
 
     async def _step(
-        self, sequence: HeldSequence, call: FeatureRequest, decoder: Decoder, deadline: float
+        self, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel, deadline: float
     ) -> Map:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
@@ -249,7 +251,7 @@ class Decoders(Feature):
         forms = self._forms(call, decoder, cut)
         if forms and step.past and not sequence.on_device:
             forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
-        found: list[tuple[Piece, StepResult]] = []
+        found: list[tuple[TokenChunk, StepResult]] = []
         if forms:
             try:
                 found = await steps.by_forms(forms)
@@ -276,10 +278,10 @@ class Decoders(Feature):
         return result if alike.last_token or whole_runs else _joined(result, found)
 
     def _forms(
-        self, call: FeatureRequest, decoder: Decoder, cut: Sequence[Piece]
-    ) -> Mapping[Form, ServedModel]:
+        self, call: FeatureRequest, decoder: DecoderModel, cut: Sequence[TokenChunk]
+    ) -> Mapping[DecoderBucket, ServedModel]:
         """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
-        found: dict[Form, ServedModel] = {}
+        found: dict[DecoderBucket, ServedModel] = {}
         for form in {piece.form for piece in cut}:
             shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
             self.usage_log.asked(call.entry.name, name, shapes)
@@ -290,7 +292,7 @@ class Decoders(Feature):
         return found
 
     async def _taken_back(
-        self, sequence: HeldSequence, entry: ServedModel, call: FeatureRequest, decoder: Decoder
+        self, sequence: LiveSequence, entry: ServedModel, call: FeatureRequest, decoder: DecoderModel
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request with the state that the device has, for the CPU engine to go on."""
         state = await self._read(self.pool.device_of(entry), sequence)
@@ -302,7 +304,7 @@ class Decoders(Feature):
         return params, (*state.raw, *call.data)
 
     async def _handed_over(
-        self, sequence: HeldSequence, entry: ServedModel, decoder: Decoder, step: StepSize
+        self, sequence: LiveSequence, entry: ServedModel, decoder: DecoderModel, step: StepSize
     ) -> bool:
         """Have the device go on with a sequence whose state the CPU engine has; False where it cannot."""
         state = await self._read(self.pool.servers[entry.cpu_engine], sequence)
@@ -315,7 +317,7 @@ class Decoders(Feature):
             return False
         return True
 
-    async def _read(self, server: EngineServer, sequence: HeldSequence) -> SequenceState:
+    async def _read(self, server: EngineServer, sequence: LiveSequence) -> SequenceState:
         """Return the state that a worker has of a sequence, which another is to go on with."""
         read = ReadSequence(sequence=sequence.number, rows=sequence.rows)
         try:
@@ -325,7 +327,7 @@ class Decoders(Feature):
 
     # In the background
 
-    def form_of(self, variant: ServedModel) -> tuple[ServedModel, Decoder, Form] | None:
+    def form_of(self, variant: ServedModel) -> tuple[ServedModel, DecoderModel, DecoderBucket] | None:
         """Return the model and the form that a variant is, None where it is no form of a decoder."""
         entry = self.registry.find(model_of(variant.name))
         decoder = self._decoder(entry) if entry is not None and entry.name != variant.name else None
@@ -369,7 +371,7 @@ class Decoders(Feature):
 
     @contextmanager
     def _form_trial(
-        self, entry: ServedModel, decoder: Decoder, form: Form, device: Loader, key: str
+        self, entry: ServedModel, decoder: DecoderModel, form: DecoderBucket, device: Loader, key: str
     ) -> Iterator[FormTrial]:
         """Make a trial of a form; its sequences end with it."""
         numbers = next(self._numbers), next(self._numbers), next(self._numbers)
@@ -442,7 +444,7 @@ class Decoders(Feature):
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
-def _joined(result: Map, found: Sequence[tuple[Piece, StepResult]]) -> Map:
+def _joined(result: Map, found: Sequence[tuple[TokenChunk, StepResult]]) -> Map:
     """Return the result of the last piece with the outputs of all."""
     count = sum(piece.count for piece, _ in found)
     outputs = [{**each, "shape": [each["shape"][0], count, *each["shape"][2:]]} for each in result["outputs"]]

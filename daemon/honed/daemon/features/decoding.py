@@ -36,7 +36,7 @@ _IN_FORMS: Final = (
 _MADE_UP: Final = 7  # tokens of made-up prompts are below
 
 
-class Form(NamedTuple):
+class DecoderBucket(NamedTuple):
     """A compiled form: how many tokens it runs at once, and how many rows of state it has room for."""
 
     tokens: int
@@ -47,23 +47,23 @@ class Form(NamedTuple):
         return f"{self.tokens} token{'s' * (self.tokens > 1)} with up to {self.capacity}"
 
 
-FORMS: Final = tuple(Form(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
+FORMS: Final = tuple(DecoderBucket(tokens, room) for room in _CAPACITIES for tokens in (1, _CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenChunk:
     """One run of a form, for tokens `start` to `start + count` of a request.
 
     `before` tokens of the sequence come before them.
     """
 
-    form: Form
+    form: DecoderBucket
     before: int
     start: int
     count: int
 
 
-def pieces(step: StepSize, least: int = 0) -> tuple[Piece, ...]:
+def pieces(step: StepSize, least: int = 0) -> tuple[TokenChunk, ...]:
     """Return the runs of a form, with room for at least so many rows, that a request takes.
 
     There are none where it has more tokens than any has room for.
@@ -73,9 +73,9 @@ def pieces(step: StepSize, least: int = 0) -> tuple[Piece, ...]:
     # The last run may have more tokens than the request.
     room = max(least, step.past + len(starts) * tokens)
     capacity = next((size for size in _CAPACITIES if size >= room), 0)
-    form = Form(tokens, capacity)
+    form = DecoderBucket(tokens, capacity)
     return tuple(
-        Piece(form, step.past + start, start, min(tokens, step.tokens - start))
+        TokenChunk(form, step.past + start, start, min(tokens, step.tokens - start))
         for start in (starts if capacity else ())
     )
 
@@ -105,7 +105,7 @@ def difference(kind: str, found: Data, right: Data) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what each request needs is made once
-class Decoder:
+class DecoderModel:
     """What is known of a model whose state grows: its pairs, and its other inputs by what they are."""
 
     interface: Interface
@@ -113,8 +113,10 @@ class Decoder:
     made: tuple[TensorSpec, ...]
     constants: tuple[str, ...]
     tokens: tuple[str, ...]
-    _shapes: dict[Form, dict[str, tuple[int, ...]]] = field(init=False, default_factory=dict, compare=False)
-    _variants: dict[tuple[str, Form], str] = field(init=False, default_factory=dict, compare=False)
+    _shapes: dict[DecoderBucket, dict[str, tuple[int, ...]]] = field(
+        init=False, default_factory=dict, compare=False
+    )
+    _variants: dict[tuple[str, DecoderBucket], str] = field(init=False, default_factory=dict, compare=False)
 
     def step(self, params: PrepareParams, rows: int) -> StepSize:
         """Return the size of a request after `rows` tokens, or after those of the state that it brings.
@@ -194,20 +196,20 @@ class Decoder:
         """Whether a form's other inputs tell which rows of the room are there; else it has ROWS_MASK."""
         return self.in_place or (not self._made.isdisjoint(_MASKS) and _POSITIONS in self._made)
 
-    def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
+    def shapes(self, form: DecoderBucket) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs of a form."""
         if form not in self._shapes:
             self._shapes[form] = self._shapes_of(form)
         return self._shapes[form]
 
-    def variant(self, model: str, form: Form) -> str:
+    def variant(self, model: str, form: DecoderBucket) -> str:
         """Return the name of the variant of a model that is a form."""
         known = model, form
         if known not in self._variants:
             self._variants[known] = variant_name(model, self.shapes(form), self.interface)
         return self._variants[known]
 
-    def form_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Form | None:
+    def form_of(self, shapes: Mapping[str, tuple[int, ...]]) -> DecoderBucket | None:
         """Return the form that has these shapes."""
         forms = FORMS if self.has_forms else ()
         return next((form for form in forms if self.shapes(form) == dict(shapes)), None)
@@ -218,7 +220,7 @@ class Decoder:
         one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
         return firsts <= {(2,), (4,)} and any(one == self.shapes(form) for form in FORMS if form.tokens == 1)
 
-    def _shapes_of(self, form: Form) -> dict[str, tuple[int, ...]]:
+    def _shapes_of(self, form: DecoderBucket) -> dict[str, tuple[int, ...]]:
         held = {each.input: each for each in self._held}
         found: dict[str, tuple[int, ...]] = {}
         for tensor in self.interface.inputs:
@@ -265,7 +267,7 @@ class Decoder:
         mask = TensorSpec(name=ROWS_MASK, dtype="uint8", shape=(1, -1))
         return dataclasses.replace(self.without_state, inputs=(*self.without_state.inputs, mask))
 
-    def inputs(self, form: Form) -> tuple[InputTensor, ...]:
+    def inputs(self, form: DecoderBucket) -> tuple[InputTensor, ...]:
         """Return the inputs of a form that the worker does not hold."""
         shapes = self.shapes(form)
         return tuple(
@@ -273,11 +275,11 @@ class Decoder:
             for spec in self.of_forms.inputs
         )
 
-    def contents(self, piece: Piece, data: Data) -> tuple[bytes, ...]:
+    def contents(self, piece: TokenChunk, data: Data) -> tuple[bytes, ...]:
         """Return the data of `inputs` for a piece of tokens, padded with the first that there are."""
         return tuple(self._content(spec, piece, data) for spec in self.of_forms.inputs)
 
-    def _content(self, spec: TensorSpec, piece: Piece, data: Data) -> bytes:
+    def _content(self, spec: TensorSpec, piece: TokenChunk, data: Data) -> bytes:
         form, shape = piece.form, self.shapes(piece.form)[spec.name]
         if spec.name in self.tokens:
             row = dtype(spec.dtype).itemsize * math.prod(shape[2:])
@@ -355,7 +357,7 @@ class Decoder:
         )
 
 
-def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None:
+def decoder_of(interface: Interface, named: Mapping[str, str]) -> DecoderModel | None:
     """Return what is known of a model, `named` being its state by output; None where none of it grows."""
     pairs = state_pairs.pairs(interface, named)
     if not any(pair.grows_on >= 0 for pair in pairs):
@@ -368,7 +370,7 @@ def decoder_of(interface: Interface, named: Mapping[str, str]) -> Decoder | None
     tokens = tuple(name for name in rest if name in _TOKENS) or tuple(rest)
     if not tokens:
         return None
-    return Decoder(interface=interface, pairs=pairs, made=made, constants=constants, tokens=tokens)
+    return DecoderModel(interface=interface, pairs=pairs, made=made, constants=constants, tokens=tokens)
 
 
 def names(params: PrepareParams) -> tuple[str, ...]:
@@ -376,6 +378,6 @@ def names(params: PrepareParams) -> tuple[str, ...]:
     return tuple(tensor.name for tensor in params.inputs)
 
 
-def rows_of(data: Data, piece: Piece) -> bytes:
+def rows_of(data: Data, piece: TokenChunk) -> bytes:
     """Return the part of an output, row-major, that is of the client's tokens."""
     return bytes(data[: len(data) // piece.form.tokens * piece.count])

@@ -25,7 +25,7 @@ from honed.daemon.worker.step_inputs import StepSize
 from honed.protocol.errors import HonedError
 from honed.protocol.params import InferOptions
 
-from .decoding import Decoder, Form, difference
+from .decoding import DecoderBucket, DecoderModel, difference
 from .stepping import Steps, alike_of
 
 # Difference of a form and ONNX Runtime, of the largest value. The form's own answers are proven; rows in
@@ -40,8 +40,8 @@ _UNBOUNDED: Final = 1 << 62  # bytes of state
 class FormTrial:
     """A form of `entry`, loaded on the device under `key`; `numbers` are of sequences of its own."""
 
-    decoder: Decoder
-    form: Form
+    decoder: DecoderModel
+    form: DecoderBucket
     entry: ServedModel
     device: Loader
     key: str

@@ -91,7 +91,7 @@ class StateTensor:
 
 
 @dataclass(slots=True, kw_only=True)
-class HeldSequence:
+class LiveSequence:
     """One sequence. `source` is the model it was begun with, which may be replaced under its name.
 
     `tensors` are by input; `busy` while a request is under way. Of a decoder (`decoders.py`) a worker has the
@@ -123,7 +123,7 @@ class Sequences:
 
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
-        self._all: dict[SequenceKey, HeldSequence] = {}
+        self._all: dict[SequenceKey, LiveSequence] = {}
         self._gone: dict[SequenceKey, str] = {}  # why
         self.ended: list[int] = []  # numbers of those that are gone: a worker has their state still
 
@@ -135,7 +135,7 @@ class Sequences:
         """Of all state."""
         return sum(sequence.nbytes for sequence in self._all.values())
 
-    def begin(self, key: SequenceKey, source: str, pairs: tuple[StatePair, ...], now: float) -> HeldSequence:
+    def begin(self, key: SequenceKey, source: str, pairs: tuple[StatePair, ...], now: float) -> LiveSequence:
         """Begin a new sequence, replacing one of the same name.
 
         Raises ResourceExhausted where its user has as many of the model as allowed.
@@ -149,7 +149,7 @@ class Sequences:
                 "max_per_model of [sequences] in the configuration"
             )
         self._gone.pop(key, None)
-        sequence = self._all[key] = HeldSequence(key=key, source=source, pairs=pairs, used=now)
+        sequence = self._all[key] = LiveSequence(key=key, source=source, pairs=pairs, used=now)
         return sequence
 
     def _remove(self, key: SequenceKey) -> bool:
@@ -159,7 +159,7 @@ class Sequences:
             self.ended.append(sequence.number)
         return sequence is not None
 
-    def resume(self, key: SequenceKey, source: str, now: float) -> HeldSequence:
+    def resume(self, key: SequenceKey, source: str, now: float) -> LiveSequence:
         """Return a sequence for its next request; raise SequenceLost where there is none."""
         sequence = self._all.get(key)
         if sequence is not None and (sequence.source != source or self._idle(sequence, now)):
@@ -171,7 +171,7 @@ class Sequences:
         sequence.busy, sequence.used = True, now
         return sequence
 
-    def keep(self, sequence: HeldSequence, tensors: Mapping[str, StateTensor], now: float) -> None:
+    def keep(self, sequence: LiveSequence, tensors: Mapping[str, StateTensor], now: float) -> None:
         """Keep `tensors` as the state from which the next request starts.
 
         Raises ResourceExhausted where they exceed the user's share; the state is then unchanged.
@@ -186,20 +186,20 @@ class Sequences:
             )
         sequence.tensors, sequence.used, sequence.busy = dict(tensors), now, False
 
-    def allowance(self, sequence: HeldSequence) -> int:
+    def allowance(self, sequence: LiveSequence) -> int:
         """Return the bytes of state that a sequence may have beside the others of its user."""
         user = sequence.key.user
         others = (s for k, s in self._all.items() if k.user == user and s is not sequence)
         return (self.settings.max_mib << 20) - sum(s.nbytes for s in others)
 
-    def stepped(self, sequence: HeldSequence, rows: int, nbytes: int, now: float) -> None:
+    def stepped(self, sequence: LiveSequence, rows: int, nbytes: int, now: float) -> None:
         """Record that a worker holds the state after a request: what the next one starts from."""
         if self._all.get(sequence.key) is sequence:
             sequence.rows, sequence.held_bytes, sequence.used, sequence.busy = rows, nbytes, now, False
         else:
             self.ended.append(sequence.number)  # it was ended meanwhile
 
-    def failed(self, sequence: HeldSequence, *, first: bool) -> None:
+    def failed(self, sequence: LiveSequence, *, first: bool) -> None:
         """Record that a request failed: the next one starts from the state that this one started from.
 
         A sequence whose first request failed is dropped.
@@ -220,7 +220,7 @@ class Sequences:
         for key in [key for key, sequence in self._all.items() if self._idle(sequence, now)]:
             self.drop(key, self._why_idle)
 
-    def _idle(self, sequence: HeldSequence, now: float) -> bool:
+    def _idle(self, sequence: LiveSequence, now: float) -> bool:
         return not sequence.busy and now - sequence.used >= self.settings.idle_seconds
 
     @property
@@ -263,7 +263,7 @@ class RequestWithState:
     whose sizes are open.
     """
 
-    sequence: HeldSequence
+    sequence: LiveSequence
     params: PrepareParams
     data: tuple[Data, ...]
     asked: frozenset[str]
@@ -272,7 +272,7 @@ class RequestWithState:
     guessed: dict[str, tuple[int, ...]]
 
 
-class Sequencer(Feature):
+class SequenceFeature(Feature):
     """The sequences of a service, and whose turn it is: the feature of models that have state."""
 
     def __init__(self, settings: Callable[[], SequenceSettings], registry: Registry) -> None:
@@ -315,9 +315,9 @@ class Sequencer(Feature):
         compiled, given = self._registry.interfaces(entry)
         interface = compiled or given
         assert interface is not None
-        woven = self.woven(key, entry, interface, call.params, call.data)
+        woven = self.with_state(key, entry, interface, call.params, call.data)
         try:
-            return self.taken(woven, await infer(call.instead(woven.params, woven.data)))
+            return self.keep_state(woven, await infer(call.instead(woven.params, woven.data)))
         except BaseException:
             self.sequences.failed(woven.sequence, first=woven.first)
             raise
@@ -382,7 +382,7 @@ class Sequencer(Feature):
                 return
         del self._turns[key]
 
-    def woven(
+    def with_state(
         self,
         key: SequenceKey,
         entry: ServedModel,
@@ -394,7 +394,7 @@ class Sequencer(Feature):
 
         Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
         InvalidArgument where the model keeps no state, or the request is malformed. The caller must end each
-        request returned with `taken`, or with `failed` of its sequences.
+        request returned with `keep_state`, or with `failed` of its sequences.
         """
         options, source = params.parameters or InferOptions(), source_of(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
@@ -411,7 +411,7 @@ class Sequencer(Feature):
             self.sequences.failed(sequence, first=first)
             raise
 
-    def taken(self, woven: RequestWithState, result: Map) -> Map:
+    def keep_state(self, woven: RequestWithState, result: Map) -> Map:
         """Return the answer without the state, and keep that; raise ResourceExhausted if it is too large."""
         tensors: dict[str, StateTensor] = {}
         given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
@@ -481,7 +481,7 @@ def without_sequence(options: InferOptions) -> InferOptions:
 
 
 def _weave(
-    sequence: HeldSequence,
+    sequence: LiveSequence,
     interface: Interface,
     params: PrepareParams,
     data: tuple[Data, ...],
@@ -526,7 +526,7 @@ def _weave(
 
 
 def _outputs(
-    sequence: HeldSequence, interface: Interface, params: PrepareParams
+    sequence: LiveSequence, interface: Interface, params: PrepareParams
 ) -> tuple[frozenset[str], tuple[OutputTensor, ...]]:
     """Return the outputs that the client asked for, and those asked of the model, which include the state."""
     state = {pair.output.name for pair in sequence.pairs}

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizedPart:
+class SizedPartition:
     """A part of a compiled file by its number, the sizes of its forms, and those that were left out."""
 
     number: int
@@ -51,7 +51,7 @@ class SizedPart:
 
 
 def next_sizes(
-    parts: Sequence[SizedPart], counts: Mapping[ObservedSizes, float], requests: float, most: int
+    parts: Sequence[SizedPartition], counts: Mapping[ObservedSizes, float], requests: float, most: int
 ) -> tuple[ObservedSizes, ...] | None:
     """Return all sizes to compile the model for, or None where the compiled ones are good enough.
 
@@ -83,7 +83,9 @@ def cost(counts: Mapping[Sizes, float], forms: Collection[Sizes], *, by_rows: bo
     return sum(count * _cost(sizes, forms, by_rows) for sizes, count in counts.items())
 
 
-def _better(part: SizedPart, counts: Mapping[Sizes, float], requests: float, most: int) -> list[Sizes] | None:
+def _better(
+    part: SizedPartition, counts: Mapping[Sizes, float], requests: float, most: int
+) -> list[Sizes] | None:
     """Return sizes so much better than those there are that compiling again pays, or None."""
     by_rows = part.by_rows
     if by_rows:
@@ -103,7 +105,7 @@ def _better(part: SizedPart, counts: Mapping[Sizes, float], requests: float, mos
     return list(found)
 
 
-def _tried(part: SizedPart, sizes: Sizes) -> bool:
+def _tried(part: SizedPartition, sizes: Sizes) -> bool:
     """Return whether these sizes were left out, or sizes that hardly differ from them."""
     if not part.by_rows:
         return sizes in part.left_out
@@ -259,11 +261,11 @@ class SizeSpecialiser(Feature):
         return published.sentence
 
 
-def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPart]:
+def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPartition]:
     """Return the partitions of a compiled file that may be compiled for sizes, by their numbers there."""
     by_cpu = [part for part in parts if part.engine == "cpu"]
     return [
-        SizedPart(
+        SizedPartition(
             number=number,
             by_rows=part.by_rows,
             forms=tuple(form.sizes for form in part.forms if not form.why),

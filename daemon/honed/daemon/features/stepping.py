@@ -16,7 +16,7 @@ from honed.daemon.worker.shared_memory import RegionLookup
 from honed.daemon.worker.step_inputs import StepSize
 from honed.protocol.params import Data, InferOptions, OutputTensor, PrepareParams
 
-from .decoding import Decoder, Form, Piece, names, pieces
+from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, pieces
 from .sequences import without_sequence
 
 # Has the engine of a model, None for a form on trial, run a step that was checked; returns its answer.
@@ -32,7 +32,7 @@ class Alike:
     run by the file, and `plans` are those by compiled forms.
     """
 
-    decoder: Decoder
+    decoder: DecoderModel
     params: PrepareParams
     size: StepSize
     max_answer_bytes: int
@@ -41,7 +41,7 @@ class Alike:
     tokens_alone: bool
     plain: bool
     plan: InferencePlan
-    plans: dict[Form, InferencePlan]
+    plans: dict[DecoderBucket, InferencePlan]
 
     def tokens(self, data: Sequence[Data]) -> Data:
         """Return the tokens of a request that has nothing else."""
@@ -49,7 +49,9 @@ class Alike:
         return data[0] if place is None else place.region.read(place.offset, place.nbytes)
 
 
-def alike_of(params: PrepareParams, decoder: Decoder, rows: int, regions: RegionLookup, most: int) -> Alike:
+def alike_of(
+    params: PrepareParams, decoder: DecoderModel, rows: int, regions: RegionLookup, most: int
+) -> Alike:
     """Check a request after `rows` tokens, whose answer may have `most` bytes; raise InvalidArgument."""
     size, options = decoder.step(params, rows), params.parameters or InferOptions()
     outputs = tuple(OutputTensor(name=tensor.name) for tensor in decoder.without_state.outputs)
@@ -105,7 +107,9 @@ class Steps:
             ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.past))
         return ran
 
-    async def by_forms(self, forms: Mapping[Form, ServedModel | None]) -> list[tuple[Piece, StepResult]]:
+    async def by_forms(
+        self, forms: Mapping[DecoderBucket, ServedModel | None]
+    ) -> list[tuple[TokenChunk, StepResult]]:
         """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
         found = []
         for piece in pieces(self.step, min(form.capacity for form in forms)):
@@ -113,7 +117,7 @@ class Steps:
             found.append((piece, await self.ask(forms[piece.form], plan, call)))
         return found
 
-    def _planned(self, piece: Piece) -> tuple[InferencePlan, Callable[[str], RunStep]]:
+    def _planned(self, piece: TokenChunk) -> tuple[InferencePlan, Callable[[str], RunStep]]:
         """Return the run of a form for a piece of a request, checked, and the call for the form's key."""
         alike, decoder = self.alike, self.alike.decoder
         data = decoder.contents(piece, alike.tokens(self.data))

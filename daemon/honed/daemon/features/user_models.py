@@ -105,7 +105,7 @@ class AppsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnModel:
+class UserModelUsage:
     """A model that a user has. `nbytes` are its files on disk, `memory` what it takes of that; in bytes.
 
     `used` is when it was brought or asked for last, in seconds since 1970.
@@ -127,7 +127,7 @@ class CompileUsage:
 
 
 @dataclass(slots=True, kw_only=True)
-class Shares:
+class UserQuotas:
     """What users have done with their shares, as it is stored: all that manifests do not tell.
 
     `used` is by model, `spent` by user (uid as text). Times are in seconds since 1970.
@@ -163,7 +163,7 @@ class Shares:
         return max(0.0, settings.compile_seconds - self.seconds_spent(user, now))
 
 
-def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tuple[str, ...]:
+def going(new: UserModelUsage, kept: Sequence[UserModelUsage], settings: AppsSettings) -> tuple[str, ...]:
     """Return the models to remove so that there is room for a new one, which was `used` now.
 
     The first is the first to go. `kept` are those of all users. Only the user's own are removed, the longest
@@ -194,7 +194,7 @@ def going(new: OwnModel, kept: Sequence[OwnModel], settings: AppsSettings) -> tu
     return tuple(gone)
 
 
-def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
+def _exceeded(models: Sequence[UserModelUsage], settings: AppsSettings) -> str:
     """Return the quota that one user's models exceed; "" for none."""
     if len(models) > settings.max_models:
         return "max_models"
@@ -205,7 +205,9 @@ def _exceeded(models: Sequence[OwnModel], settings: AppsSettings) -> str:
     return ""
 
 
-def next_user(waiting: Mapping[int, float], shares: Shares, settings: AppsSettings, now: float) -> int | None:
+def next_user(
+    waiting: Mapping[int, float], shares: UserQuotas, settings: AppsSettings, now: float
+) -> int | None:
     """Return the user whose model is compiled next: who had least of it today, then who waits the longest.
 
     `waiting` is since when each user waits, in seconds since 1970. None where nobody has time left.
@@ -214,12 +216,12 @@ def next_user(waiting: Mapping[int, float], shares: Shares, settings: AppsSettin
     return min(may, key=lambda user: (shares.seconds_spent(user, now), waiting[user], user), default=None)
 
 
-class SharesFile:
+class QuotaFile:
     """The shares of one service."""
 
     def __init__(self, path: Path) -> None:
-        self._file = StateFile(path, Shares, "what apps used")
-        self.shares = self._file.read() or Shares()
+        self._file = StateFile(path, UserQuotas, "what apps used")
+        self.shares = self._file.read() or UserQuotas()
 
     async def keep(self) -> None:
         """Save at intervals, and when cancelled."""
@@ -266,7 +268,7 @@ class Receiver:
         return Staged(
             folder=folder,
             sources=tuple(files),
-            given=files[0][1],
+            model_file=files[0][1],
             shapes=dict(options.shapes or {}),
             precision=options.precision or "auto",
             device=None,
@@ -320,7 +322,7 @@ class UserModels(Feature):
     installer: ModelInstaller
     leasing: Leasing
     receiver: Receiver
-    shares_file: SharesFile
+    shares_file: QuotaFile
     policy: str  # serve.engine
     _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
     _turns: WeakValueDictionary[int, asyncio.Lock] = field(
@@ -332,7 +334,7 @@ class UserModels(Feature):
         self.shares.keep_only((entry.name for entry in self.registry.models()), time.time())
 
     @property
-    def shares(self) -> Shares:
+    def shares(self) -> UserQuotas:
         """What users have done with their shares."""
         return self.shares_file.shares
 
@@ -436,7 +438,7 @@ class UserModels(Feature):
             nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
             options = params.parameters or UploadOptions()
             memory = 0 if options.engine == "gpu" else nbytes
-            new = OwnModel(name=name, user=user, nbytes=nbytes, memory=memory, used=time.time())
+            new = UserModelUsage(name=name, user=user, nbytes=nbytes, memory=memory, used=time.time())
             leaving = going(new, self._kept(), self.settings())
             with meanwhile:
                 async with self.changes.begin(name, notify, replace=False, owner=user) as change:
@@ -471,9 +473,9 @@ class UserModels(Feature):
         else:
             _log.info("model %s %s", name, why)
 
-    def _kept(self) -> list[OwnModel]:
+    def _kept(self) -> list[UserModelUsage]:
         """Return every user's own models."""
-        kept: list[OwnModel] = []
+        kept: list[UserModelUsage] = []
         for entry in self.registry.models():
             manifest = entry.manifest
             if manifest.owner is None:
@@ -485,7 +487,7 @@ class UserModels(Feature):
             compiled = sum(form.compiled.device_bytes for form in forms if form.compiled is not None)
             loaded = 0 if manifest.for_app else sum(file.nbytes for file in manifest.sources)
             kept.append(
-                OwnModel(
+                UserModelUsage(
                     name=entry.name,
                     user=manifest.owner,
                     nbytes=sum(files.values()),
@@ -594,7 +596,7 @@ def _size(name: str, descriptor: int) -> int:
 
 def _result(entry: ServedModel, sha256: str) -> UploadResult:
     manifest = entry.manifest
-    waits = manifest.compiled is None and manifest.decision.wanted != "cpu"
+    waits = manifest.compiled is None and manifest.decision.requested != "cpu"
     outputs = manifest.interface.outputs if manifest.interface is not None else ()
     return UploadResult(
         model_name=entry.name,
@@ -602,7 +604,7 @@ def _result(entry: ServedModel, sha256: str) -> UploadResult:
         ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_name=ENGINE_NAMES[entry.kind],
-        engine_why=entry.remark or manifest.decision.why or ("it is being compiled" if waits else ""),
+        engine_why=entry.remark or manifest.decision.reason or ("it is being compiled" if waits else ""),
         outputs=tuple(
             strict.copy_fields(InferredTensor, each, datatype=dtype(each.dtype).datatype) for each in outputs
         ),

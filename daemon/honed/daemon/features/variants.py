@@ -19,14 +19,14 @@ from honed.daemon.core.model import ServedModel, State
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature, FeatureRequest, Infer, MethodCall
 from honed.daemon.idle.leasing import Leasing
-from honed.daemon.observe.usage import UsageLog, Wish
+from honed.daemon.observe.usage import ShapeDemand, UsageLog
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, compare, unfinished
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import VariantSettings
-from honed.daemon.store.compiled import Compiled, Interface
+from honed.daemon.store.compiled import CompiledFileInfo, Interface
 from honed.daemon.store.names import Shapes, model_of, variant_name
 from honed.daemon.store.store import EngineDecision, Manifest, begin
 from honed.daemon.store.versions import timed
@@ -47,7 +47,7 @@ _HOPELESS = 2  # shapes of a model that could not be compiled, while none could:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptVariant:
+class VariantUsage:
     """A variant of the store. `requests` for it decay; `nbytes` are of its files, `loaded` of its device.
 
     `used` is when it was asked for last, in monotonic seconds.
@@ -62,9 +62,12 @@ class KeptVariant:
     used: float
 
 
-def next_wish(
-    wishes: Iterable[Wish], kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: dict[str, int]
-) -> Wish | None:
+def next_shapes(
+    wishes: Iterable[ShapeDemand],
+    kept: Sequence[VariantUsage],
+    settings: VariantSettings,
+    nbytes: dict[str, int],
+) -> ShapeDemand | None:
     """Return the shapes to compile next: those asked for most often, of those that would be kept.
 
     `nbytes` is the size of a variant's file in bytes, by model.
@@ -73,14 +76,14 @@ def next_wish(
     there, with_variants = {each.name for each in kept}, {each.model for each in kept}
     failures = Counter(wish.model for wish in wishes if wish.failed)
 
-    def is_due(wish: Wish) -> bool:
+    def is_due(wish: ShapeDemand) -> bool:
         hopeless = failures[wish.model] >= _HOPELESS and wish.model not in with_variants
         often = wish.requests >= settings.requests and not wish.failed
         return often and wish.name not in there and not hopeless
 
     for wish in sorted(filter(is_due, wishes), key=lambda wish: (-wish.requests, wish.name)):
         new = strict.copy_fields(
-            KeptVariant, wish, by_hand=False, nbytes=nbytes[wish.model], loaded=0, used=0.0
+            VariantUsage, wish, by_hand=False, nbytes=nbytes[wish.model], loaded=0, used=0.0
         )
         going = set(surplus((*kept, new), settings))
         asked_less = all(each.requests * _BETTER < wish.requests for each in kept if each.name in going)
@@ -89,7 +92,7 @@ def next_wish(
     return None
 
 
-def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]:
+def surplus(kept: Sequence[VariantUsage], settings: VariantSettings) -> list[str]:
     """Return the variants to drop to keep the bounds on number and disk; none that were added by hand.
 
     Those least asked for come first.
@@ -106,8 +109,8 @@ def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]
     return dropped
 
 
-def room_for(
-    loaded: int, serving: Sequence[KeptVariant], settings: VariantSettings, now: float
+def variants_to_suspend(
+    loaded: int, serving: Sequence[VariantUsage], settings: VariantSettings, now: float
 ) -> list[str] | None:
     """Return the variants that are to rest so that another, of `loaded` bytes, fits the bound on memory.
 
@@ -185,7 +188,7 @@ class VariantCompiler:
             proof = await change.load_stored(server, manifest, variant.key)
             path = self.changes.store.form(manifest, variant.key)
             choice = await self._choice(change, model, manifest.shapes, server, variant.key, path)
-            manifest = manifest.decided(chosen=choice.engine, why=choice.why, times=choice.times)
+            manifest = manifest.decided(chosen=choice.engine, reason=choice.why, times=choice.times)
             await change.commit(partial(self._added, model, manifest, compiled, proof))
         _log.info("%s was compared again. %s", variant.name, choice.why)
         return choice
@@ -217,7 +220,9 @@ class VariantCompiler:
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
         return f"{entry.manifest.source_key} {entry.manifest.precision} {HONED_VERSION} {device}"
 
-    def _added(self, model: ServedModel, variant: Manifest, compiled: Compiled, proof: LoadReport) -> Added:
+    def _added(
+        self, model: ServedModel, variant: Manifest, compiled: CompiledFileInfo, proof: LoadReport
+    ) -> Added:
         now = self.registry.find(model.name)
         if now is None or not same_source(variant, now.manifest):
             raise NotFound(f"model {model.name!r} is another one by now, or none; nothing was kept of this")
@@ -243,12 +248,12 @@ def _manifest(
         shapes=dict(shapes),
         precision=model.manifest.precision,
         device=model.manifest.device,
-        placed=model.manifest.placed,
+        placement_reason=model.manifest.placement_reason,
         interface=model.manifest.interface,
         decision=EngineDecision(
-            wanted=model.manifest.decision.wanted,
+            requested=model.manifest.decision.requested,
             chosen=choice.engine,
-            why=choice.why,
+            reason=choice.why,
             times=choice.times,
         ),
         by_hand=by_hand,
@@ -276,7 +281,8 @@ class ShapeVariants(Feature):
     _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
     # Of variants that were asked for, by shapes; by model, with what they follow from.
     _names: dict[
-        str, tuple[Compiled | None, Interface | None, dict[tuple[tuple[str, tuple[int, ...]], ...], str]]
+        str,
+        tuple[CompiledFileInfo | None, Interface | None, dict[tuple[tuple[str, tuple[int, ...]], ...], str]],
     ] = field(init=False, default_factory=dict)
     _begun: bool = field(init=False, default=False)
     _by_hand: set[asyncio.Task[list[str]]] = field(init=False, default_factory=set)
@@ -411,7 +417,7 @@ class ShapeVariants(Feature):
         for variant in self.registry.variants():
             if not self.registry.is_suspended(variant) and variant.on_cpu and variant.on_preferred_engine:
                 self._rest(variant.name)
-        for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
+        for name in variants_to_suspend(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
         going = set(surplus(self._kept(), self.settings()))
         # Those of models that were removed or replaced when the service ended.
@@ -429,16 +435,16 @@ class ShapeVariants(Feature):
             return
         _log.info("variants that were least asked for were dropped: %s", names)
 
-    def _next(self) -> Wish | None:
+    def _next(self) -> ShapeDemand | None:
         if not self.settings().per_model or not places.compiler():
             return None
-        wishes: list[Wish] = []
+        wishes: list[ShapeDemand] = []
         sizes: dict[str, int] = {}
         for entry in self.registry.models():
             if self._may_have_more(entry):
                 wishes += self.usage_log.wishes(entry.name, self.maker.under(entry))
                 sizes[entry.name] = _expected_bytes(entry, self.registry.variants(entry.name))
-        return next_wish(wishes, self._kept(), self.settings(), sizes)
+        return next_shapes(wishes, self._kept(), self.settings(), sizes)
 
     def _may_have_more(self, entry: ServedModel) -> bool:
         manifest = entry.manifest
@@ -451,7 +457,7 @@ class ShapeVariants(Feature):
         """Return whether the CPU engine alone is to serve a model."""
         return entry.manifest.engine_wanted(self.maker.policy) == "cpu"
 
-    async def _make(self, wish: Wish) -> None:
+    async def _make(self, wish: ShapeDemand) -> None:
         entry = self.registry.find(wish.model)
         if entry is None:
             return
@@ -489,7 +495,7 @@ class ShapeVariants(Feature):
     def _wake(self, variant: ServedModel, *, anyway: bool = False) -> None:
         """Load one that rests, if there is room without others that are asked for, or `anyway`."""
         serving, now = self._loaded(), float("inf") if anyway else time.monotonic()
-        resting = room_for(_loaded_bytes(variant), serving, self.settings(), now)
+        resting = variants_to_suspend(_loaded_bytes(variant), serving, self.settings(), now)
         if resting is None and not anyway:
             return
         for name in resting or ():
@@ -500,18 +506,18 @@ class ShapeVariants(Feature):
         if name not in self.maker.changes.active:  # its versions may be changing
             self.maker.pool.handle(SuspendRequested(name))
 
-    def _loaded(self) -> list[KeptVariant]:
+    def _loaded(self) -> list[VariantUsage]:
         """Return the variants that are in service, with no requests counted."""
         serving = (variant for variant in self.registry.variants() if not self.registry.is_suspended(variant))
         return [self._known(variant, 0.0) for variant in serving]
 
-    def _kept(self) -> list[KeptVariant]:
+    def _kept(self) -> list[VariantUsage]:
         asked = (wish for model in self.registry.models() for wish in self.usage_log.wishes(model.name, ""))
         requests = {wish.name: wish.requests for wish in asked}
         return [self._known(each, requests.get(each.name, 0.0)) for each in self.registry.variants()]
 
-    def _known(self, variant: ServedModel, requests: float) -> KeptVariant:
-        return KeptVariant(
+    def _known(self, variant: ServedModel, requests: float) -> VariantUsage:
+        return VariantUsage(
             name=variant.name,
             model=model_of(variant.name),
             requests=requests,
@@ -553,7 +559,7 @@ def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
     return max(known, default=sum(file.nbytes for file in entry.manifest.sources))
 
 
-def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
+def _shown(variant: ServedModel, wish: ShapeDemand | None) -> ShownVariant:
     manifest = variant.manifest
     engine = "cpu" if manifest.decision.chosen == "cpu" else "gpu"
     return ShownVariant(
@@ -564,7 +570,7 @@ def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
         engine=engine,
         engine_name=ENGINE_NAMES[engine],
         version=manifest.history.number,
-        why=manifest.decision.why,
+        why=manifest.decision.reason,
         by_hand=manifest.by_hand,
         bytes=_stored_bytes(variant),
         loaded_bytes=_loaded_bytes(variant),
@@ -572,7 +578,7 @@ def _shown(variant: ServedModel, wish: Wish | None) -> ShownVariant:
     )
 
 
-def _failed(wish: Wish) -> ShownVariant:
+def _failed(wish: ShapeDemand) -> ShownVariant:
     return ShownVariant(
         name=wish.name,
         shapes=dict(wish.shapes),

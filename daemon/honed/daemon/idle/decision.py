@@ -10,7 +10,7 @@ from honed.daemon.settings.schema import setting
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import SignalReading
 
-from .signals import Own, Sample, Verdict, value_text
+from .signals import OwnLoad, Sample, Verdict, value_text
 
 TRIP_MARGIN = 5.0  # °C below the machine's own trip point
 COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as cool again
@@ -28,7 +28,7 @@ class Context:
     machine counted as idle until now. minute: local time, minutes after midnight.
     """
 
-    own: Own
+    own: OwnLoad
     leased: bool
     was_idle: bool
     minute: int

@@ -28,7 +28,7 @@ from honed.protocol.service import (
 )
 
 from .decision import MAX_GAP, Activity, Context, Decision, IdleSettings, decide, judge
-from .signals import MachineSignals, Own, Sample, Signals
+from .signals import MachineSignals, OwnLoad, Sample, Signals
 
 LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
 REST_SECONDS = 5.0  # while there is none
@@ -56,7 +56,7 @@ class Leasing:
         self._patience = patience
         self._lease = Lease()
         self._activity = Activity(time.monotonic())
-        self._machine = MachineSignals(samples=(), own=Own())
+        self._machine = MachineSignals(samples=(), own=OwnLoad())
         self._decision: Decision | None = None
         self._tuners: dict[int, Connection] = {}  # that asked, by their connection's number
         self._wake = asyncio.Event()
@@ -123,15 +123,15 @@ class Leasing:
 
         Unless the process is a tuner, the request ends the lease at once.
         """
-        counted = self.came(model, peer)
+        counted = self.request_started(model, peer)
         try:
             yield
         finally:
             if counted:
-                self.went(model)
+                self.request_finished(model)
 
-    def came(self, model: str, peer: int) -> bool:
-        """Count a request of process `peer`, as `serving` does; return whether `went` is to be called."""
+    def request_started(self, model: str, peer: int) -> bool:
+        """Count a request of process `peer`, as `serving` does; return whether it counts."""
         if self._is_tuner(peer):
             return False
         now = time.monotonic()
@@ -140,7 +140,7 @@ class Leasing:
             self._perform(actions)
         return True
 
-    def went(self, model: str) -> None:
+    def request_finished(self, model: str) -> None:
         """End a request that was counted and is not served any more."""
         self._activity.end(model, time.monotonic())
 

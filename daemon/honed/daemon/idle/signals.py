@@ -34,7 +34,7 @@ class MachineSignals:
     """What was read at one time: the signals, and our own share in them."""
 
     samples: tuple[Sample, ...]
-    own: Own
+    own: OwnLoad
 
 
 class Signals:
@@ -43,7 +43,7 @@ class Signals:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._gpu = Gpu(root)
-        self._own = OwnShare(root)
+        self._own = OwnLoadMeter(root)
 
     def read(self, now: float, own: Collection[int]) -> MachineSignals:
         """Read the signals at `now` (seconds of a steady clock).
@@ -290,14 +290,14 @@ def _lowest_trip(zone: Path) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class OwnLoad:
     """What tuners and service add to the machine's figures: percent of all cores, tasks for each core."""
 
     cpu_percent: float = 0.0
     load_per_core: float = 0.0
 
 
-class OwnShare:
+class OwnLoadMeter:
     """The decaying means of the CPU time of some processes with their descendants; they may come and go.
 
     As the kernel averages its figures, so that our share fades from them at their pace when the work stops.
@@ -310,7 +310,7 @@ class OwnShare:
         self._load = 0.0  # cores, mean of 60 s
         self._pressure = 0.0  # cores, mean of 10 s
 
-    def measure(self, pids: Collection[int], now: float) -> Own:
+    def measure(self, pids: Collection[int], now: float) -> OwnLoad:
         """Return the share of these processes with all their descendants.
 
         `now` is in seconds of a steady clock. What a process used before it was named first does not count.
@@ -323,10 +323,10 @@ class OwnShare:
             self._pressure = _decayed(self._pressure, spent, passed, _PRESSURE_SECONDS)
         self._seconds, self._at = seconds, now
         count = cores(self._root)
-        return Own(cpu_percent=100 * self._pressure / count, load_per_core=self._load / count)
+        return OwnLoad(cpu_percent=100 * self._pressure / count, load_per_core=self._load / count)
 
 
-class OthersShare:
+class OtherLoadMeter:
     """What share of all processors other work takes from now on; `own` are processes that do not count.
 
     Their descendants do not, either. Blocks for some milliseconds.

@@ -25,7 +25,7 @@ from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings.schema import Limits
-from honed.daemon.store.compiled import Compiled
+from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.store import Manifest
 from honed.daemon.transport.connection import Connection
 from honed.daemon.worker.calls import InferenceResult
@@ -44,7 +44,7 @@ class _Wrapped:
 
     entry: ServedModel
     manifest: Manifest
-    compiled: Compiled | None
+    compiled: CompiledFileInfo | None
     infer: Infer
 
 
@@ -177,7 +177,7 @@ class InferencePipeline:
     async def _run(self, call: FeatureRequest) -> Map:
         self.check_running()  # it may have waited in a sequence
         connection, runner = call.connection, call.runner()
-        counted = self.leasing.came(call.entry.name, connection.peer.pid)
+        counted = self.leasing.request_started(call.entry.name, connection.peer.pid)
         try:
             plan = self.plan(call, runner)
             result, ran = await self.pool.requests.infer(
@@ -185,7 +185,7 @@ class InferencePipeline:
             )
         finally:
             if counted:
-                self.leasing.went(call.entry.name)
+                self.leasing.request_finished(call.entry.name)
         for answered in call.answered:
             answered(runner, plan, ran.observed)
         self._ran(runner, plan, ran)

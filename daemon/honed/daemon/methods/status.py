@@ -88,7 +88,7 @@ def indexed(entry: ServedModel, variants: int, pool: EngineManager, more: Mappin
         state=entry.state.value,
         reason=entry.remark,
         engine=entry.kind,
-        engine_why=entry.manifest.decision.why,
+        engine_why=entry.manifest.decision.reason,
         variants=variants,
         pinned_engine=entry.manifest.decision.pinned_engine,
         owner=user_name(owner) if owner is not None else "",
@@ -140,12 +140,12 @@ def device_statuses(pool: EngineManager, registry: Registry, viewer: Viewer) -> 
 def placement_of(pool: EngineManager, model: ServedModel) -> ModelPlacement:
     """Return the field `placement` of ModelShow."""
     manifest = model.manifest
-    home = pool.placement.home(model.name, manifest.device, manifest.placed)
+    home = pool.placement.home(model.name, manifest.device, manifest.placement_reason)
     return ModelPlacement(
         device=pool.device_of(model).shown,
         served_by=pool.of(model).shown,
         engine=model.kind,
-        why=manifest.decision.why or home.why,
+        why=manifest.decision.reason or home.why,
         away=model.failover_reason,
         pinned_engine=manifest.decision.pinned_engine,
         engine_name=ENGINE_NAMES[model.kind],

@@ -69,7 +69,7 @@ def listed(story: FaultIncident, time: float) -> KernelFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlamedFault(KernelFault):
+class AttributedFault(KernelFault):
     """A fault, and `whose` it was: one of WHOSE."""
 
     whose: str
@@ -83,7 +83,7 @@ class EndedProcess(WorkerEnd):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ours:
+class ServiceProcesses:
     """The service that answers: ids of its `workers`, and since when it runs, in seconds since 1970.
 
     `ended` are the latest of its processes that crashed or hung, the oldest first.
@@ -94,7 +94,7 @@ class Ours:
     ended: tuple[EndedProcess, ...] = ()
 
 
-def ours(metrics: Metrics, status: Status) -> Ours:
+def ours(metrics: Metrics, status: Status) -> ServiceProcesses:
     """Return which processes are the service's own, from what it says of itself."""
     present = {device.worker.pid for device in status.devices}
     names = {device.name: device.spec or device.name for device in status.devices}
@@ -103,14 +103,14 @@ def ours(metrics: Metrics, status: Status) -> Ours:
         for device in metrics.devices
         for end in device.worker.last_ends
     ]
-    return Ours(
+    return ServiceProcesses(
         workers=frozenset((present | {end.pid for end in ended}) - {0}),
         since=metrics.time - metrics.uptime_seconds,
         ended=tuple(sorted((end for end in ended if end.kind in _CRASHES), key=lambda end: end.time)),
     )
 
 
-def of_service(socket: str | None) -> Ours | None:
+def of_service(socket: str | None) -> ServiceProcesses | None:
     """Ask the service which processes are its own; return None if it does not run or refuses this user."""
     from honed.protocol.errors import PermissionDenied, Unavailable
     from honed.runtime.client import Client
@@ -123,15 +123,15 @@ def of_service(socket: str | None) -> Ours | None:
 
 
 def blamed(
-    log: KernelLog, service: Ours | None, quarantined: Iterable[Quarantined] = ()
-) -> tuple[BlamedFault, ...]:
+    log: KernelLog, service: ServiceProcesses | None, quarantined: Iterable[Quarantined] = ()
+) -> tuple[AttributedFault, ...]:
     """Return the faults of the kernel log, each with whose it was; `quarantined` is from the records."""
     return tuple(
-        BlamedFault(**asdict(fault), whose=whose(fault, service, quarantined)) for fault in log.faults
+        AttributedFault(**asdict(fault), whose=whose(fault, service, quarantined)) for fault in log.faults
     )
 
 
-def whose(fault: KernelFault, service: Ours | None, quarantined: Iterable[Quarantined]) -> str:
+def whose(fault: KernelFault, service: ServiceProcesses | None, quarantined: Iterable[Quarantined]) -> str:
     """Return whose a fault was, one of WHOSE.
 
     A process that is not known to be ours is another's only if it faulted while this service ran: an earlier

@@ -20,7 +20,7 @@ from honed.machine.kernellog.story import LONGEST_S, RESET_QUIET_S
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
 
-from .faults import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, listed, whose
+from .faults import OTHER, SERVICE, UNKNOWN, WHOSE, ServiceProcesses, listed, whose
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class KernelWatch:
     def _tell(self, story: FaultIncident, workers: frozenset[int]) -> None:
         # Only records written since it was opened are read, so all are of this service's time.
         fault = listed(story, self._since)
-        found = whose(fault, Ours(workers=workers, since=self._since), ())
+        found = whose(fault, ServiceProcesses(workers=workers, since=self._since), ())
         self._counts[found] += 1
         _log.error(
             "a fault of GPU %s (%s: %s), of %s%s; the kernel log says: %s",

@@ -76,7 +76,7 @@ def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ShapeDemand:
     """Shapes that a model is asked for, and why they cannot be compiled, or ""."""
 
     name: str
@@ -266,7 +266,7 @@ class UsageLog:
         asked = self._used(model).asked
         asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
 
-    def wishes(self, model: str, under: str) -> list[Wish]:
+    def wishes(self, model: str, under: str) -> list[ShapeDemand]:
         """Return the shapes that a model was asked for.
 
         A failure counts only if it happened under the same conditions, `under`.
@@ -274,7 +274,7 @@ class UsageLog:
         known = self._models.get(model)
         now, half_life = self._clock(), self.settings.half_life
         return [
-            Wish(
+            ShapeDemand(
                 name=name,
                 model=model,
                 shapes=each.shapes,

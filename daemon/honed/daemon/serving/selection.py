@@ -120,5 +120,5 @@ def cpu_serves(manifest: Manifest, configured: str) -> bool:
 
 def unfinished(manifest: Manifest, configured: str) -> bool:
     """Return whether compiling a stored model was interrupted, or lacked a compiler or a device."""
-    left = not manifest.decision.why or manifest.decision.awaits_compiler
-    return manifest.compiled is None and left and (manifest.decision.wanted or configured) != "cpu"
+    left = not manifest.decision.reason or manifest.decision.awaits_compiler
+    return manifest.compiled is None and left and (manifest.decision.requested or configured) != "cpu"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from honed.daemon.aio import in_thread
-from honed.daemon.idle.signals import OthersShare
+from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.worker.calls import ComparisonRun
 from honed.runtime.comparison import MOST, PairedTiming
 
@@ -73,7 +73,7 @@ class Trial:
         """Take turns; raise what a runner raises."""
         others, since = None, time.monotonic()
         if self.processes:
-            others = await in_thread(OthersShare, self.processes)
+            others = await in_thread(OtherLoadMeter, self.processes)
         runs, sets = PairedTiming(self.allowed, self.most), 1
         while runs.tried < sets or not runs.done:
             turn, both = runs.tried, [ComparisonRun(), ComparisonRun()]

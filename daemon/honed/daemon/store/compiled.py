@@ -76,7 +76,7 @@ class Interface:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once
-class Compiled:
+class CompiledFileInfo:
     """A compiled file that is whole and keeps every rule of its format, without constants, sources and plan.
 
     `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
@@ -133,10 +133,10 @@ def _as_open(tensors: Sequence[Tensor | PartitionTensor]) -> tuple[TensorSpec, .
     return tuple(strict.copy_fields(TensorSpec, tensor, "symbols") for tensor in tensors)
 
 
-def summarise(model: CompiledModel) -> Compiled:
+def summarise(model: CompiledModel) -> CompiledFileInfo:
     """Leave out what only a worker needs."""
     return strict.copy_fields(
-        Compiled,
+        CompiledFileInfo,
         model,
         device=model.device.identity,
         outputs=model.model_outputs,

@@ -14,7 +14,7 @@ from honed.process.children import ResourceLimits, kill_group, python
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable
 
-from .compiled import Compiled
+from .compiled import CompiledFileInfo
 from .declared import Declared
 from .inspector import ANSWER, Inspect, InspectSource
 
@@ -28,9 +28,9 @@ class Inspector:
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(INSPECTIONS)
 
-    async def inspect(self, path: Path) -> Compiled:
+    async def inspect(self, path: Path) -> CompiledFileInfo:
         """Read a compiled file and check every byte of it; raise ModelFileError or NotFound."""
-        found: Compiled = await self._one(Inspect(path=path))
+        found: CompiledFileInfo = await self._one(Inspect(path=path))
         return found
 
     async def inspect_source(self, path: Path) -> Declared:
@@ -48,7 +48,7 @@ class Inspector:
 
 async def inspect_all(
     paths: Sequence[Path], seconds: float = SECONDS
-) -> AsyncIterator[tuple[Path, Compiled | HonedError]]:
+) -> AsyncIterator[tuple[Path, CompiledFileInfo | HonedError]]:
     """Inspect several compiled files one after the other; yield each with what it says or what is wrong.
 
     A file may take `seconds`. One that ends the child is at fault itself, unless somebody else ended it; the

@@ -19,17 +19,17 @@ from honed.protocol import strict, wire
 from honed.protocol.decoder import FrameDecoder
 from honed.protocol.errors import HonedError, ModelFileError
 
-from .compiled import Compiled, summarise
+from .compiled import CompiledFileInfo, summarise
 from .declared import Declared, declared
 
 # 2 MiB and 200,000 values are some 20,000 kernels; reading more would hold up the service.
 ANSWER = wire.FrameLimits(max_bytes=2 << 20, max_values=200_000, max_depth=8, max_text=1 << 16)
 _REASON = 1000  # letters
-T = TypeVar("T", Compiled, Declared)
+T = TypeVar("T", CompiledFileInfo, Declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect(Call[Compiled]):
+class Inspect(Call[CompiledFileInfo]):
     """Read a compiled file."""
 
     path: Path
@@ -42,13 +42,13 @@ class InspectSource(Call[Declared]):
     path: Path
 
 
-class Inspector(RpcServer):
+class InspectorServer(RpcServer):
     """Answers within ANSWER."""
 
-    def _inspect(self, call: Inspect) -> Compiled:
+    def _inspect(self, call: Inspect) -> CompiledFileInfo:
         from honed.runtime.compiled import modelfile  # which the service, that calls, does without
 
-        def read() -> Compiled:
+        def read() -> CompiledFileInfo:
             with modelfile.read(call.path) as file:
                 return summarise(file.model)
 
@@ -82,4 +82,4 @@ class Inspector(RpcServer):
 
 
 if __name__ == "__main__":
-    Inspector(connect()).serve()
+    InspectorServer(connect()).serve()

@@ -23,7 +23,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,16 +69,16 @@ class EngineTimes:
 class EngineDecision:
     """Which engine serves a model, and how that came.
 
-    `wanted` is the engine that its user asked for, "" for what the configuration says; `chosen` the one that
-    comparing chose, and `why` how that came, or why there is no compiled form. Both are "" while it is being
-    compiled. `times` are those of the comparison. `pinned_engine` serves whatever was asked for or chosen, ""
-    where none is pinned. What `awaits_compiler` has no compiled form because there was no compiler, or no
-    device.
+    `requested` is the engine that its user asked for, "" for what the configuration says; `chosen` the one
+    that comparing chose, and `reason` how that came, or why there is no compiled form. Both are "" while it
+    is being compiled. `times` are those of the comparison. `pinned_engine` serves whatever was asked for or
+    chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there was no
+    compiler, or no device.
     """
 
-    wanted: str = ""
+    requested: str = field(default="", metadata={"wire": "wanted"})
     chosen: str = ""
-    why: str = ""
+    reason: str = field(default="", metadata={"wire": "why"})
     times: EngineTimes | None = None
     pinned_engine: str = ""
     awaits_compiler: bool = False
@@ -92,12 +92,12 @@ class NewerFormat(InvalidArgument):
 class Manifest:
     """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
 
-    `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
-    `interface` is of the source, None where the CPU engine does not run it. `by_hand`: it is a variant that
-    its user asked for. `state` are inputs by the output that each is given next in a sequence, as its user
-    named them. `owner` is the user (uid) whose own it is, None for those of administrators.
-    `settings` hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may
-    optimise the source, None before that was checked. `raced` is in manifests of honed 0.1, which chose
+    `device` is the one it was added for, by its configured name, "" for the default; `placement_reason` says
+    why. `interface` is of the source, None where the CPU engine does not run it. `by_hand`: it is a variant
+    that its user asked for. `state` are inputs by the output that each is given next in a sequence, as its
+    user named them. `owner` is the user (uid) whose own it is, None for those of administrators. `settings`
+    hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may optimise the
+    source, None before that was checked. `compared_devices` is in manifests of honed 0.1, which chose
     `device` by itself then; None: it is what the user asked for.
     """
 
@@ -109,7 +109,7 @@ class Manifest:
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str = ""
-    placed: str = ""
+    placement_reason: str = field(default="", metadata={"wire": "placed"})
     interface: Interface | None = None
     decision: EngineDecision = EngineDecision()  # stored flat, as if its fields were the manifest's
     by_hand: bool = False
@@ -117,7 +117,7 @@ class Manifest:
     owner: int | None = None
     settings: ModelSettings = field(default_factory=ModelSettings)
     optimisation: OptimisationCheck | None = None
-    raced: str | None = field(default=None, metadata=strict.ABSENT)
+    compared_devices: str | None = field(default=None, metadata=strict.ABSENT | {"wire": "raced"})
 
     def decided(self, **changes: Any) -> Manifest:
         """Return the manifest with changes to its decision."""
@@ -125,12 +125,12 @@ class Manifest:
 
     def engine_wanted(self, configured: str) -> str:
         """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
-        return self.decision.pinned_engine or self.decision.wanted or configured
+        return self.decision.pinned_engine or self.decision.requested or configured
 
     @property
     def for_app(self) -> bool:
         """Whether an app runs the model by itself, and asks for its compiled form alone."""
-        return self.owner is not None and self.decision.wanted == "gpu"
+        return self.owner is not None and self.decision.requested == "gpu"
 
     @cached_property
     def key(self) -> str:
@@ -389,7 +389,7 @@ def to_plain(manifest: Manifest) -> dict[str, Any]:
 def from_plain(plain: Any, where: str) -> Manifest:
     """Return the manifest that was stored so; raise Mismatch. `where` names it in messages."""
     if isinstance(plain, dict):
-        names = {each.name for each in fields(EngineDecision)}
+        names = {each.wire for each in strict.fields_of(EngineDecision)}
         decision = {name: value for name, value in plain.items() if name in names}
         plain = {name: value for name, value in plain.items() if name not in names} | {"decision": decision}
     return strict.from_plain(Manifest, plain, where=where)

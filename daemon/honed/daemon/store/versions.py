@@ -8,7 +8,7 @@ No I/O and no clock: times are seconds since 1970 and passed in.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from honed.protocol.errors import AlreadyExists, NotFound
@@ -27,7 +27,7 @@ class VersionHistory:
     """All that is remembered of a model's versions."""
 
     versions: tuple[ModelVersion, ...]
-    stints: tuple[DeploymentSpan, ...]  # the deployments, by the name they have in manifests
+    deployments: tuple[DeploymentSpan, ...] = field(metadata={"wire": "stints"})
     pinned: bool
 
     @cached_property
@@ -38,12 +38,12 @@ class VersionHistory:
     @cached_property
     def number(self) -> int:
         """The number of the current version; 0: nothing was compiled."""
-        return self.stints[-1].number if self.stints else 0
+        return self.deployments[-1].number if self.deployments else 0
 
     @cached_property
     def settled(self) -> bool:
         """Whether the current version has served cleanly; True where nothing was compiled."""
-        return not self.stints or self.current.settled
+        return not self.deployments or self.current.settled
 
     @property
     def next_number(self) -> int:
@@ -59,20 +59,20 @@ class VersionHistory:
 
     def earlier(self) -> ModelVersion | None:
         """Return the version served last, of those to which the model can be rolled back, or None."""
-        served = [span.number for span in self.stints]
+        served = [span.number for span in self.deployments]
         fit = [
             v for v in self.versions if v.kept and v.settled and not v.quarantine and v.number != self.number
         ]
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
 
 
-NO_HISTORY = VersionHistory(versions=(), stints=(), pinned=False)
+NO_HISTORY = VersionHistory(versions=(), deployments=(), pinned=False)
 
 
 def first(version: ModelVersion, now: float) -> VersionHistory:
     """Return the history of a new model."""
     span = DeploymentSpan(number=version.number, since=now, until=None, end="")
-    return VersionHistory(versions=(version,), stints=(span,), pinned=False)
+    return VersionHistory(versions=(version,), deployments=(span,), pinned=False)
 
 
 def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep: bool) -> VersionHistory:
@@ -133,24 +133,24 @@ def trial_over(served: int, seconds: float) -> bool:
 
 
 def _serve(history: VersionHistory, number: int, reason: str, now: float) -> VersionHistory:
-    *earlier, last = history.stints
+    *earlier, last = history.deployments
     spans = (
         *earlier,
         dataclasses.replace(last, until=now, end=reason),
         DeploymentSpan(number=number, since=now, until=None, end=""),
     )
-    return dataclasses.replace(history, stints=spans)
+    return dataclasses.replace(history, deployments=spans)
 
 
 def _pruned(history: VersionHistory) -> VersionHistory:
     """Let go of the files beyond KEPT, and of what is too old to be listed."""
     wanted = [history.current.number]
-    for span in reversed(history.stints):
+    for span in reversed(history.deployments):
         version = history.get(span.number)
         if version.kept and not version.quarantine and version.number not in wanted:
             wanted.append(version.number)
     keep = set(wanted[:KEPT])
-    spans = history.stints[-REMEMBERED:]
+    spans = history.deployments[-REMEMBERED:]
     listed = {span.number for span in spans} | keep
     quarantined = [v.number for v in history.versions if v.quarantine][-REMEMBERED:]
     return dataclasses.replace(
@@ -160,5 +160,5 @@ def _pruned(history: VersionHistory) -> VersionHistory:
             for v in history.versions
             if v.number in listed or v.number in quarantined
         ),
-        stints=spans,
+        deployments=spans,
     )

@@ -159,7 +159,7 @@ class TunerRuns:
                 most = self.limits.max_model_bytes
                 staged = await in_thread(stage_again, self.store, entry.manifest, folder, most)
                 tasks = Tasks(
-                    file=staged.given,
+                    file=staged.model_file,
                     name=entry.name,
                     shapes=staged.shapes,
                     precision=staged.precision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from honed.daemon.observe.faults import WHOSE, BlamedFault, EndedProcess, blamed, kernel_log, of_service
+from honed.daemon.observe.faults import WHOSE, AttributedFault, EndedProcess, blamed, kernel_log, of_service
 from honed.jobs.commands import ListFaults
 from honed.jobs.events import Faults, Quarantined
 from honed.protocol.service import KernelLog
@@ -13,7 +13,7 @@ from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, capital, line, moment_text
 from honed.tool.parser import Parser, define
-from honed.tool.recordsfile import Where, add_state_dir_option, find_records
+from honed.tool.recordsfile import RecordsLocation, add_state_dir_option, find_records
 
 REACH = {
     "out-of-memory": "GPU memory ran out",
@@ -63,7 +63,7 @@ def _faults(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(document, show)
 
 
-def _read(where: Where) -> tuple[Faults, KernelLog]:
+def _read(where: RecordsLocation) -> tuple[Faults, KernelLog]:
     """Return what the records hold in quarantine, and the kernel log.
 
     Where the service is asked, the kernel log is as the service reads it.
@@ -75,7 +75,7 @@ def _read(where: Where) -> tuple[Faults, KernelLog]:
     return run(ListFaults(records=where.path), "faults") if there else Faults(faults=()), kernel_log()
 
 
-def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) -> None:
+def _print_log(console: Console, log: KernelLog, faults: Sequence[AttributedFault]) -> None:
     if not log.readable:
         line(console, f"{capital(log.reason)}.")
     elif not faults:

@@ -21,7 +21,7 @@ from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, line, moment_text, table
 from honed.tool.parser import Parser, define
-from honed.tool.recordsfile import Where, add_state_dir_option, find_records
+from honed.tool.recordsfile import RecordsLocation, add_state_dir_option, find_records
 from honed.tool.view.plot import Curve, Mark, draw_picture, microseconds, text
 
 from .tasks import milliseconds
@@ -127,7 +127,7 @@ def _of_records(
         return History(points=(), versions=()), (str(error),)
 
 
-def _recorded(where: Where, model: str) -> History:
+def _recorded(where: RecordsLocation, model: str) -> History:
     if not where.by_service:
         return run(ShowHistory(records=where.path, name=model), "history")
     with started_in_service(where.socket, ShowHistory, model=model) as child:
@@ -190,14 +190,14 @@ def _print_curve(console: Console, curve: Curve) -> None:
 def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
     """Rows of a table: number, since, until, side by side, why it came, why it went."""
     versions = {version.number: version for version in history.versions}
-    for span in history.stints:
+    for span in history.deployments:
         version = versions[span.number]
         times = "-"
         if version.old_us and version.new_us:
             times = f"{milliseconds(version.old_us)} -> {milliseconds(version.new_us)}"
         since = datetime.fromtimestamp(span.since).astimezone().strftime("%Y-%m-%d %H:%M")
         yield str(version.number), since, times, version.why, span.end or version_state(history)
-    served = {span.number for span in history.stints}
+    served = {span.number for span in history.deployments}
     for version in history.versions:
         if version.number not in served:
             yield str(version.number), "never", "-", version.why, version.quarantine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.daemon.observe.faults import SERVICE, BlamedFault, blamed, kernel_log, ours
+from honed.daemon.observe.faults import SERVICE, AttributedFault, blamed, kernel_log, ours
 from honed.machine.roofline import BUSY
 from honed.protocol import strict
 from honed.protocol.methods import (
@@ -131,7 +131,7 @@ def _status(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(document, lambda console: _print_status(console, status, faults))
 
 
-def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault]) -> None:
+def _print_status(console: Console, status: Status, faults: Sequence[AttributedFault]) -> None:
     worker, places, device = status.worker, status.places, status.device
     models = ", ".join(f"{n} {state.lower()}" for state, n in status.models.items() if n) or "none"
     rows = [
@@ -167,7 +167,7 @@ def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault
     console.print(signals(status.idle))
 
 
-def _faults(found: Sequence[BlamedFault]) -> list[tuple[str, str]]:
+def _faults(found: Sequence[AttributedFault]) -> list[tuple[str, str]]:
     """Return rows on what the kernel log says of the GPU, where this user may read it."""
     if not found:
         return []

@@ -17,7 +17,13 @@ from honed.tool.compiler import followed, run
 from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, line
 from honed.tool.parser import Parser, add_action, add_actions
-from honed.tool.recordsfile import Where, add_state_dir_option, find_records, prepare, service_device
+from honed.tool.recordsfile import (
+    RecordsLocation,
+    add_state_dir_option,
+    find_records,
+    prepare,
+    service_device,
+)
 
 _SHOWN = 5  # refused lines that are shown to people
 
@@ -70,7 +76,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> None:
     )
 
 
-def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exported:
+def _exported_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Exported:
     with replacing(arguments.output) as file:  # first of all, so that it is known that it can be written
         with started_in_service(where.socket, Export, best=arguments.best) as child:
             done = followed(child, "export")
@@ -94,7 +100,7 @@ def _import(arguments: argparse.Namespace, output: Output) -> None:
     output.emit(document, lambda console: _print_imported(console, done))
 
 
-def _imported_by_service(where: Where, arguments: argparse.Namespace) -> Imported:
+def _imported_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Imported:
     descriptor = open_model(arguments.file)
     try:
         with started_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
