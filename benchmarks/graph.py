@@ -26,8 +26,8 @@ from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import Launch
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import attention_seconds, joins, separable_seconds
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.fusion import attention_seconds, fusion_policy, separable_seconds
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.lower.functions.fusing import Joins, never
@@ -49,7 +49,7 @@ class Variant:
 
     label: str
     normalised: Normalised
-    joins: JoinsOf = joins  # which functions are one kernel
+    joins: JoinsOf = fusion_policy  # which functions are one kernel
     passes: FusionPasses = ALL_PASSES
 
 
@@ -105,7 +105,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
             left = _normalised(path, shapes, [p for p in PASSES if p is not one])
             yield Variant(f"all but {one.name}", left)
     yield Variant("all but views", whole, passes=FusionPasses(views=False))
-    yield Variant("all but attentions", whole, joins=partial(joins, sorts=[separable_seconds]))
+    yield Variant("all but attentions", whole, joins=partial(fusion_policy, sorts=[separable_seconds]))
     yield Variant("all but in place", whole, passes=FusionPasses(in_place=False))
     yield from _of_processors(whole)
     yield _none(path, shapes)
@@ -113,7 +113,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
 
 def _of_processors(whole: Normalised) -> Iterator[Variant]:
     """The model without what only processors have."""
-    yield Variant("all but separables", whole, joins=partial(joins, sorts=[attention_seconds]))
+    yield Variant("all but separables", whole, joins=partial(fusion_policy, sorts=[attention_seconds]))
     yield Variant("all but blocks", whole, passes=FusionPasses(blocked=False))
 
 
@@ -135,7 +135,7 @@ def _lowered(variant: Variant, profile: DeviceProfile) -> LoweredModel:
     return lower_module(
         frontend.import_relax(variant.normalised),
         profile,
-        first=first_kernels if profile.rules.family == "cpu" else _first,
+        first=untuned_kernels if profile.rules.family == "cpu" else _first,
         joins=variant.joins(profile),
         passes=variant.passes,
     )
@@ -155,7 +155,7 @@ def _first(
     func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
 ) -> tuple[str, Lowered, list[str]]:
     """Default rules, but of attentions, of which they make a kernel for each part."""
-    kernels = default_kernels if attention_of(func) is None else first_kernels
+    kernels = default_kernels if attention_of(func) is None else untuned_kernels
     return kernels(func, name, target, profile)
 
 

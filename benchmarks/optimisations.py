@@ -18,8 +18,8 @@ from statistics import median
 from honed.protocol.errors import HonedError
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST
-from honed.tuner.prove import levels
-from honed.tuner.prove.confined import DEFAULT_LIMITS
+from honed.tuner.verify import levels
+from honed.tuner.verify.confined import DEFAULT_LIMITS
 
 
 def main() -> int:

@@ -17,8 +17,8 @@ from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.compiler import fusion
 from honed.tuner.compiler.assemble import assemble
-from honed.tuner.compiler.proof import opened
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
+from honed.tuner.compiler.verification import opened
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
 
@@ -35,8 +35,8 @@ def normalised(
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
     """Its kernels as the service has them before any trial."""
-    joins = fusion.joins(profile)
-    return lower_module(frontend.import_relax(model), profile, first=first_kernels, joins=joins)
+    joins = fusion.fusion_policy(profile)
+    return lower_module(frontend.import_relax(model), profile, first=untuned_kernels, joins=joins)
 
 
 def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:

@@ -16,15 +16,15 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import SourceModel
 from honed.tuner.compiler.assemble import assemble
-from honed.tuner.compiler.schedules import first_kernels
-from honed.tuner.frontend import Normalised, Precision, TensorSpec
+from honed.tuner.compiler.schedules import untuned_kernels
+from honed.tuner.frontend import Normalised, Precision, StaticTensorSpec
 from honed.tuner.lower.module import LoweredModel
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import Function, FunctionCall, Program
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.prove.probes import Expected
 from honed.tuner.tune.extract import workload
+from honed.tuner.verify.probes import ReferenceProbes
 
 _ALIGNMENT = 512  # bytes: what the strictest of the drivers here wants of sub-buffers
 _SEED = 1
@@ -59,7 +59,7 @@ def write(folder: Path, precision: Precision, only: str, count: int) -> Iterator
 
 
 def _schedules(task: BenchTask, device: DeviceProfile, count: int) -> Iterator[tuple[str, Lowered]]:
-    origin, lowered, _ = first_kernels(task.func, "main", target_for(device), device)
+    origin, lowered, _ = untuned_kernels(task.func, "main", target_for(device), device)
     yield origin, lowered
     for drawn in draws(task.func, device, count):
         yield f"sketch {drawn.draw.sketch}", drawn.lowered
@@ -67,7 +67,9 @@ def _schedules(task: BenchTask, device: DeviceProfile, count: int) -> Iterator[t
 
 def write_one(path: Path, load: Workload, schedule: str, lowered: Lowered, device: DeviceProfile) -> None:
     """Write one schedule of a function as a compiled model whose probes are the workload's sets."""
-    specs = [TensorSpec(name=f"p{n}", dtype=v.dtype, shape=v.shape) for n, v in enumerate(load.parameters)]
+    specs = [
+        StaticTensorSpec(name=f"p{n}", dtype=v.dtype, shape=v.shape) for n, v in enumerate(load.parameters)
+    ]
     signature = Normalised(
         model=onnx.ModelProto(),
         inputs=tuple(spec for n, spec in enumerate(specs) if n not in load.outputs),
@@ -115,13 +117,13 @@ def _program(load: Workload, schedule: str, lowered: Lowered) -> LoweredModel:
     return LoweredModel(program=program, functions={"main": function}, notes=())
 
 
-def _expected(load: Workload, signature: Normalised) -> Expected:
+def _expected(load: Workload, signature: Normalised) -> ReferenceProbes:
     """The sets of inputs that candidates are checked with, as probes."""
 
-    def arrays(number: int, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+    def arrays(number: int, specs: tuple[StaticTensorSpec, ...]) -> dict[str, np.ndarray]:
         return {spec.name: np.load(load.folder / f"{number}.{spec.name[1:]}.npy") for spec in specs}
 
-    return Expected(
+    return ReferenceProbes(
         evaluator="TVM, unscheduled",
         inputs=tuple(arrays(n, signature.inputs) for n in range(load.sets)),
         outputs=tuple(arrays(n, signature.outputs) for n in range(load.sets)),

@@ -19,7 +19,7 @@ from honed.machine.devices import Device
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError
 from honed.runtime.compiled import modelfile
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 from honed.runtime.execution.executor import Executor
 
 
@@ -55,7 +55,7 @@ def _execute_all(files: Path, spec: str, first: int, out: TextIO) -> None:
 def _executed(path: Path, device: Device) -> Executed:
     try:
         with modelfile.read(path) as file, Executor(file, device) as executor:
-            found = proof.check_probes(executor)
+            found = verification.check_probes(executor)
     except DeviceError as error:
         return Executed(failed=str(error))
     worst = max(found, key=lambda one: one.error / (one.tolerance or 1.0))

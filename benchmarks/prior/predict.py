@@ -19,7 +19,7 @@ from typing import TypeVar
 from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.tuner.records.verdict import Stored, Timing
+from honed.tuner.records.verdict import StoredOutcome, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.bench import predicted
 from honed.valhall.compiler import ROOTS, Dump, NotBuilt, OfflineCompiler
@@ -58,7 +58,7 @@ def main() -> int:
         for one, begun in _one_ahead(_begun(tasks, judge, options.seed, mesa)):
             for tried, dump in begun:
                 judged = _judged(one, tried, dump, judge)
-                outcome = Stored.RIGHT if judged else Stored.NOT_BUILT
+                outcome = StoredOutcome.RIGHT if judged else StoredOutcome.NOT_BUILT
                 for device in devices:
                     taken = seconds(judged, device.driver)
                     timing = Timing(median_s=taken, low_s=taken, high_s=taken, repeats=1) if judged else None

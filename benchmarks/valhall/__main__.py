@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
@@ -89,11 +89,11 @@ def _report(task: BenchTask, judges: _Judges, count: int, *, show: bool) -> None
     _row(table, f"default: {rule}", task, _judged(judges, lowered.source, _launches(task, lowered)))
     for name in judges:
         served = profile(name)
-        origin, lowered, _ = first_kernels(task.func, "main", target_for(served), served)
+        origin, lowered, _ = untuned_kernels(task.func, "main", target_for(served), served)
         first = _judged(judges, lowered.source, _launches(task, lowered))
         _row(table, f"first served to {name}: {origin}", task, first)
     if task.product is not None:
-        origin, lowered, _ = first_kernels(alone(task.product), "main", target_for(device), device)
+        origin, lowered, _ = untuned_kernels(alone(task.product), "main", target_for(device), device)
         _row(table, f"the product alone: {origin}", task, _judged(judges, lowered.source, lowered.launches))
         source, launch = product(task.product)
         _row(table, "the product alone: by hand", task, _judged(judges, source, [launch]))

@@ -18,7 +18,7 @@ from tests.tuner.lower.printer.tvm_printer import tvm_printer
 
 from benchmarks.board import anchors
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.demo import lightglue
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.program import KernelLaunch
@@ -149,7 +149,7 @@ def _by_tvm(one: Extracted) -> Lowered:
 
 
 def _first(one: Extracted) -> Lowered:
-    return first_kernels(one.func, "main", target_for(profile()), profile())[1]
+    return untuned_kernels(one.func, "main", target_for(profile()), profile())[1]
 
 
 def _roomy() -> DeviceProfile:

@@ -17,7 +17,7 @@ from rich.table import Table
 from tvm import tirx
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.frontend import Precision, import_relax, normalise
 from honed.tuner.lower import DOT_ADD
 from honed.tuner.lower.module import legal_model
@@ -115,7 +115,7 @@ def _layer(layer: Layer, form: str, judge: MachineCodeJudge, count: int) -> floa
 def _function(
     func: tirx.PrimFunc, device: DeviceProfile, judge: MachineCodeJudge, count: int, form: str
 ) -> float:
-    _, lowered, _ = first_kernels(func, "main", target_for(device), device)
+    _, lowered, _ = untuned_kernels(func, "main", target_for(device), device)
     found = []
     for one in (lowered, *(drawn.lowered for drawn in draws(func, device, count))):
         source = one.source

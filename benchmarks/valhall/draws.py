@@ -18,7 +18,7 @@ from honed.tuner.search import draw
 class Drawn:
     """One draw with its kernels."""
 
-    draw: draw.Draw
+    draw: draw.ScheduleSample
     lowered: Lowered
 
 

@@ -35,7 +35,7 @@ from honed.machine.families import DriverClass
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.demo import lightglue
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
@@ -258,7 +258,7 @@ def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
 
 
 def _served(one: Extracted, device: DeviceProfile, judge: MachineCodeJudge, count: int | None) -> Served:
-    name, lowered, _ = first_kernels(one.func, "main", target_for(device), device)
+    name, lowered, _ = untuned_kernels(one.func, "main", target_for(device), device)
     origin = ScheduleProvenance.parse(name)
     compared = count is not None and origin.source is ScheduleSource.TABLES
     rivals = {each.source: each for each in _rivals(one, device, count or 0)} if compared else {}

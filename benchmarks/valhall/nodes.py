@@ -21,8 +21,8 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import HonedError
 from honed.tuner import frontend
 from honed.tuner.compiler.compile import prepare
-from honed.tuner.compiler.fusion import joins
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.fusion import fusion_policy
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
 from honed.valhall.compiler import Dump, NotBuilt
@@ -133,9 +133,9 @@ def _sources(case: cases.Case, device: DeviceProfile) -> Iterator[str]:
     arrays = {i.name: v for i, v in zip(model.graph.input, given, strict=True) if isinstance(v, np.ndarray)}
     frozen, _ = cases.freeze(model, arrays)
     normalised = prepare(frozen, {}, "auto", device).normalised
-    legal = legal_model(frontend.import_relax(normalised), device, joins(device))
+    legal = legal_model(frontend.import_relax(normalised), device, fusion_policy(device))
     for func in legal.functions.values():
-        yield first_kernels(func, _NAME, target_for(device), device)[1].source
+        yield untuned_kernels(func, _NAME, target_for(device), device)[1].source
 
 
 def _built(

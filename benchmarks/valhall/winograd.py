@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from tvm import te, tirx, topi
 
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.frontend import Precision
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
-from honed.tuner.search.draw import Drawing
+from honed.tuner.search.draw import SpaceSampler
 from honed.tuner.tune.extract import workload
 from honed.valhall.compiler import NotBuilt
 from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS, MachineCodeJudge, seconds
@@ -142,8 +142,8 @@ def _function(layer: Layer, dtype: str) -> tirx.PrimFunc:
 def _kernels(func: tirx.PrimFunc, count: int) -> Iterator[Lowered]:
     device = profile()
     target = target_for(device)
-    yield first_kernels(func, "main", target, device)[1]
-    drawing = Drawing(narrow_indices(func), device, _SEED)
+    yield untuned_kernels(func, "main", target, device)[1]
+    drawing = SpaceSampler(narrow_indices(func), device, _SEED)
     for sketch in drawing.that_take("TransformLayout", 2):  # packed ones
         for one in islice(drawing.of(sketch), count):
             try:

@@ -31,7 +31,7 @@ from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import by_rule, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.records.exchange import Line, line_setup, lines, parsed
-from honed.tuner.records.verdict import Stored
+from honed.tuner.records.verdict import StoredOutcome
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Array, for_driver, ranking, scores
 from honed.tuner.search.draw import features_of
@@ -164,7 +164,7 @@ def samples(
         task = f"{line.workload} {setup.device_key[:16]} {setup.driver} {line.compiler}"
         workloads[task] = line.workload
         drivers[task] = driver_class(line.device.platform, line.device.driver_version)
-        right = Stored(line.outcome) is Stored.RIGHT and line.state == "done"
+        right = StoredOutcome(line.outcome) is StoredOutcome.RIGHT and line.state == "done"
         wanted[task, line.trace] = line.timing.fair_s if line.timing and right else np.inf
     replayed = _Replayed(functions, profile)
     rows = []
@@ -197,7 +197,7 @@ def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile:
     name = line.device.name.casefold()
     if family_of(name, is_cpu=any(part in name for part in _PROCESSORS)) is not profile.family:
         return OTHER_FAMILY
-    if Stored(line.outcome) is Stored.ABANDONED:
+    if StoredOutcome(line.outcome) is StoredOutcome.ABANDONED:
         return NO_TIME
     return "" if line.workload in functions else UNKNOWN_TASK
 

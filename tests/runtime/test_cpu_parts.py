@@ -38,7 +38,7 @@ from honed.runtime.execution import cpuparts
 from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.runtime.execution.partcalls import PartitionsResult, SpecialisedSizes
-from honed.runtime.execution.proof import check_behind, check_probe
+from honed.runtime.execution.verification import check_behind, check_probe
 
 from .builder import ADD, INCREMENT, Builder
 

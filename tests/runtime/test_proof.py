@@ -10,7 +10,7 @@ from honed.machine.devices import Device
 from honed.runtime import load
 from honed.runtime.compiled.model import Probe, Proof
 from honed.runtime.errors import InvalidArgument
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 
 from .builder import Builder, add_constant
 
@@ -36,7 +36,7 @@ NAN, INF = math.nan, math.inf
     ],
 )
 def test_errors(reference: list[float], actual: list[float], error: float, index: tuple[int, ...]) -> None:
-    found = proof.compare(np.array(reference, np.float32), np.array(actual, np.float32), 0.2, "y")
+    found = verification.compare(np.array(reference, np.float32), np.array(actual, np.float32), 0.2, "y")
     assert found.error == error
     assert found.index == index
     assert found.right == (error <= 0.2)
@@ -45,24 +45,24 @@ def test_errors(reference: list[float], actual: list[float], error: float, index
 
 def test_a_tolerance_of_zero_asks_for_equality() -> None:
     large = np.array([2**62, 1])
-    assert proof.compare(large, large, 0.0).right
-    assert not proof.compare(large, np.array([2**62 + 1, 1]), 0.0).right  # both are the same float64
-    assert not proof.compare(np.array([True]), np.array([False]), 0.0).right
+    assert verification.compare(large, large, 0.0).right
+    assert not verification.compare(large, np.array([2**62 + 1, 1]), 0.0).right  # both are the same float64
+    assert not verification.compare(np.array([True]), np.array([False]), 0.0).right
     tiny = np.array([1.0, 0.0])
-    assert not proof.compare(tiny, np.array([1.0, 5e-324]), 0.0).right
+    assert not verification.compare(tiny, np.array([1.0, 5e-324]), 0.0).right
 
 
 def test_shapes_without_elements_or_dimensions() -> None:
-    assert proof.compare(np.zeros((0, 3)), np.zeros((0, 3)), 0.0).right
-    assert proof.compare(np.array(2.0), np.array(1.0), 0.0).index == ()
-    assert proof.compare(np.array(2.0), np.array(1.0), 0.0).error == 0.5
+    assert verification.compare(np.zeros((0, 3)), np.zeros((0, 3)), 0.0).right
+    assert verification.compare(np.array(2.0), np.array(1.0), 0.0).index == ()
+    assert verification.compare(np.array(2.0), np.array(1.0), 0.0).error == 0.5
 
 
 def test_other_shapes_and_dtypes_cannot_be_compared() -> None:
     with pytest.raises(InvalidArgument):
-        proof.compare(np.zeros(2), np.zeros((2, 1)), 0.0)
+        verification.compare(np.zeros(2), np.zeros((2, 1)), 0.0)
     with pytest.raises(InvalidArgument):
-        proof.compare(np.zeros(2), np.zeros(2, np.float32), 0.0)
+        verification.compare(np.zeros(2), np.zeros(2, np.float32), 0.0)
 
 
 def probed(*offsets: float) -> Builder:
@@ -83,7 +83,7 @@ def probed(*offsets: float) -> Builder:
 
 def test_probes(device: Device, tmp_path: Path) -> None:
     with load(probed(0.0, 0.5).write(tmp_path / "m.honed", device.profile), device) as executor:
-        right, wrong = proof.check_probes(executor)
+        right, wrong = verification.check_probes(executor)
     assert right.right
     assert right.error == 0
     assert right.output == "y"
@@ -121,10 +121,10 @@ def test_what_is_not_written_is_wrong_whatever_memory_holds(
     b.proof = Proof(reference="by hand", probes=(probe, probe), device=None, error=())
     with load(b.write(tmp_path / "m.honed", device.profile), device) as executor:
         executor.run({"x": np.ones(8, held)})
-        found = [each.right for each in proof.check_probes(executor)]
+        found = [each.right for each in verification.check_probes(executor)]
     assert found == [store == "out[i] = {};"] * 2
 
 
 def test_no_probes(device: Device, tmp_path: Path) -> None:
     with load(add_constant().write(tmp_path / "m.honed", device.profile), device) as executor:
-        assert proof.check_probes(executor) == ()
+        assert verification.check_probes(executor) == ()

@@ -30,8 +30,8 @@ from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.tuner import frontend
 from honed.tuner.compiler.compile import prepare
-from honed.tuner.compiler.fusion import joins
-from honed.tuner.compiler.schedules import NOTHING, first_kernels
+from honed.tuner.compiler.fusion import fusion_policy
+from honed.tuner.compiler.schedules import NOTHING, untuned_kernels
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.program import Function, MemoryValue
 
@@ -76,8 +76,8 @@ def lowered(model: onnx.ModelProto, profile: DeviceProfile) -> list[FencedKernel
     """The kernels of a checked model, with schedules that need no trial; raises ModelRefused."""
     normalised = prepare(model, {}, "fp32", profile).normalised
     imported = frontend.import_named(normalised)
-    joining = joins(profile, NOTHING.times)
-    made = lower_module(imported.module, profile, first=first_kernels, names=imported.names, joins=joining)
+    joining = fusion_policy(profile, NOTHING.times)
+    made = lower_module(imported.module, profile, first=untuned_kernels, names=imported.names, joins=joining)
     return [kernel for function in made.functions.values() for kernel in kernels_of(function)]
 
 
@@ -137,7 +137,7 @@ def _serve(channel: Connection, device: str) -> None:
     import pyopencl as cl
 
     from honed.machine.opencl import context
-    from honed.tuner.measure.session import Fenced
+    from honed.tuner.measure.session import FencedBuffer
 
     chosen = devices.select(device).cl
     made = context(chosen)
@@ -157,7 +157,7 @@ def _serve(channel: Connection, device: str) -> None:
         bound = cl.Kernel(programs[1], kernel.entry)
         for before, fill in _FILLS.items():
             values = [MemoryValue(dtype="uint8", shape=(size,)) for size in kernel.sizes]
-            fenced = [Fenced(made, value, before=before) for value in values]
+            fenced = [FencedBuffer(made, value, before=before) for value in values]
             for one in fenced:
                 one.host[:] = fill
             bound.set_args(*(one.buffer for one in fenced))

@@ -31,12 +31,12 @@ from honed.protocol.errors import HonedError, Internal
 from honed.runtime.execution.executor import load
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileRequest, compile_file
-from honed.tuner.compiler.partition import cut
-from honed.tuner.compiler.partition.divide import Worth
-from honed.tuner.prove import confined
+from honed.tuner.compiler.partition import partition_model
+from honed.tuner.compiler.partition.divide import PartitionThresholds
+from honed.tuner.verify import confined
 
 RIGHT, REFUSED = "right", "refused"
-CHEAP = Worth(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
+CHEAP = PartitionThresholds(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
 OPSETS = [helper.make_opsetid(*each) for each in (("", 17), ("ai.onnx.ml", 3), ("com.microsoft", 1))]
 _ELEMENTS = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in
              ("float32", "int64", "bool", "int32", "float64", "float16", "uint8")}  # fmt: skip
@@ -331,7 +331,7 @@ def _info(name: str, dtype: Any, shape: Sequence[Any] | None) -> onnx.ValueInfoP
 def outcome(model: onnx.ModelProto, folder: Path, device: Device) -> str:
     """`RIGHT`, `REFUSED`, "" where ONNX Runtime refuses it, or what went wrong.
 
-    The caller has `prepare.cut` cut where it does not pay.
+    The caller has `prepare.partition_model` cut where it does not pay.
     """
     path, output = folder / "random.onnx", folder / "random.honed"
     path.write_bytes(model.SerializeToString())
@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     options = parser.parse_args()
-    compiling.cut = partial(cut, worth=CHEAP)
+    compiling.partition_model = partial(partition_model, worth=CHEAP)
     confined.run = in_this_process
     device, counted = devices.discover()[0], Counter[str]()
     for seed in range(options.first, options.first + options.count):

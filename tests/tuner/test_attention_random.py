@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from honed.machine.devices import Device
-from honed.tuner.compiler.proof import run_sets
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
+from honed.tuner.compiler.verification import run_sets
 from honed.tuner.frontend import normalise
 from tests.tuner.frontend import test_attention as contrib
 from tests.tuner.frontend import test_grouped_attention as grouped
@@ -135,7 +135,7 @@ def test_requests_that_a_compiled_form_serves_are_answered_rightly(
 ) -> None:
     model, feeds = kind(np.random.default_rng(seed))
     names = [output.name for output in model.graph.output]
-    for feed, found in zip(feeds, run_sets(model, feeds, device, "auto", first_kernels), strict=True):
+    for feed, found in zip(feeds, run_sets(model, feeds, device, "auto", untuned_kernels), strict=True):
         expected = run(model, feed)
         tolerance = 1e-4 if all(value.dtype != np.float16 for value in feed.values()) else 2e-2
         for name, wanted in zip(names, expected, strict=True):

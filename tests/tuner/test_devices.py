@@ -12,7 +12,7 @@ from benchmarks.supervising import work_off
 from tvm import te
 
 from honed.runtime.errors import DeviceError
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.tune.extract import workload
 
@@ -22,7 +22,7 @@ def test_what_is_wrong_on_a_device_is_told(tmp_path: Path) -> None:
     func = te.create_prim_func([x, y, te.compute(x.shape, lambda *i: x(*i) - y(*i))])
     device = kernels.mali()
     load = workload("minus", func, 1, tmp_path / "sets", 1)
-    rule, lowered, _ = first_kernels(func, "main", target_for(device), device)
+    rule, lowered, _ = untuned_kernels(func, "main", target_for(device), device)
     assert " - " in lowered.source
     wrong = replace(lowered, source=lowered.source.replace(" - ", " + "))
     broken = replace(lowered, source=lowered.source.replace(" - ", " - missing + "))

@@ -19,8 +19,8 @@ from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
-from honed.tuner.prove.evaluator import Reference, evaluate
-from honed.tuner.prove.graphs import bind_shapes
+from honed.tuner.verify.evaluator import Reference, evaluate
+from honed.tuner.verify.graphs import bind_shapes
 from tests import models
 
 pytestmark = pytest.mark.tvm

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from honed.machine.devices import Device
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.partition import cut
-from honed.tuner.prove import confined
+from honed.tuner.compiler.partition import partition_model
+from honed.tuner.verify import confined
 
 from .partitions_random import CHEAP, REFUSED, RIGHT, Drawn, in_this_process, outcome
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tvm
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cuts whatever can be cut, and starts no children for it."""
-    monkeypatch.setattr(compiling, "cut", partial(cut, worth=CHEAP))
+    monkeypatch.setattr(compiling, "partition_model", partial(partition_model, worth=CHEAP))
     monkeypatch.setattr(confined, "run", in_this_process)
 
 

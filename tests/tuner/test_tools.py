@@ -16,7 +16,7 @@ from onnxruntime.quantization import QuantFormat, QuantType
 from honed.machine.devices import Device
 from honed.runtime.execution.executor import load
 from honed.tuner.frontend import normalise
-from honed.tuner.prove import graphs
+from honed.tuner.verify import graphs
 
 from . import tooled
 from .frontend.test_rules import run

@@ -21,7 +21,7 @@ from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records.rows import check_verdict
 from honed.tuner.records.verdict import Outcome, Verdict
 from honed.tuner.tune.children import BATCH
-from honed.tuner.tune.opening import Instrument, Sharing
+from honed.tuner.tune.opening import MeasurementBackend, Sharing
 from honed.valhall.bench import AHEAD, YARDSTICK
 
 from . import rows
@@ -362,7 +362,7 @@ def _checked(ruling: rows.Ruling) -> Verdict:
 _PER_PLACE = 4
 
 
-def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> Instrument:
+def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> MeasurementBackend:
     """Return the boards of a farm that are of one device, with the best peaks that any of them has seen.
 
     `tell` gets sentences on boards that come, go or are slow. Raises what `boards.join` raises.
@@ -376,7 +376,7 @@ def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> Instru
     )
     joined = join(farm)
     profile = joined.profile
-    return Instrument(
+    return MeasurementBackend(
         spec=None,
         answers=not farm.bench,
         profile=profile,

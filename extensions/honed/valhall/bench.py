@@ -20,7 +20,7 @@ from honed.tuner.measure.candidate import Begin, Candidate, MeasureLimits, Workl
 from honed.tuner.measure.checks import Submitted
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED
-from honed.tuner.tune.opening import Instrument, Sharing
+from honed.tuner.tune.opening import MeasurementBackend, Sharing
 
 from .compiler import ROOT, ROOTS, Dump, NotBuilt, OfflineCompiler
 from .judge import MachineCodeJudge, seconds
@@ -130,12 +130,12 @@ class BenchMeasurer:
         return self._workload
 
 
-def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> Instrument:
+def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> MeasurementBackend:
     """Return a bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
     root = Path(job.settings.get("root", ROOT))
     mesa = next((name for name, place in ROOTS.items() if place == root != ROOT), "")
     compiler, profile = OfflineCompiler(root), predicted(job.settings["device"], mesa)
-    return Instrument(
+    return MeasurementBackend(
         spec=None,
         answers=False,
         profile=profile,

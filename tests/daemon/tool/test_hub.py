@@ -18,7 +18,7 @@ from tests.daemon.running import Service, serving
 from tests.tuner.records.test_records import FAULT, add, right
 
 pytest.importorskip("honed.tuner")
-from honed.tuner.records import Records, Setup, TaskRecord
+from honed.tuner.records import MeasurementSetup, Records, TaskRecord
 from honed.tuner.setup import setup_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterat
 
 
 @pytest.fixture
-def setup(service: Service) -> Iterator[Setup]:
+def setup(service: Service) -> Iterator[MeasurementSetup]:
     """The service has two records of its device then, and one in quarantine."""
     with service.client() as client:
         ((device, _),) = _devices(client).items()
@@ -83,7 +83,12 @@ def hub(service: Service, hone: Hone, tmp_path: Path) -> Path:
 
 
 def test_from_one_machine_to_another(
-    hone: Hone, hub: Path, setup: Setup, service: Service, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    hone: Hone,
+    hub: Path,
+    setup: MeasurementSetup,
+    service: Service,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     assert hone("attic", "push")["records"] == 2  # the best, and what faulted
     text = "".join(gzip.decompress(file.read_bytes()).decode() for file in hub.glob("boards/*/*.gz"))
@@ -104,7 +109,7 @@ def test_from_one_machine_to_another(
 
 
 def test_what_did_not_change_is_not_read_and_a_lost_note_is_written_again(
-    hone: Hone, hub: Path, setup: Setup, tmp_path: Path
+    hone: Hone, hub: Path, setup: MeasurementSetup, tmp_path: Path
 ) -> None:
     overview = hub / "boards.json"
     empty = overview.read_bytes()
@@ -124,7 +129,7 @@ def test_what_did_not_change_is_not_read_and_a_lost_note_is_written_again(
     assert overview.read_bytes() == full
 
 
-def test_what_is_revoked_is_believed_no_more(hone: Hone, hub: Path, setup: Setup) -> None:
+def test_what_is_revoked_is_believed_no_more(hone: Hone, hub: Path, setup: MeasurementSetup) -> None:
     hone("attic", "push")
     assert hone("owner", "revoke", str(hub), "attic")["boards"] == []
     assert hone("cellar", "pull")["added"] == 0
@@ -133,7 +138,7 @@ def test_what_is_revoked_is_believed_no_more(hone: Hone, hub: Path, setup: Setup
     assert "has no 'nobody'" in hone("owner", "revoke", str(hub), "nobody", fails=True)["error"]["message"]
 
 
-def test_what_is_wrong_is_said(hone: Hone, hub: Path, setup: Setup, service: Service) -> None:
+def test_what_is_wrong_is_said(hone: Hone, hub: Path, setup: MeasurementSetup, service: Service) -> None:
     assert "already" in hone("owner", "init", str(hub), fails=True)["error"]["message"]
     assert "signed by key" in hone("attic", "trust", str(hub), "x", "RW", fails=True)["error"]["message"]
     hone("attic", "push")
@@ -148,7 +153,7 @@ def test_what_is_wrong_is_said(hone: Hone, hub: Path, setup: Setup, service: Ser
 
 
 def test_the_program_pulls_and_pushes_and_comes_back_after_a_hub_was_away(
-    hone: Hone, hub: Path, setup: Setup, service: Service, tmp_path: Path
+    hone: Hone, hub: Path, setup: MeasurementSetup, service: Service, tmp_path: Path
 ) -> None:
     socket, attic, cellar = str(service.socket), HubPlace(tmp_path / "attic"), HubPlace(tmp_path / "cellar")
     key_of(cellar)

@@ -21,7 +21,7 @@ from tests.daemon.conftest import Hone
 from tests.tuner.records.test_records import FAULT, IDENTITY, OTHER_DEVICE, add, new, right
 
 pytest.importorskip("honed.tuner")
-from honed.tuner.records import Records, Setup, TaskRecord
+from honed.tuner.records import MeasurementSetup, Records, TaskRecord
 
 TASK = TaskRecord(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
 
@@ -140,7 +140,7 @@ def test_import_on_a_board_of_the_same_kind(hone: Hone, tmp_path: Path) -> None:
     from honed.tuner.setup import setup_for
 
     here = setup_for(devices.select(None).profile.identity)
-    elsewhere = Setup(device=IDENTITY, compiler=here.compiler)
+    elsewhere = MeasurementSetup(device=IDENTITY, compiler=here.compiler)
     ours, theirs = export_of(tmp_path, "ours", [here, elsewhere]), export_of(tmp_path, "theirs", [elsewhere])
     target = tmp_path / "new" / "state"
     told = document(hone("records", "import", str(ours), f"--state-dir={target}", "--json"))
@@ -162,7 +162,7 @@ def test_import_on_a_board_of_the_same_kind(hone: Hone, tmp_path: Path) -> None:
     assert "does not exist" in err
 
 
-def export_of(folder: Path, name: str, setups: Sequence[Setup]) -> Path:
+def export_of(folder: Path, name: str, setups: Sequence[MeasurementSetup]) -> Path:
     """A file with two candidates of each setup."""
     from honed.tuner.records import export_jsonl
 

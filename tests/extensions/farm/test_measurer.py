@@ -16,7 +16,7 @@ from honed.protocol.errors import DeviceError, Unavailable
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Begin, Candidate, Workload
 from honed.tuner.records import InQuarantine, Records
-from honed.tuner.records.verdict import Outcome, Stored
+from honed.tuner.records.verdict import Outcome, StoredOutcome
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.trials import Trials
 from honed.valhall.bench import predicted
@@ -226,7 +226,7 @@ def test_records_have_the_board_and_what_was_judged_unasked(workload: Workload, 
             trials.withdraw()
         kept = records.history(workload.task, setup)
     assert [r.trace for r in kept] == ["[0]", "[1]", "[2]"]
-    assert {(r.outcome, r.measured_by) for r in kept} == {(Stored.RIGHT, "a")}
+    assert {(r.outcome, r.measured_by) for r in kept} == {(StoredOutcome.RIGHT, "a")}
     assert boards.closed
 
 

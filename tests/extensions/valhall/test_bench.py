@@ -24,7 +24,7 @@ from honed.tuner.setup import setup_for
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
-from honed.tuner.tune.task import Found, TuningTask
+from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials
 from honed.valhall.bench import BENCHES, DRIVER, YARDSTICK, BenchMeasurer, predicted
 from honed.valhall.compiler import Dump, NotBuilt, OfflineCompiler
@@ -205,7 +205,7 @@ class Planted:
         self.default_source, *self.batch = sources
         self.told: dict[str, float | None] = {}
 
-    def extract(self) -> Found:
+    def extract(self) -> ModelTasks:
         task = TuningTask(
             key="sums",
             name="sums",
@@ -215,7 +215,7 @@ class Planted:
             dtype="float16",
             opaque="",
         )
-        return Found(tasks=(task,))
+        return ModelTasks(tasks=(task,))
 
     def load(self, _task: TuningTask) -> LoadedTask:
         return LoadedTask(workload=self.workload, fresh=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import predicted
@@ -98,7 +98,7 @@ def test_no_table_serves_a_tile_that_spills(mesa: str, tmp_path: Path) -> None:
     for n, (model, precision) in enumerate(models):
         onnx.save(model, tmp_path / f"{n}.onnx")
         for one in extract(tmp_path / f"{n}.onnx", {}, precision, profile).tasks:
-            origin, lowered, _ = first_kernels(one.func, "main", target_for(profile), profile)
+            origin, lowered, _ = untuned_kernels(one.func, "main", target_for(profile), profile)
             if origin == "tables:mali":
                 sources.append((f"model {n}: {one.task.name}", lowered.source))
     assert len(sources) >= len(models) - 2, "nearly all are served by a table"

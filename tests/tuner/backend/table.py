@@ -20,7 +20,7 @@ from honed.tuner.frontend.flow import MAX_TRIPS
 from honed.tuner.frontend.load import MAX_OPSET
 from honed.tuner.frontend.rules import FAMILIES
 from honed.tuner.frontend.values import UNSUPPORTED
-from honed.tuner.prove.probes import OPERATORS as SPECIALS
+from honed.tuner.verify.probes import OPERATORS as SPECIALS
 
 from . import cases
 from .run import RIGHT_LIST

@@ -17,7 +17,7 @@ from honed.cpu.session import Session
 from honed.machine import devices
 from honed.runtime.errors import HonedError, ModelRefused
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 
 from . import cases
 

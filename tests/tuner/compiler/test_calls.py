@@ -13,11 +13,11 @@ from honed.machine.devices import Device
 from honed.protocol import strict
 from honed.runtime.compiled.model import SourceModel
 from honed.tuner import frontend
-from honed.tuner.compiler import calls, proof
+from honed.tuner.compiler import calls, verification
 from honed.tuner.compiler.assemble import assemble
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
-from honed.tuner.prove.inputs import generate
+from honed.tuner.verify.inputs import generate
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -62,7 +62,7 @@ def are_right(compiled: onnx.ModelProto, wanted: onnx.ModelProto, device: Device
             SourceModel, shown, "choice", sha256="0" * 64, filename="m.onnx", notes=()
         )
         draft = assemble(source, device.profile, shown, program, None)
-        with proof.opened(*draft, device) as executor:
+        with verification.opened(*draft, device) as executor:
             return [executor.run(each) for each in inputs]
 
     return calls.are_right(lowered, normalised, inputs, run)

@@ -25,7 +25,7 @@ from honed.runtime.errors import Internal, ModelRefused
 from honed.runtime.execution.executor import load
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import STAGES
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower import plan
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.plan import Lifetime
@@ -188,7 +188,7 @@ def roots(device: Device, tmp_path: Path) -> compiling.CompileRequest:
 def test_wrong_schedules_give_way_to_default_rules(
     device: Device, roots: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "untuned_kernels", planted)
     told: list[float] = []
     made = compiling.compile_file(roots, lambda _stage, fraction, _text: told.append(fraction))
     assert told == sorted(told), "progress goes on while it is compiled again"
@@ -205,7 +205,7 @@ def test_wrong_schedules_give_way_to_default_rules(
 def test_where_default_rules_are_wrong_too_the_node_is_named(
     roots: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "untuned_kernels", planted)
     monkeypatch.setattr(compiling, "default_kernels", planted)
     with pytest.raises(ModelRefused, match=r"does not give the reference's answers .* \(Sqrt\)"):
         compiling.compile_file(roots, lambda _stage, _fraction, _text: None)

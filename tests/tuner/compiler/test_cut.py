@@ -19,15 +19,21 @@ from honed.machine.devices import Device
 from honed.protocol.errors import ModelRefused
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler.partition import Cut, PartModel, cut
-from honed.tuner.compiler.partition.divide import Partition, Unit, Worth, divide, with_less_to_hand_over
+from honed.tuner.compiler.partition import CpuPartitionModel, PartitionedModel, partition_model
+from honed.tuner.compiler.partition.divide import (
+    PartitionNode,
+    PartitionThresholds,
+    StageAssignment,
+    divide,
+    with_less_to_hand_over,
+)
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.walk import PART_DOMAIN
-from honed.tuner.prove import confined
+from honed.tuner.verify import confined
 from tests.daemon.split_models import detector, images, reference, sparse
 from tests.tuner.partitions_random import in_this_process
 
-CHEAP = Worth(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
+CHEAP = PartitionThresholds(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
 STATIC, OPEN = (4,), (1, "n")
 Values = dict[str, Any]
 
@@ -39,7 +45,7 @@ def run(model: onnx.ModelProto, inputs: Values) -> Values:
     return dict(zip(names, session.run(names, given), strict=True))
 
 
-def composed(made: Cut, inputs: Values) -> Values:
+def composed(made: PartitionedModel, inputs: Values) -> Values:
     """The program with its parts, then the last part."""
 
     class Part(OpRun):
@@ -60,7 +66,7 @@ def composed(made: Cut, inputs: Values) -> Values:
     return {spec.name: values[spec.name] for spec in made.outputs}
 
 
-def checked(part: PartModel, found: Values) -> list[Any]:
+def checked(part: CpuPartitionModel, found: Values) -> list[Any]:
     """What a part gives, of the shapes it says."""
     for spec in part.outputs:
         assert found[spec.name].shape == spec.shape
@@ -124,7 +130,7 @@ def test_parts_put_together_give_what_the_whole_gives(
 ) -> None:
     r = np.random.default_rng(seed)
     inputs = {name: r.normal(size=STATIC).astype(np.float32) for name in ("x", "y")}
-    made = cut(model, {}, CHEAP)
+    made = partition_model(model, {}, CHEAP)
     if isinstance(made, str):
         return
     found, expected = composed(made, inputs), run(model, inputs)
@@ -142,7 +148,7 @@ def test_parts_put_together_give_what_the_whole_gives(
 def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
     units = [
-        Unit(
+        PartitionNode(
             reads=tuple(f"v{m}" for m in data.draw(st.lists(st.integers(0, n - 1), max_size=3, unique=True)))
             if n
             else (),
@@ -155,7 +161,7 @@ def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     names = [f"v{n}" for n in range(count)]
     tied = set(data.draw(st.lists(st.sampled_from(names), max_size=3, unique=True)))
     outputs = set(data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)))
-    worth = data.draw(st.sampled_from([CHEAP, Worth(share=0.2, work=2, most=1)]))
+    worth = data.draw(st.sampled_from([CHEAP, PartitionThresholds(share=0.2, work=2, most=1)]))
     light = set(data.draw(st.lists(st.integers(0, count - 1), unique=True)))
     nbytes = {name: data.draw(st.integers(0, 9)) for name in names}
     divided = divide(units, tied, outputs, worth)
@@ -178,7 +184,7 @@ def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     assert handed(units, found, nbytes) <= handed(units, divided, nbytes)
 
 
-def handed(units: list[Unit], found: Partition, nbytes: dict[str, int]) -> int:
+def handed(units: list[PartitionNode], found: StageAssignment, nbytes: dict[str, int]) -> int:
     """Bytes that go to the last part."""
     last = [n for n, stage in enumerate(found.stages) if stage == found.behind]
     read = {name for n in last for name in units[n].reads}
@@ -187,8 +193,8 @@ def handed(units: list[Unit], found: Partition, nbytes: dict[str, int]) -> int:
 
 def test_a_detector_is_cut_before_what_chooses(tmp_path: Path) -> None:
     path = detector(tmp_path)
-    made = cut(frontend.load(path), {})
-    assert isinstance(made, Cut)
+    made = partition_model(frontend.load(path), {})
+    assert isinstance(made, PartitionedModel)
     assert (len(made.parts), made.tail) == (1, (0,))
     assert made.share > 0.99
     assert "NonMaxSuppression" in made.parts[0].why[0]
@@ -198,8 +204,8 @@ def test_a_detector_is_cut_before_what_chooses(tmp_path: Path) -> None:
 
 
 def test_a_selection_that_ends_in_a_static_shape_is_a_part_in_between(tmp_path: Path) -> None:
-    made = cut(frontend.load(sparse(tmp_path)), {})
-    assert isinstance(made, Cut)
+    made = partition_model(frontend.load(sparse(tmp_path)), {})
+    assert isinstance(made, PartitionedModel)
     assert (len(made.parts), made.tail) == (1, ())
     assert [t.name for t in made.parts[0].outputs] == ["thin"]
 
@@ -209,7 +215,7 @@ def test_what_would_hardly_be_compiled_is_not_cut(no_sin: None) -> None:
     nodes += [helper.make_node("Sin", [f"s{n}"], [f"s{n + 1}"]) for n in range(100)]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "s100")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
-    found = cut(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), {})
+    found = partition_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), {})
     assert isinstance(found, str)
     assert "too few to pay" in found
 
@@ -252,8 +258,8 @@ def test_types_of_operators_that_onnx_does_not_define_are_asked_of_onnx_runtime(
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializer=weights)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    made = cut(model, {}, Worth(share=0.0, work=1, most=4, whole=0.0))
-    assert isinstance(made, Cut)
+    made = partition_model(model, {}, PartitionThresholds(share=0.0, work=1, most=4, whole=0.0))
+    assert isinstance(made, PartitionedModel)
     assert (len(made.parts), made.tail, made.nodes) == (1, (), 3)
     assert "Inverse" in made.parts[0].why[0]
     x = {"x": r.normal(size=(64, 64)).astype(np.float32)}

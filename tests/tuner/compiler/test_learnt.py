@@ -16,8 +16,8 @@ from honed.machine.devices import Device
 from honed.runtime.execution.executor import load
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileRequest, compile_file
-from honed.tuner.compiler.partition import Cut, cut, valuetypes
-from honed.tuner.prove import confined
+from honed.tuner.compiler.partition import PartitionedModel, partition_model, valuetypes
+from honed.tuner.verify import confined
 from tests.tuner.partitions_random import CHEAP, OPSETS, in_this_process
 
 _ML = "ai.onnx.ml"
@@ -77,8 +77,10 @@ def test_what_follows_a_scaler_is_compiled() -> None:
         helper.make_node("MatMul", ["s", "w"], ["a"]),
         helper.make_node("Relu", ["a"], ["y"]),
     ]
-    made = cut(model(nodes, [info("x", [1, 8])], [info("y", ["n", 4])], w=weights(8, 4)), {}, CHEAP)
-    assert isinstance(made, Cut)
+    made = partition_model(
+        model(nodes, [info("x", [1, 8])], [info("y", ["n", 4])], w=weights(8, 4)), {}, CHEAP
+    )
+    assert isinstance(made, PartitionedModel)
     assert [[spec.shape for spec in part.outputs] for part in made.parts] == [[(1, 8)]]
     assert made.nodes == 2
     assert not made.tail
@@ -100,8 +102,8 @@ def test_a_signal_of_unknown_length_has_a_spectrum_of_known_rank() -> None:
     constants = {"w": weights(64, 64), "v": weights(32, 18, 3), "zero": np.float32(0), "flat": np.array([-1])}
     constants |= {"row": np.array([1, -1]), "step": np.array(4), "length": np.array(16)}
     given = model(nodes, [info("x", [16, 64])], [info("y", [1, 32, "n"])], **constants, fold=[1, 18, -1])
-    made = cut(given, {}, CHEAP)
-    assert isinstance(made, Cut)
+    made = partition_model(given, {}, CHEAP)
+    assert isinstance(made, PartitionedModel)
     assert made.outputs[0].shape == (1, 32, -1)
     assert made.parts[made.tail[-1]].sized
     assert {why.split(":")[0] for part in made.parts for why in part.why} == {
@@ -121,8 +123,8 @@ def test_a_recurrence_with_lengths_of_the_run_is_a_part_in_between(op: str) -> N
     lengths = info("n", [1], TensorProto.INT32)
     constants = {"w": weights(8, 8), "wx": weights(2, gates * 16, 8), "wh": weights(2, gates * 16, 16)}
     given = model(nodes, [info("x", [20, 1, 8]), lengths], [info("y", None)], **constants)
-    made = cut(given, {}, CHEAP)
-    assert isinstance(made, Cut)
+    made = partition_model(given, {}, CHEAP)
+    assert isinstance(made, PartitionedModel)
     assert ([part.nodes for part in made.parts], made.tail, made.nodes) == ([1], (), 2)
 
 
@@ -141,15 +143,15 @@ def test_a_loop_with_a_count_of_the_run_is_a_part() -> None:
     ]
     count = info("n", [], TensorProto.INT64)
     given = model(nodes, [info("x", [4, 8]), count], [info("y", [4, 8])], w=weights(8, 8))
-    made = cut(given, {}, CHEAP)
-    assert isinstance(made, Cut)
+    made = partition_model(given, {}, CHEAP)
+    assert isinstance(made, PartitionedModel)
     assert ([part.nodes for part in made.parts], made.tail, made.nodes) == ([1, 1], (0, 1), 1)
     assert [part.sized for part in made.parts] == [False, True]
 
 
 def test_a_scalar_after_a_choice_is_a_scalar(device: Device, tmp_path: Path, monkeypatch: Any) -> None:
     """As a speech-quality model gives; its file states another shape, of another input."""
-    monkeypatch.setattr(compiling, "cut", partial(cut, worth=CHEAP))
+    monkeypatch.setattr(compiling, "partition_model", partial(partition_model, worth=CHEAP))
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("NonZero", ["a"], ["places"]),

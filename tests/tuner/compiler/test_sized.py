@@ -22,13 +22,13 @@ from honed.runtime.compiled import modelfile, validate
 from honed.runtime.compiled.model import CompiledModel, CpuPartition, PartitionTensor, SkippedSizes
 from honed.runtime.engines import allowance, compiled_serves
 from honed.runtime.execution.executor import load
-from honed.runtime.execution.proof import check_numbered, probe_count
+from honed.runtime.execution.verification import check_numbered, probe_count
 from honed.tuner import frontend
 from honed.tuner.compiler import sized
 from honed.tuner.compiler.compile import CompileRequest, compile_file
-from honed.tuner.compiler.partition import Cut, cut
+from honed.tuner.compiler.partition import PartitionedModel, partition_model
 from honed.tuner.compiler.partition.rows import by_rows
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.tune.extract import extract
 from tests.daemon.split_models import detector, images, reference, two_stage
 
@@ -90,7 +90,7 @@ STEPS: dict[str, tuple[list[onnx.NodeProto], bool]] = {
 }
 
 
-def part(steps: list[str]) -> tuple[onnx.ModelProto, list[TensorSpec], list[TensorSpec]]:
+def part(steps: list[str]) -> tuple[onnx.ModelProto, list[StaticTensorSpec], list[StaticTensorSpec]]:
     """Steps one after the other, on rows of WIDTH."""
     r = np.random.default_rng(1)
     constants = {
@@ -123,7 +123,7 @@ def part(steps: list[str]) -> tuple[onnx.ModelProto, list[TensorSpec], list[Tens
         initializer=[numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    specs = [TensorSpec(name=end.name, dtype="float32", shape=(-1, WIDTH)) for end in ends]
+    specs = [StaticTensorSpec(name=end.name, dtype="float32", shape=(-1, WIDTH)) for end in ends]
     return model, specs[:1], specs[1:]
 
 
@@ -187,8 +187,8 @@ def model_of(compiling: Compiling) -> CompiledModel:
 
 
 def test_a_detector_of_two_stages_has_a_part_that_sizes_alone_keep_from_compiling(tmp_path: Path) -> None:
-    made = cut(frontend.load(two_stage(tmp_path)), {})
-    assert isinstance(made, Cut)
+    made = partition_model(frontend.load(two_stage(tmp_path)), {})
+    assert isinstance(made, PartitionedModel)
     choosing, dense = (made.parts[n] for n in made.tail)
     assert not choosing.sized
     assert dense.sized
@@ -198,8 +198,8 @@ def test_a_detector_of_two_stages_has_a_part_that_sizes_alone_keep_from_compilin
 
 
 def test_what_has_no_work_that_pays_stays_one_part(tmp_path: Path) -> None:
-    made = cut(frontend.load(detector(tmp_path)), {})
-    assert isinstance(made, Cut)
+    made = partition_model(frontend.load(detector(tmp_path)), {})
+    assert isinstance(made, PartitionedModel)
     assert [part.sized for part in made.parts] == [False]
 
 

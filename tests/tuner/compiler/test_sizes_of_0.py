@@ -19,7 +19,7 @@ from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileRequest, compile_file
-from honed.tuner.compiler.partition import Cut, cut
+from honed.tuner.compiler.partition import PartitionedModel, partition_model
 
 from .test_cut import CHEAP, run
 
@@ -77,14 +77,14 @@ def test_what_has_no_elements_is_folded(text: str) -> None:
 def test_what_cannot_be_folded_is_a_part(
     text: str, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "cut", partial(cut, worth=CHEAP))
+    monkeypatch.setattr(compiling, "partition_model", partial(partition_model, worth=CHEAP))
     check_compiled(read(text), device, tmp_path, parts=1)
 
 
 def test_nodes_that_make_nothing_are_no_part() -> None:
     text = "(float[0,1,4,4] e, float[2,8] x) => (float[2,8] y, float[0,1,8,8] z) <float[4] s = {1, 1, 2, 2}> "
-    made = cut(read(text + "{ z = Resize(e, , s) y = Tanh(x) }"), {}, CHEAP)
-    assert isinstance(made, Cut)
+    made = partition_model(read(text + "{ z = Resize(e, , s) y = Tanh(x) }"), {}, CHEAP)
+    assert isinstance(made, PartitionedModel)
     assert not made.parts
     assert frontend.normalise(made.program).outputs[1].shape == (0, 1, 8, 8)
 

@@ -104,7 +104,7 @@ def test_a_function_keeps_its_default_schedule_where_that_alone_builds(
             return origin, kernels, passed
         return "better", replace(kernels, source=f"// better\n{kernels.source}"), passed
 
-    monkeypatch.setattr(compiling, "first_kernels", better)
+    monkeypatch.setattr(compiling, "untuned_kernels", better)
     refuse(lambda source: source.startswith("// better"))
     made = compiled(SINES, device, tmp_path)
     assert made.split is None

@@ -14,7 +14,7 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import import_named, normalise
 from honed.tuner.lower.functions.legalize import legalize
-from honed.tuner.prove.evaluator import Reference, evaluate
+from honed.tuner.verify.evaluator import Reference, evaluate
 from tests.runtime.builder import PROFILE
 
 from .test_contrib_forms import model, same

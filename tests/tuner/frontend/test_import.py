@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.machine import devices
 from honed.runtime.compiled.model import Precondition
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import import_relax, normalise
 
 relax = pytest.importorskip("tvm.relax")

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
-from honed.tuner.frontend import FrontendLimits, TensorSpec, builder, normalise
+from honed.tuner.frontend import FrontendLimits, StaticTensorSpec, builder, normalise
 from honed.tuner.frontend.importing import CORE
 
 pytestmark = pytest.mark.tvm
@@ -61,7 +61,7 @@ def test_a_leading_symbolic_dimension_becomes_one_and_is_noted() -> None:
     done = normalise(
         model([node("Relu", ["x"], ["y"])], [info("x", ["batch", 3])], [info("y", ["batch", 3])])
     )
-    assert done.inputs == (TensorSpec(name="x", dtype="float32", shape=(1, 3)),)
+    assert done.inputs == (StaticTensorSpec(name="x", dtype="float32", shape=(1, 3)),)
     assert done.outputs[0].shape == (1, 3)
     assert "batch" in done.notes[0]
 

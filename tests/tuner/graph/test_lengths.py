@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.graph import Pass, lengths
-from honed.tuner.graph.lengths import round_lengths
+from honed.tuner.graph.lengths import pad_lengths
 
 from .graphs import after, answers, operators, parsed, weights
 
 pytestmark = pytest.mark.tvm
 
-LENGTHS = Pass("lengths", round_lengths)
+LENGTHS = Pass("lengths", pad_lengths)
 ATTENTION = """(float[2,37,16] x) => (float[2,37,16] y) <int64[4] heads = {2, 37, 2, 8}, float root = {0.35},
     int64[3] rows = {2, 37, 16}> {
     p = MatMul(x, wq) q = Reshape(p, heads) qt = Transpose <perm = [0, 2, 1, 3]> (q)

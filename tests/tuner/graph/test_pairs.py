@@ -13,7 +13,7 @@ from onnx import helper
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.pairs import join_pairs
 from honed.tuner.lower.functions.legalize import legalize

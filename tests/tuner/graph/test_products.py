@@ -14,11 +14,11 @@ from onnx import numpy_helper
 
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import attention_seconds, joins
+from honed.tuner.compiler.fusion import attention_seconds, fusion_policy
 from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.folding import fold_chains, fold_factors
-from honed.tuner.graph.products import combine_siblings, permute_columns, slice_first, split_parts
+from honed.tuner.graph.products import combine_parallel_matmuls, permute_columns, slice_first, split_parts
 from honed.tuner.lower.functions.fusing import Joins, never
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.module import read_program
@@ -28,8 +28,8 @@ from .graphs import after, operators, parsed, weights
 
 FACTORS = (Pass("factors", fold_factors),)
 CHAINS = (Pass("chains", fold_chains),)
-PARTS = (Pass("parts", split_parts), Pass("siblings", combine_siblings))
-SIBLINGS = (Pass("siblings", combine_siblings),)
+PARTS = (Pass("parts", split_parts), Pass("siblings", combine_parallel_matmuls))
+SIBLINGS = (Pass("siblings", combine_parallel_matmuls),)
 COLUMNS = (Pass("slices", slice_first), Pass("columns", permute_columns))
 
 
@@ -239,7 +239,7 @@ def test_lightglue_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = lightglue.build(16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 157  # of 519
-    attentions = joins(profile, sorts=[attention_seconds])
+    attentions = fusion_policy(profile, sorts=[attention_seconds])
     assert _launches(model, PASSES, profile, attentions) == 121  # two less for each of 18
     without_nodes = {"moves", "norms", "pads", "lengths"}  # "factors": launches do less
     for left_out in PASSES:
@@ -254,7 +254,7 @@ def test_a_bert_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = bert.build(layers=2, tokens=16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 25
-    assert _launches(model, PASSES, profile, joins(profile, sorts=[attention_seconds])) == 21
+    assert _launches(model, PASSES, profile, fusion_policy(profile, sorts=[attention_seconds])) == 21
     for name, launches in (("norms", 30), ("siblings", 29)):
         assert _launches(model, tuple(p for p in PASSES if p.name != name), profile) == launches
 

@@ -13,11 +13,11 @@ from onnx import numpy_helper
 
 from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.graph.twins import merge_twins
+from honed.tuner.graph.twins import fuse_horizontally
 
 from .graphs import SAME, TOWERS, after, operators, parsed, weights
 
-TWINS = (Pass("twins", merge_twins),)
+TWINS = (Pass("twins", fuse_horizontally),)
 # What makes `o` of `x`, of `z` of another twin, and of the twin's input.
 STEPS = {
     "dense": "{o} = MatMul({x}, w{n})",

@@ -15,7 +15,7 @@ from honed.process.rpc import by_name
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.tune import searcher
 from honed.tuner.tune.calls import Extract, Propose, Proposed
-from honed.tuner.tune.task import Found
+from honed.tuner.tune.task import ModelTasks
 
 _extract = searcher.Searcher.extract
 _propose = searcher.Searcher.propose
@@ -29,7 +29,7 @@ def command(how: str, name: str) -> tuple[str, ...]:
 def main(how: str, name: str) -> None:
     """Serve, but for the task of that name; which key it has is kept in the folder for a successor."""
 
-    def extract(self: searcher.Searcher, call: Extract) -> Found:
+    def extract(self: searcher.Searcher, call: Extract) -> ModelTasks:
         found = _extract(self, call)
         broken = next(task.key for task in found.tasks if task.name == name)
         (self.making.folder / "broken").write_text(broken)

@@ -13,9 +13,9 @@ from benchmarks.running import ready
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.compiler.fusion import attention_seconds, joins
-from honed.tuner.compiler.proof import run_model
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.fusion import attention_seconds, fusion_policy
+from honed.tuner.compiler.schedules import untuned_kernels
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.module import lower_module, read_program
 from tests.tuner.graph.graphs import answers, parsed, weights
@@ -76,7 +76,9 @@ def attention(shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
 
 def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
     module = frontend.import_relax(frontend.normalise(model))
-    return len(read_program(legalize(module, profile, joins(profile, sorts=[attention_seconds]))[0]).calls)
+    return len(
+        read_program(legalize(module, profile, fusion_policy(profile, sorts=[attention_seconds]))[0]).calls
+    )
 
 
 @pytest.mark.opencl
@@ -121,9 +123,9 @@ def test_small_ones_take_one_launch(device: Device) -> None:
         lowered = lower_module(
             module.module,
             profile,
-            first=first_kernels,
+            first=untuned_kernels,
             names=module.names,
-            joins=joins(profile, sorts=[attention_seconds]),
+            joins=fusion_policy(profile, sorts=[attention_seconds]),
         )
         (function,) = lowered.functions.values()
         assert len(function.launches) == 1
@@ -177,7 +179,9 @@ def test_a_query_over_a_cache_takes_one_launch(
     one = replace(one, limits=replace(one.limits, compute_units=128))
     normalised = frontend.normalise(_of_one_query(shared, room, size, turned=turned))
     module = frontend.import_relax(normalised)
-    lowered = lower_module(module, one, first=first_kernels, joins=joins(one, sorts=[attention_seconds]))
+    lowered = lower_module(
+        module, one, first=untuned_kernels, joins=fusion_policy(one, sorts=[attention_seconds])
+    )
     (attends,) = lowered.functions.values()
     (launch,) = attends.launches
     assert math.prod(launch.grid) == 2 * shared
@@ -222,4 +226,4 @@ def test_convolutions_of_each_channel_are_one_with_the_pointwise_one_behind(
     )
     profile = imagined(family)
     module = frontend.import_relax(frontend.normalise(model))
-    assert len(read_program(legalize(module, profile, joins(profile))[0]).calls) == functions
+    assert len(read_program(legalize(module, profile, fusion_policy(profile))[0]).calls) == functions

@@ -14,7 +14,7 @@ from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.compiler.assemble import assemble
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.module import lower_module
 from honed.tuner.tune.extract import extract
 from tests.tuner.graph.graphs import answers, parsed, weights
@@ -46,7 +46,7 @@ def test_answers_are_those_of_the_channels_there_are(
 ) -> None:
     made, profile = model(shape, f"pads = {[shape[-1] // 2] * 4}"), profile_of(family, device.profile)
     normalised = frontend.normalise(made, precision="fp32")
-    lowered = lower_module(frontend.import_relax(normalised), profile, first=first_kernels)
+    lowered = lower_module(frontend.import_relax(normalised), profile, first=untuned_kernels)
     assert len(lowered.functions) == 2, "the convolution, and all that is behind it"
     source = SourceModel(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
     found, constants = assemble(source, profile, normalised, lowered, None)

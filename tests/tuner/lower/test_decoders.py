@@ -10,9 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 from honed.machine.devices import Device
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import normalise
-from honed.tuner.prove import graphs
+from honed.tuner.verify import graphs
 from tests.tuner.graph.graphs import answers, weights
 
 pytestmark = pytest.mark.tvm

@@ -12,8 +12,8 @@ from tvm import tirx
 
 from honed.machine.devices import Device
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_model
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.layouts import block, block_channels, block_lanes, blocked_shape
 from honed.tuner.lower.module import lower_module
 from tests.tuner.graph.graphs import answers, parsed, weights
@@ -255,7 +255,7 @@ def test_vectors_are_rounded_whole() -> None:
     body = f"a = Conv <{SAME}> (x, w) {QUANTISED} y = Conv <{SAME}> (b, u)"
     text = f"(float[1,3,20,20] x) => (float[1,16,20,20] y) {{ {body} }}"
     imported = frontend.import_relax(frontend.normalise(parsed(text, **W)))
-    lowered = lower_module(imported, imagined("cpu"), first=first_kernels)
+    lowered = lower_module(imported, imagined("cpu"), first=untuned_kernels)
     rounding = [
         line for one in lowered.functions.values() for line in one.source.splitlines() if "rint(" in line
     ]

@@ -16,7 +16,7 @@ from tvm_ffi import structural_walk
 
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices

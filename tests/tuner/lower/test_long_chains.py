@@ -11,7 +11,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from honed.machine import devices
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import import_named, normalise
 from honed.tuner.lower.functions.legalize import legalize
 

@@ -12,7 +12,7 @@ from onnx import parser
 from tvm import relax, s_tir, te, tirx, topi
 
 from honed.machine.devices import Device
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.module import LONGEST_NAME, kernel_name, lower_module
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.printer.library import CIRCULAR

@@ -18,7 +18,7 @@ from honed.runtime.compiled.model import CompiledModel, Launch, SourceModel
 from honed.runtime.execution.executor import Executor, load
 from honed.tuner import frontend
 from honed.tuner.compiler.assemble import assemble
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.workload import task_key
 from honed.tuner.measure.candidate import Candidate, prepared_launches
@@ -55,7 +55,7 @@ def tasks(text: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
 
 def lowered(text: str, profile: DeviceProfile) -> tuple[frontend.Normalised, LoweredModel]:
     normalised = frontend.normalise(model(text), precision="fp32")
-    return normalised, lower_module(frontend.import_relax(normalised), profile, first=first_kernels)
+    return normalised, lower_module(frontend.import_relax(normalised), profile, first=untuned_kernels)
 
 
 def written(text: str, profile: DeviceProfile, path: Path) -> CompiledModel:

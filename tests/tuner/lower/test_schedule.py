@@ -15,7 +15,7 @@ from tvm.s_tir import dlight
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.errors import ModelRefused
-from honed.tuner.compiler import proof
+from honed.tuner.compiler import verification
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import LoweringFailed, last_line
@@ -150,7 +150,7 @@ def test_a_compiled_model_of_last_resorts_is_right(device: Device, monkeypatch: 
         '<ir_version: 9, opset_import: ["": 20]> f (float[2,6,65] x, float[2,65,5] w) => (float[2,6,5] y)'
         "{ a = MatMul(x, w) b = Relu(a) y = Softmax <axis = -1> (b) }"
     )
-    found = proof.run_model(model, {"x": X, "w": W}, device)["y"]
+    found = verification.run_model(model, {"x": X, "w": W}, device)["y"]
     np.testing.assert_allclose(found, _softmax(np.maximum(X @ W, 0)), rtol=1e-4, atol=1e-6)
 
 

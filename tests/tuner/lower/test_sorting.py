@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from honed.machine import devices
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import normalise
 from honed.tuner.lower.functions.sorting import Runs
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import NodeProto, helper, numpy_helper
 
 from honed.machine.devices import Device
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 

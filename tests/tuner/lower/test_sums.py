@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
-from honed.tuner.compiler import proof
+from honed.tuner.compiler import verification
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower import sums
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
@@ -286,7 +286,7 @@ def test_models_of_long_sums_are_right_on_flat_inputs(name: str, spread: float, 
         "zeros": np.zeros((H, W), np.float32),
         "column": column,
     }
-    found = proof.run_model(_model(name), given, device)["y"]
+    found = verification.run_model(_model(name), given, device)["y"]
     exact = _exact(name, x, column)
     if name in ("InstanceNormalization", "LayerNormalization"):
         # The mean's error, seen against the deviation: 0.3 / sqrt(variance + epsilon) times as large.

@@ -18,10 +18,10 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import CompiledModel
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.compiler.compile import CompileRequest, CompileResult, compile_file
-from honed.tuner.compiler.fusion import Contest, described
+from honed.tuner.compiler.fusion import FusionAlternatives, described
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.records import Default, Records
+from honed.tuner.records import DefaultScheduleTime, Records
 from honed.tuner.setup import for_defaults, setup_for
 from honed.tuner.tune.children import SearchChild
 from honed.tuner.tune.extract import Extraction, extract
@@ -50,16 +50,16 @@ class Bench:
     found: Extraction
 
     @property
-    def contest(self) -> Contest:
+    def contest(self) -> FusionAlternatives:
         (only,) = self.found.contests
         return only
 
     def time(self, **seconds: float) -> None:
         """Record what both forms take by default, each form's functions alike."""
         with Records.open(self.records) as records:
-            for form, keys in (("joined", [self.contest.joined]), ("apart", self.contest.apart)):
+            for form, keys in (("joined", [self.contest.fused]), ("apart", self.contest.unfused)):
                 for key in keys:
-                    taken = Default(seconds=seconds[form], rate=None)
+                    taken = DefaultScheduleTime(seconds=seconds[form], rate=None)
                     setup = for_defaults(setup_for(self.profile.identity), self.profile.rules.family)
                     records.put_default(key, setup, taken)
 
@@ -115,7 +115,7 @@ def test_recorded_times_decide_in_both_directions(
     assert contest.expected == expected
     weights = {task.task.key: task.task.weight for task in (*one.found.tasks, *one.found.rivals)}
     assert {weights[key] for key in contest.keys(contest.expected)} == {1}
-    assert weights.keys() == {contest.joined, *contest.apart}
+    assert weights.keys() == {contest.fused, *contest.unfused}
 
     Records.open(one.records).close()
     _, unmeasured = one.compiled()
@@ -133,7 +133,7 @@ def test_recorded_times_decide_in_both_directions(
         assert _tasks(made) == set(contest.keys(taken))
         notes = tuple(note for note in made.source.notes if "as measured" in note)
         assert len(notes) == (taken != expected)
-        assert notes == described([contest], {contest.joined: joined, **dict.fromkeys(contest.apart, apart)})
+        assert notes == described([contest], {contest.fused: joined, **dict.fromkeys(contest.unfused, apart)})
         assert made.proof is not None, "the answers were compared on the device"
         assert made.proof.device == one.device.profile.identity.name
         assert one.compiled()[1] == made, "the same records give the same model"
@@ -150,10 +150,10 @@ def test_a_model_that_is_one_joined_kernel_falls_back_to_default_rules(
 ) -> None:
     one = bench(_ONE)
     Records.open(one.records).close()
-    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "untuned_kernels", planted)
     result, made = one.compiled()
     assert "gave wrong answers" in result.fell_back
-    assert _tasks(made) == set(one.contest.apart)
+    assert _tasks(made) == set(one.contest.unfused)
 
 
 @pytest.mark.slow
@@ -176,8 +176,8 @@ def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
     assert form.joined_us is not None
     assert form.apart_us is not None
     taken = set(contest.keys(form.taken))
-    assert runs == {key: int(key in taken) for key in (contest.joined, *contest.apart)}
-    assert named == {contest.joined}, "the model has no more tasks than it runs"
+    assert runs == {key: int(key in taken) for key in (contest.fused, *contest.unfused)}
+    assert named == {contest.fused}, "the model has no more tasks than it runs"
     (row,) = next(e for e in events if e["event"] == "tasks")["forms"]
     assert row["taken"] == form.taken
     _, made = one.compiled()

@@ -15,8 +15,8 @@ from honed.machine.devices import Device
 from honed.runtime.execution.growth import Growth
 from honed.runtime.execution.segments import Command
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_sets
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
+from honed.tuner.compiler.verification import run_sets
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.plan import Plan
 from honed.tuner.tune.extract import extract
@@ -60,7 +60,7 @@ def _expected(given: dict[str, np.ndarray]) -> np.ndarray:
 
 def _plan(model: onnx.ModelProto, device: Device) -> Plan:
     module = frontend.import_relax(frontend.normalise(model))
-    return lower_module(module, device.profile, first=first_kernels).plan(device.profile)
+    return lower_module(module, device.profile, first=untuned_kernels).plan(device.profile)
 
 
 @pytest.mark.parametrize("where", [(KEEPS,), OPPOSITE])
@@ -69,7 +69,7 @@ def test_rows_are_written_in_place_run_after_run(where: tuple[str, ...], device:
     made = _plan(model, device)
     assert made.output_buffers == made.input_buffers[:1]
     sets = [_given(first) for first in (0, 7, ROWS, 3)]
-    for given, found in zip(sets, run_sets(model, sets, device, "auto", first_kernels), strict=True):
+    for given, found in zip(sets, run_sets(model, sets, device, "auto", untuned_kernels), strict=True):
         np.testing.assert_allclose(found["present"], _expected(given), atol=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_rows_are_written_in_place_run_after_run(where: tuple[str, ...], device:
 def test_an_input_that_is_read_elsewhere_stays_as_it_is(other: str, output: str, device: Device) -> None:
     model, given = _model(other=other, output=output), _given(4)
     assert set(_plan(model, device).output_buffers).isdisjoint(_plan(model, device).input_buffers)
-    (found,) = run_sets(model, [given], device, "auto", first_kernels)
+    (found,) = run_sets(model, [given], device, "auto", untuned_kernels)
     np.testing.assert_allclose(found["present"], _expected(given), atol=1e-6)
     np.testing.assert_allclose(
         found["more"], np.exp(given["past"]) if "Exp" in other else given["past"], rtol=1e-5
@@ -100,7 +100,7 @@ def test_halves_that_stay_on_the_device_are_not_converted_by_a_step(
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     model = onnx.helper.make_model(text, opset_imports=_model().opset_import)
     normalised = frontend.normalise(model, fp16=device.profile.limits.fp16)
-    lowered = lower_module(frontend.import_relax(normalised), device.profile, first=first_kernels)
+    lowered = lower_module(frontend.import_relax(normalised), device.profile, first=untuned_kernels)
     converted: list[str] = []
     launch = Command.launch
 
@@ -134,7 +134,7 @@ def test_what_is_stored_in_place_is_not_tuned(device: Device, tmp_path: Path) ->
 
 
 def test_a_choice_between_an_input_and_itself_is_made(device: Device) -> None:
-    (found,) = run_sets(_model("Where(changes, past, past)"), [_given(4)], device, "auto", first_kernels)
+    (found,) = run_sets(_model("Where(changes, past, past)"), [_given(4)], device, "auto", untuned_kernels)
     np.testing.assert_array_equal(found["present"], _given(4)["past"])
 
 
@@ -153,13 +153,13 @@ def test_two_of_equal_shapes_are_one_launch(second: str, functions: int, device:
     also = f"{second}\n also = Where(changes, second, too)"
     model = _model(other=also, output=f", {shape} also", given=f"{shape} too,")
     module = frontend.import_relax(frontend.normalise(model))
-    lowered = lower_module(module, device.profile, first=first_kernels)
+    lowered = lower_module(module, device.profile, first=untuned_kernels)
     updates = [one for name, one in lowered.functions.items() if "update" in name]
     assert [len(one.launches) for one in updates] == [1] * functions
     plan = lowered.plan(device.profile)
     assert plan.output_buffers == plan.input_buffers[:2]
     sets = [_given(first) | {"too": normal(2, ROWS, SIZE, seed=first + 1)} for first in (0, 7, ROWS, 3)]
-    for given, found in zip(sets, run_sets(model, sets, device, "auto", first_kernels), strict=True):
+    for given, found in zip(sets, run_sets(model, sets, device, "auto", untuned_kernels), strict=True):
         present = _expected(given)
         other = -given["new"] if functions == 1 else given["new"] + present.max(axis=1, keepdims=True)
         changes = np.arange(ROWS)[:, None] >= given["first"]

@@ -14,7 +14,7 @@ from tvm import relax
 from honed.machine.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower.functions.legalize import legalize
 from honed.tuner.lower.functions.views import extents, view
 from honed.tuner.lower.module import read_program

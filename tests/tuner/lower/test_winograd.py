@@ -17,7 +17,7 @@ from honed.runtime.compiled.model import SourceModel
 from honed.runtime.execution.executor import load
 from honed.tuner import frontend
 from honed.tuner.compiler.assemble import assemble
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.functions import winograd
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.target import target_for
@@ -79,7 +79,7 @@ def test_it_is_the_convolution(
     monkeypatch.setattr(winograd, "_LEAST_TILES", 1)
     made, profile = model(12, 8, shape), profile_of("mali", device.profile)
     normalised = frontend.normalise(made, precision="fp32")
-    lowered = lower_module(frontend.import_relax(normalised), profile, first=first_kernels)
+    lowered = lower_module(frontend.import_relax(normalised), profile, first=untuned_kernels)
     assert len(lowered.functions) == 3, "the image, the products, and the result with bias and Relu"
     source = SourceModel(sha256="0" * 64, filename="m", producer="", opset=17, precision="fp32", notes=())
     found, constants = assemble(source, profile, normalised, lowered, None)
@@ -140,5 +140,5 @@ def test_tiles_are_transformed_by_one_sketch_only(tmp_path: Path) -> None:
         "fused_winograd_result_add_relu": 1,
     }
     result = found["fused_winograd_result_add_relu"]
-    source = first_kernels(result, "main", target_for(one), one)[1].source
+    source = untuned_kernels(result, "main", target_for(one), one)[1].source
     assert source.count("lv1_at[") == 16

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from honed.machine.families import mali_model
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.protocol.strict import from_plain, to_plain
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure import checks, timing
 from honed.tuner.measure.candidate import Candidate, Workload
@@ -255,7 +255,7 @@ def test_right_agrees_with_the_exact_comparison(
         with np.errstate(all="ignore"):
             found = (expected * np.float32(1 + tolerance)).astype(np.float32)
     refusal = checks.right(ExpectedOutput.of(expected, tolerance), found, "x")
-    assert (refusal is None) == proof.compare(expected, found, tolerance).right
+    assert (refusal is None) == verification.compare(expected, found, tolerance).right
 
 
 def test_integers_must_be_equal() -> None:

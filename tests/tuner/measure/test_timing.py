@@ -11,12 +11,12 @@ import pytest
 from honed.machine.opencl import cl
 from honed.tuner.measure.candidate import MeasureLimits
 from honed.tuner.measure.checks import Launched
-from honed.tuner.measure.timing import Schedule, Turns, Warmth, time_candidate
+from honed.tuner.measure.timing import InterleavedTiming, SamplingPlan, Warmth, time_candidate
 from honed.tuner.records.verdict import Timing
 
 SLOW, FAST = 600_000_000, 1_000_000_000  # Hz
 WORK = 1e6  # cycles of a run of the candidate; the yardstick takes a tenth
-ONE = Schedule(runs=1, group=1)
+ONE = SamplingPlan(runs=1, group=1)
 
 
 class Gpu:
@@ -37,14 +37,14 @@ class Gpu:
         return lambda: Launched(cl.command_execution_status.COMPLETE, 0, ns)
 
 
-def turns(*clocks: int | None) -> Turns:
+def turns(*clocks: int | None) -> InterleavedTiming:
     gpu = Gpu(iter(clocks))
     bound = SimpleNamespace(enqueue=lambda: [gpu.event(WORK)])
     yardstick = SimpleNamespace(enqueue=lambda: gpu.event(WORK / 10))
-    return Turns(cast(Any, bound), cast(Any, yardstick), gpu, lambda event: event(), gpu.clock)
+    return InterleavedTiming(cast(Any, bound), cast(Any, yardstick), gpu, lambda event: event(), gpu.clock)
 
 
-def timed(made: Turns, *, clock: int = 0, **limits: float) -> Timing:
+def timed(made: InterleavedTiming, *, clock: int = 0, **limits: float) -> Timing:
     everything = MeasureLimits(**{"timing_seconds": 60.0, **limits})  # type: ignore[arg-type]
     checks = frozenset({"run", "deadline", "wall"})
     found = time_candidate(made, ONE, everything, without=checks, slow=False, clock=clock)

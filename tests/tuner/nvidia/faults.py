@@ -21,11 +21,11 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.records import Records, Setup
+from honed.tuner.records import MeasurementSetup, Records
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import Proposals, SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
-from honed.tuner.tune.task import Found, TuningTask
+from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials
 
 from .tuning import dense_function, dense_workload
@@ -45,7 +45,7 @@ class Planted:
         self._asked: tuple[TuningTask, int] | None = None
         self.results: dict[str, float | None] = {}
 
-    def extract(self, *_: Any) -> Found:
+    def extract(self, *_: Any) -> ModelTasks:
         m, n, k = SHAPE
         task = TuningTask(
             key="dense",
@@ -56,7 +56,7 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return Found(tasks=(task,))
+        return ModelTasks(tasks=(task,))
 
     def load(self, _task: TuningTask) -> LoadedTask:
         return LoadedTask(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
@@ -115,7 +115,7 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
     """The session's story: what became of each candidate, children, what is in quarantine."""
     planted = Planted(profile, folder)
     events: list[News] = []
-    setup = Setup(device=profile.identity, compiler="bench")
+    setup = MeasurementSetup(device=profile.identity, compiler="bench")
     with Records.open(folder / "records.db", measured_by="bench") as records:
         trials = Trials(
             lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin), records, setup

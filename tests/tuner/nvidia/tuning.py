@@ -17,7 +17,7 @@ import numpy as np
 from tvm import te, tirx, topi
 
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
@@ -79,7 +79,7 @@ class Bench:
 def tune(bench: Bench, shape: tuple[int, int, int], seconds: float, kin: Iterable[str] = ()) -> Tuned:
     """Search for `seconds`. `kin` are traces to begin with, of the same function at another size."""
     func, target = dense_function(*shape), target_for(bench.profile)
-    rule, lowered, _ = first_kernels(func, "main", target, bench.profile)
+    rule, lowered, _ = untuned_kernels(func, "main", target, bench.profile)
     found = Tuned(shape, Candidate.of("default", lowered), rule)
     bench.measurer.load(dense_workload(bench.folder / "x".join(map(str, shape)), *shape))
     verdict = bench.measurer.measure(found.default)

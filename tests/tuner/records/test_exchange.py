@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from honed.runtime.errors import Unavailable
 from honed.tuner.records import Choose, Records, RecordState, TaskRecord, export_jsonl, import_jsonl
 from honed.tuner.records import exchange as exchange_module
-from honed.tuner.records.verdict import Outcome, Stored
+from honed.tuner.records.verdict import Outcome, StoredOutcome
 from tests.tuner.records.test_records import (
     FAULT,
     IDENTITY,
@@ -197,17 +197,17 @@ def test_lines_damaged_anywhere(source: Records, target: Records, data: st.DataO
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     import_jsonl(target, io.BytesIO(bytes(text)), SETUP)
     for candidate in target.finished(SETUP):
-        assert candidate.outcome is not Stored.RIGHT or candidate.timing is not None
+        assert candidate.outcome is not StoredOutcome.RIGHT or candidate.timing is not None
     exported(target)
 
 
 def test_the_outcomes_of_a_line_are_all_there_are() -> None:
     hints = get_type_hints(exchange_module.Line)
-    assert set(get_args(hints["outcome"])) == {outcome.value for outcome in Stored}
+    assert set(get_args(hints["outcome"])) == {outcome.value for outcome in StoredOutcome}
 
 
 def test_every_outcome_is_stored_and_what_may_harm_is_not_run_again() -> None:
-    assert {outcome.stored_as for outcome in Outcome} == set(Stored) - {Stored.ABANDONED}
+    assert {outcome.stored_as for outcome in Outcome} == set(StoredOutcome) - {StoredOutcome.ABANDONED}
     harmful = {Outcome.DEADLINE, Outcome.FAULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASH}
     assert {outcome for outcome in Outcome if outcome.quarantines} == harmful
     assert [Outcome(outcome.value) for outcome in Outcome] == list(Outcome)

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from honed.hub import objects
 from honed.protocol.params import HintFigures
 from honed.runtime.compiled.model import SearchStrategy
-from honed.tuner.records import NewCandidate, Records, Setup, export_jsonl, import_jsonl, own, store
+from honed.tuner.records import (
+    MeasurementSetup,
+    NewCandidate,
+    Records,
+    export_jsonl,
+    import_jsonl,
+    own,
+    store,
+)
 from honed.tuner.records.verdict import Verdict
 from tests.tuner.records.test_records import (
     FAULT,
@@ -49,7 +57,7 @@ def here(tmp_path: Path, clock: Clock) -> Iterator[Records]:
         yield records
 
 
-def measured(folder: Path, *candidates: tuple[int, Verdict], setup: Setup = SETUP) -> list[Any]:
+def measured(folder: Path, *candidates: tuple[int, Verdict], setup: MeasurementSetup = SETUP) -> list[Any]:
     """What a board that measured these exports."""
     with Records.open(folder / f"{len(list(folder.iterdir()))}.db", measured_by="secret host") as records:
         for number, verdict in candidates:
@@ -66,12 +74,12 @@ def take_in(records: Records, lines: list[Any], name: str = "attic") -> Any:
     return import_jsonl(records, io.BytesIO(given), SETUP)
 
 
-def tried(records: Records, number: int, verdict: Verdict, setup: Setup = SETUP) -> None:
+def tried(records: Records, number: int, verdict: Verdict, setup: MeasurementSetup = SETUP) -> None:
     new = NewCandidate(workload="dense", setup=setup, trace=trace(number), way=SearchStrategy.REVALIDATED)
     records.finish(records.begin(new), verdict)
 
 
-def waiting(records: Records, setup: Setup = SETUP, **options: int) -> list[str]:
+def waiting(records: Records, setup: MeasurementSetup = SETUP, **options: int) -> list[str]:
     return [found.trace for found in records.hints("dense", setup, **options)]
 
 

@@ -38,7 +38,7 @@ from honed.tuner.records.exchange import FORMAT, Line, written
 from honed.tuner.records.verdict import Timing
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import WIDTH, Prior, for_driver
-from honed.tuner.search.draw import Draw, draws, features_of
+from honed.tuner.search.draw import ScheduleSample, draws, features_of
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.bench import predicted
 
@@ -52,7 +52,7 @@ class Recorded:
 
     task: Extracted
     rule: str
-    drawn: list[Draw]
+    drawn: list[ScheduleSample]
 
 
 @dataclass(frozen=True)

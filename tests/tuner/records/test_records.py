@@ -21,24 +21,26 @@ from honed.protocol.params import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.tuner.records import (
     InQuarantine,
+    MeasurementSetup,
     NewCandidate,
     Records,
     RecordState,
-    Setup,
     TaskRecord,
     sql,
 )
 from honed.tuner.records.rows import sha256
-from honed.tuner.records.store import Owner
-from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
+from honed.tuner.records.store import ProcessIdentity
+from honed.tuner.records.verdict import Outcome, StoredOutcome, Timing, Verdict
 
 IDENTITY = DeviceIdentity(
     platform="ARM Platform", vendor="ARM", name="Mali-G610", driver_version="g13p0", kernel_driver="kbase"
 )
-SETUP = Setup(device=IDENTITY, compiler="honed-1")
-NEWER_DRIVER = Setup(device=dataclasses.replace(IDENTITY, driver_version="g25p0"), compiler="honed-1")
-NEWER_COMPILER = Setup(device=IDENTITY, compiler="honed-2")
-OTHER_DEVICE = Setup(device=dataclasses.replace(IDENTITY, name="PoCL"), compiler="honed-1")
+SETUP = MeasurementSetup(device=IDENTITY, compiler="honed-1")
+NEWER_DRIVER = MeasurementSetup(
+    device=dataclasses.replace(IDENTITY, driver_version="g25p0"), compiler="honed-1"
+)
+NEWER_COMPILER = MeasurementSetup(device=IDENTITY, compiler="honed-2")
+OTHER_DEVICE = MeasurementSetup(device=dataclasses.replace(IDENTITY, name="PoCL"), compiler="honed-1")
 
 
 def trace(number: int) -> str:
@@ -58,13 +60,13 @@ FAULT = Verdict(outcome=Outcome.FAULT, reason="page fault", story="mali ...: Pag
 
 
 def new(
-    number: int, workload: str = "dense", setup: Setup = SETUP, source: str | None = None
+    number: int, workload: str = "dense", setup: MeasurementSetup = SETUP, source: str | None = None
 ) -> NewCandidate:
     return NewCandidate(workload=workload, setup=setup, trace=trace(number), source_sha256=source)
 
 
 def add(
-    records: Records, number: int, verdict: Verdict, workload: str = "dense", setup: Setup = SETUP
+    records: Records, number: int, verdict: Verdict, workload: str = "dense", setup: MeasurementSetup = SETUP
 ) -> int:
     candidate = records.begin(new(number, workload, setup))
     records.finish(candidate, verdict)
@@ -94,7 +96,7 @@ def test_a_candidate_from_begin_to_verdict(records: Records) -> None:
     assert records.best("dense", SETUP) is None
     verdict = right(2.5, 1.25)
     done = records.finish(number, verdict)
-    assert (done.state, done.outcome, done.timing) == (RecordState.DONE, Stored.RIGHT, verdict.timing)
+    assert (done.state, done.outcome, done.timing) == (RecordState.DONE, StoredOutcome.RIGHT, verdict.timing)
     assert (done.trace, done.trace_sha256) == (trace(1), sha256(trace(1)))
     assert (done.driver, done.compiler, done.measured_by) == ("g13p0", "honed-1", "board")
     assert done.finished_s is not None
@@ -156,7 +158,7 @@ def test_what_was_not_built_waits_for_another_driver_or_other_source(records: Re
         assert records.may_run(setup, "dense", sha256(trace(1)), source)
     assert records.quarantined(SETUP) == []
     (kept,) = records.history("dense", SETUP)
-    assert (kept.state, kept.outcome) == (RecordState.DONE, Stored.NOT_BUILT)
+    assert (kept.state, kept.outcome) == (RecordState.DONE, StoredOutcome.NOT_BUILT)
 
 
 def test_a_candidate_runs_once_at_a_time(records: Records, path: Path) -> None:
@@ -261,7 +263,11 @@ def test_what_ran_when_a_process_was_killed_is_quarantined(records: Records, pat
     process_that_begins(path, 2)
     assert not records.may_run(SETUP, "dense", sha256(trace(2)))
     (left,) = records.abandoned()
-    assert (left.trace, left.state, left.outcome) == (trace(2), RecordState.QUARANTINED, Stored.ABANDONED)
+    assert (left.trace, left.state, left.outcome) == (
+        trace(2),
+        RecordState.QUARANTINED,
+        StoredOutcome.ABANDONED,
+    )
     assert left.reason == "was running when the tuner or the machine stopped"
     assert records.abandoned() == []
     with pytest.raises(InQuarantine):
@@ -272,7 +278,7 @@ def test_what_ran_when_a_process_was_killed_is_quarantined(records: Records, pat
 def test_what_ran_when_the_machine_stopped_is_quarantined(path: Path) -> None:
     with Records.open(path) as records:
         records.begin(new(1))
-    owner = dataclasses.replace(Owner.this_process(), boot_id="0" * 8)
+    owner = dataclasses.replace(ProcessIdentity.this_process(), boot_id="0" * 8)
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE candidates SET owner = ?", (str(owner),))
     connection.close()
@@ -281,8 +287,8 @@ def test_what_ran_when_the_machine_stopped_is_quarantined(path: Path) -> None:
 
 
 def test_owners_are_told_apart() -> None:
-    mine = Owner.this_process()
-    assert Owner.parse(str(mine)) == mine
+    mine = ProcessIdentity.this_process()
+    assert ProcessIdentity.parse(str(mine)) == mine
     assert not mine.gone()
     assert dataclasses.replace(mine, started=mine.started + 1).gone()  # the number was used again
     assert dataclasses.replace(mine, pid=2**22 + 1).gone()
@@ -337,7 +343,9 @@ def test_versions_of_a_model(records: Records) -> None:
 def test_device_key_leaves_the_driver_version_out() -> None:
     assert SETUP.device_key == NEWER_DRIVER.device_key == NEWER_COMPILER.device_key
     for field in dataclasses.fields(DeviceIdentity):
-        other = Setup(device=dataclasses.replace(IDENTITY, **{field.name: "another"}), compiler="honed-1")
+        other = MeasurementSetup(
+            device=dataclasses.replace(IDENTITY, **{field.name: "another"}), compiler="honed-1"
+        )
         assert (other.device_key == SETUP.device_key) == (field.name == "driver_version")
 
 
@@ -354,7 +362,7 @@ def edit(path: Path, *statements: str) -> None:
 
 def test_a_word_of_another_version_is_told(path: Path, records: Records) -> None:
     records.finish(records.begin(new(1)), WRONG)
-    assert [c.outcome for c in records.history("dense", SETUP)] == [Stored.WRONG]
+    assert [c.outcome for c in records.history("dense", SETUP)] == [StoredOutcome.WRONG]
     edit(path, "UPDATE candidates SET outcome = 'doubtful'")
     with pytest.raises(InvalidArgument, match=r"record 1 of task dense .*'doubtful' .* move their file away"):
         records.history("dense", SETUP)

@@ -35,7 +35,7 @@ def tiles(proposal: Proposal) -> list[decisions.Tile]:
     return [d for _, d in sorted(found.items()) if isinstance(d, decisions.Tile)]
 
 
-def numbers(drawn: decisions.Drawn) -> tuple[tuple[int, decisions.Decision], ...]:
+def numbers(drawn: decisions.ScheduleTrace) -> tuple[tuple[int, decisions.Decision], ...]:
     return tuple(sorted(drawn.decisions.items()))
 
 

@@ -21,7 +21,7 @@ from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import Size, launches_of, size_of
-from honed.tuner.search.draw import Drawing, Outline, draws
+from honed.tuner.search.draw import Outline, SpaceSampler, draws
 
 from .search_functions import dense, imagined, tasks
 
@@ -110,7 +110,7 @@ def test_draws_are_the_same_every_time_differ_and_replay(family: str) -> None:
 
 def test_draws_of_a_sketch_go_on_where_they_were_left() -> None:
     one, func = imagined("cpu"), dense(96, 128, 64)
-    drawing = Drawing(func, one, 1)
+    drawing = SpaceSampler(func, one, 1)
     first, second = next(drawing.of(0)), next(drawing.of(0))
     assert [first.trace, second.trace] == [draw.trace for draw in draws(func, one, 2, 1)[:2]]
 

@@ -18,12 +18,12 @@ from honed.jobs import priorfile
 from honed.jobs.priorfile import PriorFile
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import costmodel
 from honed.tuner.search.costmodel import WIDTH
-from honed.tuner.search.draw import Draw, Drawing
+from honed.tuner.search.draw import ScheduleSample, SpaceSampler
 from honed.tuner.setup import PRIORS, for_defaults, setup_for, shipped_prior, tuned_as
 from honed.tuner.tune.extract import extract
 from tests.tuner.lower.lowering import normal, run_lowered
@@ -52,7 +52,7 @@ def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytes
 
     monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda *_: LastFirst())
     one = imagined("mali")
-    rule, _, passed_over = first_kernels(dense(96, 130, 64), "main", target_for(one), one)
+    rule, _, passed_over = untuned_kernels(dense(96, 130, 64), "main", target_for(one), one)
     assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
 
 
@@ -66,17 +66,19 @@ def test_a_rule_that_makes_what_cannot_be_lowered_is_not_picked() -> None:
     )
     masked = te.compute(whole, lambda b, h, i, j: scores[b, h, i, j] + mask[b, 0, i, j])
     one = imagined("mali")
-    rule, _, _ = first_kernels(te.create_prim_func([asked, keys, mask, masked]), "main", target_for(one), one)
+    rule, _, _ = untuned_kernels(
+        te.create_prim_func([asked, keys, mask, masked]), "main", target_for(one), one
+    )
     assert rule.startswith("prior:")
 
 
 def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
 
-    class Tracked(Drawing):
+    class Tracked(SpaceSampler):
         """Keeps which sketches were drawn from."""
 
-        def of(self, sketch: int) -> Iterator[Draw]:
+        def of(self, sketch: int) -> Iterator[ScheduleSample]:
             asked.append(sketch)
             return super().of(sketch)
 
@@ -90,10 +92,10 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
             scores[2:3] = 1.0
             return scores
 
-    monkeypatch.setattr("honed.tuner.compiler.schedules.Drawing", Tracked)
+    monkeypatch.setattr("honed.tuner.compiler.schedules.SpaceSampler", Tracked)
     monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda *_: LikesTheThird())
     one = imagined("mali")
-    first_kernels(dense(96, 130, 64), "main", target_for(one), one)
+    untuned_kernels(dense(96, 130, 64), "main", target_for(one), one)
     sketches = len(set(asked))
     assert asked[:sketches] == list(range(sketches))
     assert asked[sketches:] == [2] * (12 - sketches)
@@ -175,10 +177,10 @@ def test_an_own_prior_that_cannot_be_used_is_told_and_left(
 @pytest.mark.opencl
 def test_the_pick_is_the_same_every_time_and_right(device: Device, profile: DeviceProfile) -> None:
     func, target = dense(96, 128, 64), target_for(profile)
-    rule, lowered, passed_over = first_kernels(func, "main", target, profile)
+    rule, lowered, passed_over = untuned_kernels(func, "main", target, profile)
     assert rule.startswith("prior:")
     assert passed_over == []
-    assert first_kernels(func, "main", target, profile)[1] == lowered
+    assert untuned_kernels(func, "main", target, profile)[1] == lowered
     a, b, c = normal(96, 64), normal(64, 128), np.zeros((96, 128), np.float32)
     run_lowered(lowered, [a, b], [c], device)
     np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
@@ -186,16 +188,16 @@ def test_the_pick_is_the_same_every_time_and_right(device: Device, profile: Devi
 
 def test_what_is_small_and_what_has_no_prior_go_by_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     one = imagined("cpu")
-    assert not first_kernels(dense(8, 8, 8), "main", target_for(one), one)[0].startswith("prior:")
+    assert not untuned_kernels(dense(8, 8, 8), "main", target_for(one), one)[0].startswith("prior:")
     monkeypatch.setattr("honed.tuner.compiler.schedules.prior_of", lambda *_: None)
-    assert not first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
+    assert not untuned_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
 
 
 @pytest.mark.parametrize("family", ["cpu", "mali"])
 def test_small_functions_of_several_parts_are_one_launch(family: str, tmp_path: Path) -> None:
     """Of a softmax rules make three."""
     ((task, func),) = [(one.task, one.func) for one in tasks("softmax", tmp_path, imagined(family))]
-    origin, lowered, _ = first_kernels(func, task.name, target_for(imagined(family)), imagined(family))
+    origin, lowered, _ = untuned_kernels(func, task.name, target_for(imagined(family)), imagined(family))
     assert origin.startswith("prior:")
     assert len(lowered.launches) == 1
 
@@ -210,7 +212,7 @@ def test_what_cannot_be_lowered_is_passed_over_and_told(monkeypatch: pytest.Monk
         return lower_function(func, *others)
 
     monkeypatch.setattr("honed.tuner.compiler.schedules.lower_function", picky)
-    rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    rule, _, passed_over = untuned_kernels(dense(96, 128, 64), "main", target_for(one), one)
     assert rule == passed_over[0].split(": ")[0]
     assert passed_over == [f"{rule}: it is not to my taste"] * 2
 
@@ -224,32 +226,32 @@ def _step(row: int, factor: float) -> tirx.PrimFunc:
 
 
 def test_functions_of_one_form_are_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, drawings = imagined("cpu"), list[Drawing]()
+    one, drawings = imagined("cpu"), list[SpaceSampler]()
 
-    class Counted(Drawing):
+    class Counted(SpaceSampler):
         """Keeps every search of a space."""
 
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             drawings.append(self)
 
-    monkeypatch.setattr("honed.tuner.compiler.schedules.Drawing", Counted)
+    monkeypatch.setattr("honed.tuner.compiler.schedules.SpaceSampler", Counted)
     steps = [_step(0, 0.5), _step(3, 0.5), _step(5, 0.25)]
-    plain = [first_kernels(func, "main", target_for(one), one) for func in steps]
+    plain = [untuned_kernels(func, "main", target_for(one), one) for func in steps]
     assert len(drawings) == len(steps)
-    first = partial(first_kernels, known={})
+    first = partial(untuned_kernels, known={})
     shared = [first(func, "main", target_for(one), one) for func in steps]
     assert len(drawings) == len(steps) + 1
     assert shared == plain
     assert len({lowered.source for _, lowered, _ in shared}) == len(steps)
     first(dense(96, 128, 64), "main", target_for(one), one)
-    partial(first_kernels, known={})(steps[0], "main", target_for(one), one)
+    partial(untuned_kernels, known={})(steps[0], "main", target_for(one), one)
     assert len(drawings) == len(steps) + 3, "other functions, and other models, share nothing"
 
 
 def test_where_no_pick_can_be_lowered_a_rule_does_for_all_of_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     one = imagined("cpu")
-    first = partial(first_kernels, known={})
+    first = partial(untuned_kernels, known={})
     monkeypatch.setattr("honed.tuner.compiler.schedules._TRIED", 0)
     assert first(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
     monkeypatch.setattr("honed.tuner.compiler.schedules._SOURCES", None)  # nothing is picked again
@@ -258,23 +260,23 @@ def test_where_no_pick_can_be_lowered_a_rule_does_for_all_of_a_form(monkeypatch:
 
 def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
     one = imagined("gpu")
-    origin, lowered, _ = first_kernels(dense(192, 512, 512), "main", target_for(one), one)
+    origin, lowered, _ = untuned_kernels(dense(192, 512, 512), "main", target_for(one), one)
     assert origin == "tables:gpu"
     (launch,) = lowered.launches
     assert launch.grid[0] >= one.limits.compute_units
-    origin, lowered, _ = first_kernels(dense(8, 64, 512), "main", target_for(one), one)
+    origin, lowered, _ = untuned_kernels(dense(8, 64, 512), "main", target_for(one), one)
     assert origin == "tables:gpu", "none fills the device"
     assert lowered.launches[0].grid[0] > 1
-    origin, _, _ = first_kernels(dense(1, 64, 4096), "main", target_for(one), one)
+    origin, _, _ = untuned_kernels(dense(1, 64, 4096), "main", target_for(one), one)
     assert not origin.startswith("tables"), "rules share the sums of a vector's product out"
 
 
 def test_products_of_malis_begin_with_a_table_where_vectors_fit() -> None:
     one = imagined("mali")
-    origin, lowered, _ = first_kernels(dense(192, 256, 256), "main", target_for(one), one)
+    origin, lowered, _ = untuned_kernels(dense(192, 256, 256), "main", target_for(one), one)
     assert origin == "tables:mali"
     assert [(launch.grid, launch.block) for launch in lowered.launches] == [((4, 6, 1), (16, 4, 1))]
-    origin, _, _ = first_kernels(dense(192, 49, 64), "main", target_for(one), one)
+    origin, _, _ = untuned_kernels(dense(192, 49, 64), "main", target_for(one), one)
     assert not origin.startswith("tables"), "4 does not divide its columns"
 
 
@@ -288,6 +290,6 @@ def test_convolutions_are_served_with_their_weights_laid_out(family: str, tmp_pa
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
     onnx.save(model, tmp_path / "model.onnx")
     (task, *_) = extract(tmp_path / "model.onnx", {}, "fp32", one).tasks
-    origin, lowered, _ = first_kernels(task.func, "main", target_for(one), one)
+    origin, lowered, _ = untuned_kernels(task.func, "main", target_for(one), one)
     assert origin == f"tables:{family}"
     assert len(lowered.launches) == 3  # the weights packed, the image padded, and both multiplied

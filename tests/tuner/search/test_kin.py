@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.tuner.search.batches import adapted, distance, neighbours
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, adapt, divisors, nearest, read
+from honed.tuner.search.decisions import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, nearest, read
 
 pytestmark = pytest.mark.tvm
 
@@ -37,7 +37,7 @@ def choices(draw: st.DrawFn) -> Choice:
     return Choice(draw(st.integers(0, options - 1)), options)
 
 
-def drawn(*decisions: Decision) -> Drawn:
+def drawn(*decisions: Decision) -> ScheduleTrace:
     """As read from a trace that has nothing but samples."""
     steps, made = [], []
     for n, decision in enumerate(decisions):

@@ -13,15 +13,15 @@ import pytest
 from tvm import te, tirx, topi
 
 from honed.machine.families import DriverClass
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.lower.workload import mark_constants
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
-from honed.tuner.search.decisions import Drawn, Tile, read
-from honed.tuner.search.draw import Drawing
+from honed.tuner.search.decisions import ScheduleTrace, Tile, read
+from honed.tuner.search.draw import SpaceSampler
 from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.convolutions import packed_clocks, window_tile
 from honed.tuner.search.sketches.grouped import groups_of
@@ -36,7 +36,7 @@ from .search_functions import dense, imagined, tasks
 pytestmark = pytest.mark.tvm
 
 
-def sketched(func: object, family: str = "gpu") -> list[Drawn]:
+def sketched(func: object, family: str = "gpu") -> list[ScheduleTrace]:
     one = imagined(family)
     return [read(traces.to_text(s.trace)) for s in rules.space(func, target_for(one), one)]
 
@@ -179,7 +179,7 @@ def test_mesa_25_adds_sixteen_terms_up_before_the_sum_that_a_loop_carries(
     m: int, k: int, expected: list[int]
 ) -> None:
     one = predicted("mali-g610", "25.0")
-    drawing = Drawing(dense(m, 256, k, "float16"), one, seed=1)
+    drawing = SpaceSampler(dense(m, 256, k, "float16"), one, seed=1)
     (row,) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     assert [tile.factors[-1] for _, tile in row.drawn.tiles] == expected
     played = drawing.played(row)
@@ -219,7 +219,7 @@ def pointwise(given: int, made: int, then: str, folder: Path) -> tirx.PrimFunc:
     return in_halves(f"{text} {{ c = Conv (x, w) {then} }}", folder)
 
 
-def of_mesa_25(func: tirx.PrimFunc) -> list[Drawn]:
+def of_mesa_25(func: tirx.PrimFunc) -> list[ScheduleTrace]:
     """The tables' rows for a function, the best first."""
     one = predicted("mali-g610", "25.0")
     sketches = [read(traces.to_text(sketch.trace)) for sketch in rules.space(func, target_for(one), one)]
@@ -230,7 +230,7 @@ def test_rows_that_lie_side_by_side_are_as_many_as_a_vector_has() -> None:
     a, b = (te.placeholder((256, n), "float16", name=f"of{n}") for n in (192, 384))
     func = te.create_prim_func([a, b, topi.matmul(a, b, transp_a=True)])
     one = predicted("mali-g610", "26.2")
-    drawing = Drawing(func, one, seed=1)
+    drawing = SpaceSampler(func, one, seed=1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     assert {row.drawn.tiles[0][1].factors[-1] for row in rows} <= {4, 8}
     for row in rows:
@@ -268,7 +268,7 @@ def test_mesa_26_unrolls_no_sums_over_short_rows(
     mesa: str, columns: int, turns: list[tuple[str, str]]
 ) -> None:
     one, func = predicted("mali-g610", mesa), dense(112, columns, 336, "float16")
-    drawing = Drawing(func, one, seed=1)
+    drawing = SpaceSampler(func, one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     played = drawing.played(first)
     assert played is not None
@@ -286,7 +286,7 @@ def test_mesa_26_unrolls_no_sums_of_which_a_mask_chooses(dtype: str, start: str)
         lambda i, j: tirx.Select(mask[i, j] != zero, product[i, j], tirx.const(0, "float16")),
     )
     one = predicted("mali-g610", "26.2")
-    drawing = Drawing(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
+    drawing = SpaceSampler(te.create_prim_func([a, b, mask, chosen]), one, seed=1)
     (first, *_) = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
     played = drawing.played(first)
     assert played is not None
@@ -312,7 +312,7 @@ def test_batches_are_no_part_of_a_tile() -> None:
 @pytest.mark.parametrize(("m", "n", "k"), [(192, 512, 512), (8, 64, 512), (1000, 24, 64)])
 def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> None:
     one = imagined("gpu")
-    drawing = Drawing(dense(m, n, k), one, seed=1)
+    drawing = SpaceSampler(dense(m, n, k), one, seed=1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     played = [(row, func) for row in rows if (func := drawing.played(row)) is not None]
     assert played
@@ -323,7 +323,7 @@ def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> 
 def test_draws_begin_with_the_tables_and_are_kernels() -> None:
     one, func = imagined("gpu"), dense(192, 512, 512)
     one = replace(one, limits=replace(one.limits, local_mem_bytes=48 << 10))  # NVIDIA's
-    drawing = Drawing(func, one, seed=1)
+    drawing = SpaceSampler(func, one, seed=1)
     wanted = {text for made in starts(sketched(func)) for text in [str(sorted(made.decisions.items()))]}
     begun = [next(drawing.of(n)) for n in range(drawing.sketches)]
     same = [d for d in begun if str(sorted(read(d.trace).decisions.items())) in wanted]
@@ -455,7 +455,7 @@ def test_malis_hold_no_rows_of_an_image_before_their_turn(
     given: int, made: int, side: int, held: int, tmp_path: Path
 ) -> None:
     one, func = predicted("mali-g610", "26.2"), windows(given, made, side, tmp_path)
-    _, lowered, _ = first_kernels(func, "main", target_for(one), one)
+    _, lowered, _ = untuned_kernels(func, "main", target_for(one), one)
     (declared,) = re.findall(r"half\d (pad_temp_local_0.*);", lowered.source)
     assert len(declared.split()) == held
     assert re.search(r"\buint\d? conv2d\w*_local_0,", lowered.source), "sums that wait are words"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.jobs.events import FusionChoice
-from honed.tuner.compiler.fusion import LESS, Contest, described, other
+from honed.tuner.compiler.fusion import LESS, FusionAlternatives, described, other
 from honed.tuner.tune import task
 from honed.tuner.tune.task import TaskProgress, TaskState, judge, latency, next_task
 
@@ -21,15 +21,19 @@ _TIMES = st.dictionaries(st.sampled_from(KEYS), _SECONDS)
 _FORMS: st.SearchStrategy[FusionChoice] = st.sampled_from(("joined", "apart"))
 
 
-def contest(expected: FusionChoice = "joined", calls: int = 9, launch: float = 0.0) -> Contest:
-    return Contest(name="qsv", joined="one", apart=KEYS[1:], calls=calls, launch=launch, expected=expected)
+def contest(expected: FusionChoice = "joined", calls: int = 9, launch: float = 0.0) -> FusionAlternatives:
+    return FusionAlternatives(
+        name="qsv", fused="one", unfused=KEYS[1:], calls=calls, launch=launch, expected=expected
+    )
 
 
 _CONTESTS = st.builds(contest, _FORMS, st.integers(1, 9), st.floats(0.0, 1e-4))
 
 
 @given(_CONTESTS, _TIMES)
-def test_without_all_times_it_is_the_one_expected(one: Contest, times: Mapping[str, float]) -> None:
+def test_without_all_times_it_is_the_one_expected(
+    one: FusionAlternatives, times: Mapping[str, float]
+) -> None:
     assert one.taken({}) == one.expected
     if times.keys() != set(KEYS):
         assert one.taken(times) == one.expected
@@ -38,7 +42,7 @@ def test_without_all_times_it_is_the_one_expected(one: Contest, times: Mapping[s
 
 @given(_CONTESTS, st.fixed_dictionaries(dict.fromkeys(KEYS, _SECONDS)))
 def test_the_form_taken_is_the_faster_one_or_as_good_as_that(
-    one: Contest, times: Mapping[str, float]
+    one: FusionAlternatives, times: Mapping[str, float]
 ) -> None:
     taken = one.taken(times)
     found = one.times(times)
@@ -54,7 +58,7 @@ def test_the_form_taken_is_the_faster_one_or_as_good_as_that(
     _CONTESTS, st.fixed_dictionaries(dict.fromkeys(KEYS, _SECONDS)), st.sampled_from(KEYS), st.floats(0.1, 1)
 )
 def test_a_form_taken_stays_so_when_its_kernels_get_faster(
-    one: Contest, times: Mapping[str, float], key: str, share: float
+    one: FusionAlternatives, times: Mapping[str, float], key: str, share: float
 ) -> None:
     taken = one.taken(times)
     if key in one.keys(taken):
@@ -97,13 +101,13 @@ def test_weights_are_of_the_form_taken_and_change_with_it() -> None:
     tasks = _tasks(100e-6, 40e-6)
     task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 9, "q": 0, "s": 2, "v": 0}
-    assert {p.task.key: p.rival for p in tasks} == {"one": 0, "q": 9, "s": 9, "v": 9}
+    assert {p.task.key: p.alternative_runs for p in tasks} == {"one": 0, "q": 9, "s": 9, "v": 9}
     before = latency(tasks).now_us
     for p in tasks[1:]:
         p.found(10e-6, "t")
     task.settle_forms(tasks, [contest()])
     assert _weights(tasks) == {"one": 0, "q": 9, "s": 11, "v": 9}
-    assert {p.task.key: p.rival for p in tasks} == {"one": 9, "q": 0, "s": 0, "v": 0}
+    assert {p.task.key: p.alternative_runs for p in tasks} == {"one": 9, "q": 0, "s": 0, "v": 0}
     assert latency(tasks).now_us == pytest.approx(29 * 10)
     assert latency(tasks).before_us == pytest.approx(before)
     tasks[0].found(20e-6, "t")
@@ -112,7 +116,9 @@ def test_weights_are_of_the_form_taken_and_change_with_it() -> None:
 
 
 def test_a_function_that_a_form_calls_twice_counts_twice() -> None:
-    twice = Contest(name="n", joined="one", apart=("q", "s", "q"), calls=3, launch=0.0, expected="joined")
+    twice = FusionAlternatives(
+        name="n", fused="one", unfused=("q", "s", "q"), calls=3, launch=0.0, expected="joined"
+    )
     tasks = _tasks(100e-6, 10e-6, calls=3)
     task.settle_forms(tasks, [twice])
     assert _weights(tasks) == {"one": 0, "q": 6, "s": 5, "v": 0}
@@ -136,7 +142,7 @@ def test_a_form_that_no_schedule_makes_faster_has_no_turns_and_says_why() -> Non
     tasks = _tasks(100e-6, 40e-6, roofline=33e-6)
     task.settle_forms(tasks, [contest()])
     judge(tasks)
-    assert {p.task.key: p.rival for p in tasks} == {"one": 0, "q": 0, "s": 0, "v": 0}
+    assert {p.task.key: p.alternative_runs for p in tasks} == {"one": 0, "q": 0, "s": 0, "v": 0}
     skipped = {p.task.key for p in tasks if p.stage is TaskState.SKIPPED and "not taken" in p.reason}
     assert skipped == {"q", "v"}
     task.settle_forms(tasks, [contest(launch=-2e-6)])  # as if less were known of what it takes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.tuner.records.store import Owner
+from honed.tuner.records.store import ProcessIdentity
 from honed.tuner.tune.children import scratch, sweep
 
 LEAVES = (
@@ -33,11 +33,11 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, monkeypatch:
 
 def test_nothing_else_is_touched(tmp_path: Path) -> None:
     """Folders without a readable owner, links, and those of processes that run."""
-    for name, owner in (("a", ""), ("b", "not an owner"), ("c", str(Owner.this_process()))):
+    for name, owner in (("a", ""), ("b", "not an owner"), ("c", str(ProcessIdentity.this_process()))):
         (tmp_path / f"honed-test-{name}").mkdir()
         if owner:
             (tmp_path / f"honed-test-{name}" / "owner").write_text(owner)
-    gone = Owner(boot_id="another", pid_namespace=1, pid=1, started=1)
+    gone = ProcessIdentity(boot_id="another", pid_namespace=1, pid=1, started=1)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "owner").write_text(str(gone))

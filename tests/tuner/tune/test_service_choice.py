@@ -14,10 +14,10 @@ from honed.protocol.service import TimeSpent
 from honed.tuner.service.choice import (
     FIRST_PASS_SECONDS,
     SLICE_SECONDS,
-    Known,
     PassPlan,
+    TuningCandidate,
+    TuningHistory,
     Unprofiled,
-    Wanted,
     choose,
     failed,
     hinted,
@@ -27,12 +27,12 @@ from honed.tuner.service.choice import (
 from honed.tuner.service.view import TuningState, figures_in
 
 
-def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> Wanted:
-    return Wanted(
+def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> TuningCandidate:
+    return TuningCandidate(
         name=name,
         seconds=seconds,
         obstacle=obstacle,
-        known=replace(Known(key="k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
+        known=replace(TuningHistory(key="k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
     )
 
 
@@ -87,15 +87,15 @@ def test_what_cannot_or_need_not_be_tuned_is_left() -> None:
 
 
 def test_a_failure_is_waited_out_longer_each_time() -> None:
-    known, waits = Known(key="k"), []
+    known, waits = TuningHistory(key="k"), []
     for _ in range(12):
         known = failed(known, "the device went away", 1000.0)
         waits.append(known.retry - 1000.0)
     assert waits[:3] == [300.0, 600.0, 1200.0]
     assert waits[-1] == 86_400.0
-    assert choose([Wanted(name="m", seconds=1.0, obstacle="", known=known)], 1001.0) is None
+    assert choose([TuningCandidate(name="m", seconds=1.0, obstacle="", known=known)], 1001.0) is None
     again = passed(known, finished=False, headroom=0.5)
-    assert choose([Wanted(name="m", seconds=1.0, obstacle="", known=again)], 1001.0) is not None
+    assert choose([TuningCandidate(name="m", seconds=1.0, obstacle="", known=again)], 1001.0) is not None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1), st.integers(0, 3), st.booleans()), max_size=8))
@@ -114,21 +114,21 @@ def test_whoever_is_chosen_may_be_tuned(models: list[tuple[float, float, int, bo
 
 def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuner.json"
-    known = passed(Known(key="source device driver"), finished=True, headroom=0.2)
+    known = passed(TuningHistory(key="source device driver"), finished=True, headroom=0.2)
     TuningState(path).put("m", known)
     assert TuningState(path).get("m", "source device driver") == known
-    assert TuningState(path).get("m", "source device driver 2") == Known(key="source device driver 2")
+    assert TuningState(path).get("m", "source device driver 2") == TuningHistory(key="source device driver 2")
     plain = json.loads(path.read_text())
     del plain["models"]["m"]["tasks"]  # as it was written before tasks were told apart
     path.write_text(json.dumps(plain))
     assert TuningState(path).get("m", "source device driver") == known
     path.write_text("{")
-    assert TuningState(path).get("m", "source device driver") == Known(key="source device driver")
+    assert TuningState(path).get("m", "source device driver") == TuningHistory(key="source device driver")
 
 
 def test_headroom_is_a_share() -> None:
-    assert passed(Known(key="k"), finished=False, headroom=7.0).headroom == 1.0
-    assert isinstance(passed(Known(key="k"), finished=False, headroom=0.5), Known)
+    assert passed(TuningHistory(key="k"), finished=False, headroom=7.0).headroom == 1.0
+    assert isinstance(passed(TuningHistory(key="k"), finished=False, headroom=0.5), TuningHistory)
 
 
 def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path
 
 def test_what_a_hub_brings_is_a_reason_to_tune_once() -> None:
     """A model that cannot be tuned at all is not asked for again and again."""
-    done = passed(Known(key="k"), finished=True, headroom=0.0)
+    done = passed(TuningHistory(key="k"), finished=True, headroom=0.0)
     again = hinted(done, 7)
     assert not again.finished
     ended = passed(again, finished=True, headroom=0.0, hints=again.hints)

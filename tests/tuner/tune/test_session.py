@@ -17,16 +17,16 @@ from honed.machine.devices import Device
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource, SearchStrategy
-from honed.tuner.compiler.fusion import Contest
+from honed.tuner.compiler.fusion import FusionAlternatives
 from honed.tuner.compiler.schedules import recorded
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records import Default, NewCandidate, Records, Setup
-from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
+from honed.tuner.records import DefaultScheduleTime, MeasurementSetup, NewCandidate, Records
+from honed.tuner.records.verdict import Outcome, StoredOutcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 from honed.tuner.tune.calls import DefaultSchedule, LoadedTask, Proposed, ProposedCandidate
 from honed.tuner.tune.children import SearchChild, SearchFailed
 from honed.tuner.tune.session import SearchBudget, TuningSession
-from honed.tuner.tune.task import Found, TaskState, TuningTask
+from honed.tuner.tune.task import ModelTasks, TaskState, TuningTask
 from honed.tuner.tune.trials import Speed
 from tests.tuner import running
 from tests.tuner.liars import honest
@@ -57,7 +57,7 @@ class Planted:
         self.begun: list[str] = []  # tasks that a batch was asked for
         self.replayed: list[str] = []
 
-    def extract(self) -> Found:
+    def extract(self) -> ModelTasks:
         task = TuningTask(
             key="scale",
             name="scale",
@@ -67,7 +67,7 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return Found(tasks=(task,))
+        return ModelTasks(tasks=(task,))
 
     def load(self, _task: TuningTask) -> LoadedTask:
         return LoadedTask(workload=replace(self.workload, task="scale"), fresh=True)
@@ -215,7 +215,7 @@ def test_a_search_that_broke_twice_is_lost(tuned: Any) -> None:
     broke = SearchFailed("a step cannot be replayed")
     session, planted, _ = tuned([broke, broke, [marked(1)]])
     (progress,) = session.tasks
-    assert progress.stage is TaskState.LOST
+    assert progress.stage is TaskState.FAILED
     assert progress.reason == f"its search ended: {broke}"
     assert len(planted.batches) == 1
 
@@ -300,7 +300,7 @@ def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, ke
     with kept() as records:
         (condemned,) = records.quarantined(session.setup)
         assert condemned.trace == trace(marked(2))
-        assert condemned.outcome is Stored.FAULTED
+        assert condemned.outcome is StoredOutcome.FAULTED
         assert "CS_FATAL.EXCEPTION_TYPE: 0x40" in condemned.story
 
 
@@ -432,13 +432,13 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
     kept: Any, profile: DeviceProfile, tmp_path: Path
 ) -> None:
     tvm = pytest.importorskip("tvm")
-    setup: Setup = setup_for(profile.identity)
+    setup: MeasurementSetup = setup_for(profile.identity)
     with kept() as records:
         timing = Timing(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
         new = NewCandidate(workload="scale", setup=setup, trace="[]")
         records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
         kept_under = for_defaults(setup, profile.rules.family)
-        records.put_default("scale", kept_under, Default(seconds=1e-3, rate=None))
+        records.put_default("scale", kept_under, DefaultScheduleTime(seconds=1e-3, rate=None))
     choose = recorded(tmp_path / "records.sqlite", profile).schedules
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     assert choose("scale", func) is None
@@ -477,9 +477,11 @@ class Several(Planted):
         self.count = count
         self.loaded: list[str] = []
 
-    def extract(self) -> Found:
+    def extract(self) -> ModelTasks:
         (task,) = super().extract().tasks
-        return Found(tasks=tuple(replace(task, key=f"scale{n}", weight=n + 1) for n in range(self.count)))
+        return ModelTasks(
+            tasks=tuple(replace(task, key=f"scale{n}", weight=n + 1) for n in range(self.count))
+        )
 
     def load(self, task: TuningTask) -> LoadedTask:
         self.loaded.append(task.key)
@@ -555,16 +557,18 @@ def test_what_another_tuner_has_in_flight_is_left_to_it(
 class Rivalling(Several):
     """A task, and another that is its rival: the same work, whose candidates are tried in its turn."""
 
-    contest = Contest(name="n", joined="scale0", apart=("scale1",), calls=1, launch=0.0, expected="joined")
+    contest = FusionAlternatives(
+        name="n", fused="scale0", unfused=("scale1",), calls=1, launch=0.0, expected="joined"
+    )
 
     def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchFailed]) -> None:
         super().__init__(workload, 2)
         self.batches = list(batches)
         self.timed: list[str] = []  # and tried, in this order
 
-    def extract(self) -> Found:
+    def extract(self) -> ModelTasks:
         one, rival = super().extract().tasks
-        return Found(tasks=(one, replace(rival, weight=0)), contests=(self.contest,))
+        return ModelTasks(tasks=(one, replace(rival, weight=0)), contests=(self.contest,))
 
     def default(self, task: TuningTask, *given: Any, **more: Any) -> DefaultSchedule:
         self.timed.append(f"default of {task.key}")

@@ -153,7 +153,7 @@ def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
     finish([unworthy], cut=False)
     assert "would win less than 0.2 %" in unworthy.reason
     finish([tried, waiting, lost], cut=True)
-    assert [p.stage for p in (tried, waiting, lost)] == [TaskState.TUNED, TaskState.SKIPPED, TaskState.LOST]
+    assert [p.stage for p in (tried, waiting, lost)] == [TaskState.TUNED, TaskState.SKIPPED, TaskState.FAILED]
     assert waiting.reason
     assert lost.reason
 

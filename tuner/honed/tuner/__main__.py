@@ -94,8 +94,8 @@ def _fit(job: commands.Fit, emit: Emit) -> events.Fitted:
 
 
 def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> OptimisationCheck:
-    from .prove import levels
-    from .prove.confined import DEFAULT_LIMITS
+    from .verify import levels
+    from .verify.confined import DEFAULT_LIMITS
 
     most = min(DEFAULT_LIMITS.memory_bytes, job.memory_mib << 20 or DEFAULT_LIMITS.memory_bytes)
     limits = replace(DEFAULT_LIMITS, memory_bytes=most, threads=job.threads or DEFAULT_LIMITS.threads)
@@ -104,7 +104,7 @@ def _check_optimisations(job: commands.CheckOptimisations, emit: Emit) -> Optimi
     import onnx
 
     from .frontend import load
-    from .mixed.choose import onnx_form
+    from .mixed_precision.choose import onnx_form
 
     form = onnx_form(load(job.file))
     found = levels.of_file(job.file, job.shapes, limits, form)

@@ -12,9 +12,9 @@ from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from .records import (
     Choose,
     ImportCounts,
+    MeasurementSetup,
     ProgressRecord,
     Records,
-    Setup,
     TuningRecord,
     VersionRecord,
     export_jsonl,
@@ -116,7 +116,7 @@ def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
         return events.Faults(faults=tuple(_fault(records, candidate, setup) for candidate, setup in found))
 
 
-def _fault(records: Records, candidate: TuningRecord, setup: Setup) -> events.Quarantined:
+def _fault(records: Records, candidate: TuningRecord, setup: MeasurementSetup) -> events.Quarantined:
     task = records.task(candidate.workload)
     return events.Quarantined(
         candidate=candidate.trace_sha256[:16],

@@ -12,7 +12,7 @@ from honed.jobs.priorfile import SUFFIX, PriorFile
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceIdentity
 
-from .records import Setup
+from .records import MeasurementSetup
 
 # The OpenCL platform of devices whose times are predicted (`honed.valhall`). None has this name, so that
 # records of predictions are never taken for those of a board.
@@ -23,12 +23,12 @@ _LOWERING = 12
 PRIORS = Path(__file__).parent / "search" / "priors"
 
 
-def setup_for(identity: DeviceIdentity) -> Setup:
+def setup_for(identity: DeviceIdentity) -> MeasurementSetup:
     """Return the setup of this installation on a device."""
-    return Setup(device=identity, compiler=f"tvm {version('apache-tvm')}, lowering {_LOWERING}")
+    return MeasurementSetup(device=identity, compiler=f"tvm {version('apache-tvm')}, lowering {_LOWERING}")
 
 
-def for_defaults(setup: Setup, family: str) -> Setup:
+def for_defaults(setup: MeasurementSetup, family: str) -> MeasurementSetup:
     """Return the setup under which times of default schedules are kept.
 
     The family's prior decides which schedules are the defaults, so its digest is part of the setup.
@@ -37,7 +37,7 @@ def for_defaults(setup: Setup, family: str) -> Setup:
     return setup if prior is None else replace(setup, compiler=f"{setup.compiler}, prior {prior.digest}")
 
 
-def tuned_as(source: str, setup: Setup) -> str:
+def tuned_as(source: str, setup: MeasurementSetup) -> str:
     """Return the key under which a model counts as tuned, from its file's SHA-256.
 
     A model whose key changes is examined again. The key holds the priors of all families, because a device's

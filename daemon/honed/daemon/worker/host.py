@@ -68,7 +68,7 @@ Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 Stepped = tuple[dict[str, Array], int, int]  # outputs, and the rows and bytes of the state after a step
 _ROWS = (1, 2, 1)  # of the requests that are compared
-# Sums in other orders: as far off as an answer in float32 may be (`honed.tuner.prove.tolerance`).
+# Sums in other orders: as far off as an answer in float32 may be (`honed.tuner.verify.tolerance`).
 _ALLOWED = 1e-3
 _ALLOWED_HALF = 2e-2
 _SEED = 20

@@ -28,8 +28,8 @@ from honed.runtime.dtypes import dtype
 from honed.runtime.engines import UNLIMITED, PartLimits
 from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor, load
-from honed.runtime.execution.proof import Difference, check_numbered, differences, probe_count
 from honed.runtime.execution.segments import running_now
+from honed.runtime.execution.verification import Difference, check_numbered, differences, probe_count
 
 from .calls import (
     BuildModel,

@@ -19,7 +19,7 @@ from honed.machine.devices import Device
 from honed.machine.families import FAMILIES
 from honed.machine.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.compiler.proof import run_model
+from honed.tuner.compiler.verification import run_model
 from honed.tuner.lower import schedule
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import Lowered, LoweringFailed

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from honed.machine.devices import Device
 from honed.machine.profile import DeviceProfile
 from honed.runtime.compiled.model import CompiledModel
-from honed.tuner.compiler import proof
+from honed.tuner.compiler import verification
 from honed.tuner.frontend import import_relax, normalise
 from honed.tuner.lower import DOT, DOT_ADD
 from honed.tuner.lower.module import lower_module
@@ -58,20 +58,20 @@ def model(
 def mali(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device with the rules of a Mali, and its dot products as functions."""
     profile = predicted("mali-g610")
-    assembled = proof.assemble
+    assembled = verification.assemble
 
     def standing_in(*args: Any) -> tuple[CompiledModel, Any]:
         made, constants = assembled(*args)
         assert any(DOT_ADD in source for source in made.sources)
         return replace(made, sources=tuple(STAND_IN + source for source in made.sources)), constants
 
-    monkeypatch.setattr(proof, "assemble", standing_in)
+    monkeypatch.setattr(verification, "assemble", standing_in)
     limits = replace(device.profile.limits, int8_dots=True)
     return replace(device, profile=replace(device.profile, limits=limits, rules=profile.rules))
 
 
 def same(model: onnx.ModelProto, given: Mapping[str, np.ndarray], device: Device) -> None:
-    (found,) = proof.run_model(model, given, device).values()
+    (found,) = verification.run_model(model, given, device).values()
     (expected,) = run(model, given)
     np.testing.assert_array_equal(found, expected)
 
@@ -106,7 +106,7 @@ def test_unsigned_weights_of_a_convolution(mali: Device) -> None:
     given = {"x": integers(np.uint8, 1, 6, 7, 7)}
     constants = {"w": integers(np.uint8, 8, 6, 3, 3, seed=1), "z": np.array(77, np.uint8)}
     made = model("ConvInteger", given, constants | {"q": np.array(130, np.uint8)}, pads=[1, 1, 1, 1])
-    (found,) = proof.run_model(made, given, mali).values()
+    (found,) = verification.run_model(made, given, mali).values()
     (expected,) = onnx.reference.ReferenceEvaluator(made).run(None, given)
     np.testing.assert_array_equal(found, expected)
 
@@ -140,7 +140,7 @@ def test_convolutions(
     given = {"x": integers(kind, *image)}
     constants = {"w": integers(np.int8, *kernel, seed=1), "z": np.array(9, kind)}
     made = model("ConvInteger", given, constants, **attrs)
-    (found,) = proof.run_model(made, given, mali).values()
+    (found,) = verification.run_model(made, given, mali).values()
     (expected,) = onnx.reference.ReferenceEvaluator(made).run(None, given)
     np.testing.assert_array_equal(found, expected)
 
@@ -152,7 +152,7 @@ def test_convolutions_of_a_device_without(
     given = {"x": integers(np.uint8, *image)}
     constants = {"w": integers(np.int8, *kernel, seed=1), "z": np.array(9, np.uint8)}
     made = model("ConvInteger", given, constants, **attrs)
-    (found,) = proof.run_model(made, given, device).values()
+    (found,) = verification.run_model(made, given, device).values()
     (expected,) = onnx.reference.ReferenceEvaluator(made).run(None, given)
     np.testing.assert_array_equal(found, expected)
 

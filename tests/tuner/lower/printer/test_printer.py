@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tvm import s_tir, te, tirx
 
 from honed.machine.devices import Device
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.printer import terms
@@ -23,7 +23,7 @@ from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
-from honed.tuner.search.draw import Drawing
+from honed.tuner.search.draw import SpaceSampler
 from honed.tuner.search.sketches.grouped import sliced
 from honed.tuner.search.sketches.held import held_clocks
 from honed.valhall.bench import predicted
@@ -139,7 +139,7 @@ def test_mesa_26_adds_to_addresses_what_it_cannot_know(
 ) -> None:
     profile = predicted("mali-g610", driver)
     func = narrow_indices(dense(192, 256, terms, "float16"))
-    _, lowered, _ = first_kernels(func, "main", target_for(profile), profile)
+    _, lowered, _ = untuned_kernels(func, "main", target_for(profile), profile)
     before, *loops = lowered.source.split("  for (")
     assert ("T_matmul_at = " in before) == first, "pointers that are needed behind a loop come before it"
     assert ("T_matmul_at = " in loops[-1]) != first
@@ -155,7 +155,7 @@ def test_sums_of_halves_that_wait_for_those_of_a_block_are_words_of_two(
     dtype: str, terms: int, words: int
 ) -> None:
     profile = imagined("mali")
-    drawing = Drawing(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
+    drawing = SpaceSampler(narrow_indices(dense(192, 512, terms, dtype)), profile, 1)
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     func = drawing.played(min(rows, key=lambda row: held_clocks(row.drawn)))
     assert func is not None

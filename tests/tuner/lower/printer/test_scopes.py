@@ -12,7 +12,7 @@ from tvm import te, topi
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.search.draw import Drawing
+from honed.tuner.search.draw import SpaceSampler
 from tests.tuner.search.search_functions import imagined
 
 pytestmark = pytest.mark.tvm
@@ -39,7 +39,7 @@ def test_a_pointer_with_no_room_outside_of_a_loop_keeps_what_starts_from_it_insi
     x, w = te.placeholder((1, 512, 13, 13), "float32", "x"), te.placeholder((64, 512, 1, 1), "float32", "w")
     b = te.placeholder((1, 64, 1, 1), "float32", "b")
     func = te.create_prim_func([x, w, b, topi.nn.relu(topi.add(topi.nn.conv2d_nchw(x, w, 1, 0, 1), b))])
-    drawing, target = Drawing(narrow_indices(func), profile, 1), target_for(profile)
+    drawing, target = SpaceSampler(narrow_indices(func), profile, 1), target_for(profile)
     pointers = 0
     for sketch in range(drawing.sketches):
         for one in islice(drawing.of(sketch), 8):

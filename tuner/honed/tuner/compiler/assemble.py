@@ -26,12 +26,12 @@ from honed.runtime.compiled.model import (
     Tensor,
     View,
 )
-from honed.tuner.frontend import Normalised, TensorSpec
+from honed.tuner.frontend import Normalised, StaticTensorSpec
 from honed.tuner.graph import passes_behind
 from honed.tuner.lower.module import LoweredModel
-from honed.tuner.prove.probes import Expected
+from honed.tuner.verify.probes import ReferenceProbes
 
-from .partition import Cut
+from .partition import PartitionedModel
 
 _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
 
@@ -41,8 +41,8 @@ def assemble(
     profile: DeviceProfile,
     normalised: Normalised,
     lowered: LoweredModel,
-    expected: Expected | None,
-    cut: Cut | None = None,
+    expected: ReferenceProbes | None,
+    cut: PartitionedModel | None = None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
     """Return the compiled model and its constants by buffer; the partitions' files and the probes come last.
 
@@ -93,7 +93,7 @@ def _operators(normalised: Normalised) -> dict[str, Operator]:
     }
 
 
-def _split(cut: Cut | None, first: int) -> PartitionTable | None:
+def _split(cut: PartitionedModel | None, first: int) -> PartitionTable | None:
     """Return the header's entry on partitions; their files are the constant buffers from `first` on.
 
     Returns None where the model is not partitioned.
@@ -116,15 +116,15 @@ def _split(cut: Cut | None, first: int) -> PartitionTable | None:
     )
 
 
-def _part_tensors(specs: Sequence[TensorSpec]) -> tuple[PartitionTensor, ...]:
+def _part_tensors(specs: Sequence[StaticTensorSpec]) -> tuple[PartitionTensor, ...]:
     return tuple(strict.copy_fields(PartitionTensor, spec) for spec in specs)
 
 
-def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
+def _tensors(specs: Sequence[StaticTensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(strict.copy_fields(Tensor, s, buffer=b) for s, b in zip(specs, buffers, strict=True))
 
 
-def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarray]:
+def _arrays(expected: ReferenceProbes | None, normalised: Normalised) -> list[np.ndarray]:
     """Return the probes' inputs and expected outputs, one after the other."""
     found: list[np.ndarray] = []
     if expected is not None:
@@ -136,7 +136,7 @@ def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarra
     return found
 
 
-def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
+def _proof(expected: ReferenceProbes, normalised: Normalised, first: int) -> Proof:
     """Return a proof that has not been run yet; buffer `first` holds the first input of the first probe."""
     numbers = itertools.count(first)
 

@@ -22,12 +22,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.tuner.frontend import Normalised, TensorSpec
+from honed.tuner.frontend import Normalised, StaticTensorSpec
 from honed.tuner.lower.module import LoweredModel
 from honed.tuner.lower.program import FunctionCall, constant_values
-from honed.tuner.prove import discontinuities, evaluator, graphs
-from honed.tuner.prove.graphs import TypedValue
-from honed.tuner.prove.tolerance import work
+from honed.tuner.verify import discontinuities, evaluator, graphs
+from honed.tuner.verify.graphs import TypedValue
+from honed.tuner.verify.tolerance import work
 
 Arrays = Mapping[str, np.ndarray]
 # Runs a program on the sets of inputs; its outputs are those of the normalised model.
@@ -141,7 +141,7 @@ def _between(
     """Return the values between calls, and the outputs, for each set, as the normalised model has them."""
     program, values = lowered.program, [lowered.program.values[tap.value] for tap in taps]
     more = [
-        TensorSpec(name=_given(tap.typed.name), dtype=v.dtype, shape=v.shape)
+        StaticTensorSpec(name=_given(tap.typed.name), dtype=v.dtype, shape=v.shape)
         for tap, v in zip(taps, values, strict=True)
     ]
     tapped = replace(

@@ -32,24 +32,24 @@ from honed.tuner import frontend
 from honed.tuner.frontend import ImportedModule, Normalised, Precision
 from honed.tuner.frontend.survey import survey
 from honed.tuner.graph import made_from
-from honed.tuner.lower.module import First, LoweredModel, lower_module
+from honed.tuner.lower.module import LoweredModel, UntunedKernels, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import FunctionCall, Program
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.workload import task_key
-from honed.tuner.mixed import choose
-from honed.tuner.prove import discontinuities
-from honed.tuner.prove.evaluator import Reference, at_level, evaluate
-from honed.tuner.prove.graphs import bind_shapes
+from honed.tuner.mixed_precision import choose
 from honed.tuner.search.costmodel import import_for
+from honed.tuner.verify import discontinuities
+from honed.tuner.verify.evaluator import Reference, at_level, evaluate
+from honed.tuner.verify.graphs import bind_shapes
 
 from . import sized
 from .form import with_room
-from .fusion import joins
-from .partition import Cut, cut
+from .fusion import fusion_policy
+from .partition import PartitionedModel, partition_model
 from .partition.divide import flops
-from .proof import Attempt, Prover, expect, probed_before, with_behind
-from .schedules import NOTHING, first_kernels, recorded
+from .schedules import NOTHING, recorded, untuned_kernels
+from .verification import VerificationResult, Verifier, expect, probed_before, with_behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Prepared:
     whole: onnx.ModelProto
     given: onnx.ModelProto
     normalised: Normalised
-    cut: Cut | None
+    cut: PartitionedModel | None
 
 
 def prepare(
@@ -88,7 +88,7 @@ def prepare(
         refused = error
     if not has_cpu_engine():
         raise refused
-    made = cut(model, shapes, unbuilt=unbuilt)
+    made = partition_model(model, shapes, unbuilt=unbuilt)
     if isinstance(made, str):
         raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused
     try:
@@ -186,9 +186,9 @@ class Recipe:
     refused: Mapping[str, str] = field(default_factory=dict)
     rules: bool = False
 
-    def first(self) -> First:
+    def first(self) -> UntunedKernels:
         """Return what schedules a function that has no record."""
-        return default_kernels if self.rules else partial(first_kernels, known={})
+        return default_kernels if self.rules else partial(untuned_kernels, known={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class _Source:
 
     prepared: Prepared
     existing_build: CompiledModel | None
-    prover: Prover
+    prover: Verifier
     imported: ImportedModule
 
 
@@ -208,7 +208,7 @@ class _Tried:
     recipe: Recipe
     source: _Source
     lowered: LoweredModel
-    result: Attempt | NotBuilt
+    result: VerificationResult | NotBuilt
 
 
 def compile_file(request: CompileRequest, report: Report) -> CompileResult:
@@ -246,9 +246,9 @@ def _attempt(request: CompileRequest, recipe: Recipe, stage: _Stages, before: _T
         notes = (f"compiled with default rules, because {recipe.why}",)
         if before is not None and lowered.sources == before.lowered.sources:
             return replace(before, recipe=recipe)
-    result: Attempt | NotBuilt
+    result: VerificationResult | NotBuilt
     try:
-        result = source.prover.attempt(lowered, recipe.first(), stage.of("prove"), 0.4, *notes)
+        result = source.prover.verify(lowered, recipe.first(), stage.of("prove"), 0.4, *notes)
     except NotBuilt as refused:
         result = refused
     return _Tried(recipe=recipe, source=source, lowered=lowered, result=result)
@@ -268,7 +268,7 @@ def _lowered(request: CompileRequest, recipe: Recipe, source: _Source, stage: _S
     if recipe.rules:
         return lower(first=recipe.first())
     known = recorded(request.records, profile) if request.records else NOTHING
-    joining, picked = joins(profile, known.times), recipe.first()
+    joining, picked = fusion_policy(profile, known.times), recipe.first()
     import_for(profile.rules.family)
 
     def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
@@ -352,7 +352,9 @@ def _own_types(request: CompileRequest, tried: _Tried) -> Recipe | None:
 _REMEDIES = (_without_refused, _rules_for_all, _own_types)
 
 
-def _write(request: CompileRequest, source: _Source, tried: Attempt, stage: _Stages) -> CompiledModel:
+def _write(
+    request: CompileRequest, source: _Source, tried: VerificationResult, stage: _Stages
+) -> CompiledModel:
     """Write a verified model, and add its partitions compiled for sizes."""
     model, cut, like = tried.proven(request.device), source.prepared.cut, source.existing_build
     stage("write", 0.0, f"write {request.output.name}")
@@ -376,7 +378,7 @@ _MANY_LAUNCHES = 200  # of models that may be too many small kernels for a devic
 _RUNS = 8  # of ONNX Runtime, of which the shortest counts
 
 
-def _admit(request: CompileRequest, prover: Prover, program: Program) -> None:
+def _admit(request: CompileRequest, prover: Verifier, program: Program) -> None:
     """Raise ModelRefused where ONNX Runtime answers before the device could launch the kernels.
 
     The launches of streaming models with unrolled recurrences, of a few operations each, take longer than
@@ -402,7 +404,7 @@ def _admit(request: CompileRequest, prover: Prover, program: Program) -> None:
 
 
 def _compiled_part(
-    request: CompileRequest, cut: Cut, observed: ObservedSizes, *, slower_too: bool
+    request: CompileRequest, cut: PartitionedModel, observed: ObservedSizes, *, slower_too: bool
 ) -> sized.CompiledPart | SkippedSizes:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
 
@@ -497,7 +499,7 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
     with request.path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     prover = strict.copy_fields(
-        Prover,
+        Verifier,
         request,
         "quantised",
         source=strict.copy_fields(

@@ -26,7 +26,7 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.protocol.errors import ModelRefused
 from honed.runtime.execution.growth import ROWS_MASK
-from honed.tuner.prove import graphs
+from honed.tuner.verify import graphs
 
 Shapes = Mapping[str, tuple[int, ...]]
 _SMALL: Final = 1 << 22  # elements of a value that is computed here

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from honed.jobs.events import FusionChoice
 from honed.machine.families import UnitFigures
 from honed.machine.profile import DeviceProfile
-from honed.tuner.lower.functions.fusing import NamedFunction, TwoForms
+from honed.tuner.lower.functions.fusing import FusionCandidate, NamedFunction
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.workload import function_bytes, function_flops, mark_constants, task_key
 from honed.tuner.search import rules, traces
@@ -39,38 +39,38 @@ def other(form: FusionChoice) -> FusionChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContestTimes:
+class FusionTimes:
     """Seconds that the best known schedules of each form take in all; None where a part's is not known."""
 
-    joined: float | None
-    apart: float | None
+    fused: float | None
+    unfused: float | None
 
     def of(self, form: FusionChoice) -> float | None:
         """Return the seconds of one form; None where they are not known."""
-        return self.joined if form == "joined" else self.apart
+        return self.fused if form == "joined" else self.unfused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class FusionAlternatives:
     """A function, and those of which each is read by the next alone that it would take the place of.
 
     Functions are named by the keys of their tasks.
     """
 
     name: str  # of the one function
-    joined: str
-    apart: tuple[str, ...]
+    fused: str
+    unfused: tuple[str, ...]
     calls: int  # of either form in one inference
     launch: float  # seconds of a launch that are in no recorded time
     expected: FusionChoice  # by the roofline; taken where times are not known
 
     def keys(self, form: FusionChoice) -> tuple[str, ...]:
         """Return the keys of the tasks that a form runs, one for each of its functions."""
-        return (self.joined,) if form == "joined" else self.apart
+        return (self.fused,) if form == "joined" else self.unfused
 
-    def times(self, seconds: Mapping[str, float]) -> ContestTimes:
+    def times(self, seconds: Mapping[str, float]) -> FusionTimes:
         """Return the times of both forms, from the times of their tasks (`seconds`, by key)."""
-        return ContestTimes(joined=self._sum("joined", seconds), apart=self._sum("apart", seconds))
+        return FusionTimes(fused=self._sum("joined", seconds), unfused=self._sum("apart", seconds))
 
     def taken(self, seconds: Mapping[str, float]) -> FusionChoice:
         """Return the form to compile: the expected one, unless the other was measured to be faster."""
@@ -87,7 +87,7 @@ class Contest:
         return sum(seconds[key] + self.launch for key in keys)
 
 
-def described(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
+def described(contests: Sequence[FusionAlternatives], seconds: Mapping[str, float]) -> tuple[str, ...]:
     """Return one sentence for each direction in which measurements contradicted the expectation.
 
     One lists the functions that are one kernel although several were expected, the other the opposite.
@@ -100,10 +100,10 @@ def described(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tupl
     return tuple(sentences)
 
 
-def _described(contest: Contest, seconds: Mapping[str, float]) -> str:
+def _described(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str:
     times = contest.times(seconds)
-    one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.joined, times.apart))
-    return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.apart)})"
+    one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.fused, times.unfused))
+    return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.unfused)})"
 
 
 # A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows
@@ -123,7 +123,7 @@ _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 _Sort = Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
 
 
-class Joining:
+class FusionPolicy:
     """Whether functions are better one on a device: by recorded times of both forms, else by a roofline."""
 
     def __init__(self, profile: DeviceProfile, sorts: Sequence[_Sort], times: Mapping[str, float]) -> None:
@@ -131,14 +131,14 @@ class Joining:
         self._profile = profile
         self._sorts = sorts
         self._times = times
-        self._seen: dict[tuple[str, ...], tuple[Contest, TwoForms]] = {}
+        self._seen: dict[tuple[str, ...], tuple[FusionAlternatives, FusionCandidate]] = {}
 
     @property
-    def contests(self) -> list[tuple[Contest, TwoForms]]:
+    def contests(self) -> list[tuple[FusionAlternatives, FusionCandidate]]:
         """Those met in which either form may do: the roofline of neither is beyond MOST of the other's."""
         return list(self._seen.values())
 
-    def __call__(self, forms: TwoForms) -> bool:
+    def __call__(self, forms: FusionCandidate) -> bool:
         """Return whether to join these functions."""
         figures = self._profile.family.joined
         if figures is None:
@@ -152,15 +152,15 @@ class Joining:
         pays = together < LESS * apart
         if max(together, apart) > MOST * min(together, apart):
             return pays
-        contest = Contest(
+        contest = FusionAlternatives(
             name=forms.joined.name,
-            joined=self._key(forms.joined),
-            apart=tuple(self._key(part) for part in forms.apart),
+            fused=self._key(forms.joined),
+            unfused=tuple(self._key(part) for part in forms.apart),
             calls=forms.calls,
             launch=figures.launch_us * 1e-6,
             expected="joined" if pays else "apart",
         )
-        key = (contest.joined, *contest.apart)
+        key = (contest.fused, *contest.unfused)
         before = self._seen[key][0].calls if key in self._seen else 0
         self._seen[key] = replace(contest, calls=before + contest.calls), forms
         return contest.taken(self._times) == "joined"
@@ -173,14 +173,14 @@ class Joining:
         return task_key(mark_constants(one.func, one.constants, self._profile))
 
 
-def joins(
+def fusion_policy(
     profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
-) -> Joining:
+) -> FusionPolicy:
     """Return a rule on whether the functions of a chain are better one.
 
     See `join_functions`. With `sorts` only functions of these are joined.
     """
-    return Joining(profile, sorts or (attention_seconds, separable_seconds, one_row_seconds), times)
+    return FusionPolicy(profile, sorts or (attention_seconds, separable_seconds, one_row_seconds), times)
 
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:

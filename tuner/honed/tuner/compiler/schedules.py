@@ -31,7 +31,7 @@ from honed.tuner.lower.workload import form_key, function_bytes, function_flops
 from honed.tuner.records import Records, TuningRecord
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import Prior, prior_of
-from honed.tuner.search.draw import Draw, Drawing, Row, features_of
+from honed.tuner.search.draw import Row, ScheduleSample, SpaceSampler, features_of
 from honed.tuner.search.rules import point_space, rules_of
 from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.search.sketches.blockwise import shares_blocks
@@ -109,7 +109,7 @@ _FILLED = 0.7  # work-groups for each compute unit, at least
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
 
-def first_kernels(
+def untuned_kernels(
     func: tirx.PrimFunc,
     name: str,
     target: Target,
@@ -162,9 +162,9 @@ class _Function:
         return prior_of(self.profile.rules.family, self.profile.driver)
 
     @cached_property
-    def drawing(self) -> Drawing:
+    def drawing(self) -> SpaceSampler:
         """Draws and rows of tables."""
-        return Drawing(narrow_indices(self.func), self.profile, _SEED)
+        return SpaceSampler(narrow_indices(self.func), self.profile, _SEED)
 
     @cached_property
     def worth_drawing(self) -> bool:
@@ -239,7 +239,7 @@ def _of_prior(one: _Function) -> _Schedules:
         yield prior.name, found[n][0]
 
 
-def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:
+def _drawn(drawing: SpaceSampler, sketches: Sequence[int], prior: Prior, flops: int) -> list[ScheduleSample]:
     """Return draws, one from each sketch first, then more from those whose draws the prior scores best."""
     found = [one for sketch in sketches for one in islice(drawing.of(sketch), 1)]
     scores = {one.sketch: [score] for one, score in zip(found, _scores(found, prior), strict=True)}
@@ -255,7 +255,7 @@ def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) 
     return found
 
 
-def _scores(drawn: Sequence[Draw], prior: Prior) -> list[float]:
+def _scores(drawn: Sequence[ScheduleSample], prior: Prior) -> list[float]:
     if not drawn:
         return []
     return [float(score) for score in prior.predict(np.array([one.features for one in drawn]))]

@@ -37,7 +37,7 @@ from honed.runtime.compiled.validate import CONSTANT_OFFSET_ALIGN
 from honed.runtime.engines import PROVING_MIB, PartLimits, allowance, compiled_serves
 from honed.runtime.execution.cpuparts import CpuPartitionProcess, LoadedPartitions
 from honed.runtime.execution.executor import Executor
-from honed.tuner.compiler.partition import Cut
+from honed.tuner.compiler.partition import PartitionedModel
 from honed.tuner.frontend import Precision
 
 _SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)  # of a form's rows, at which it is tried whether it is still faster
@@ -152,7 +152,7 @@ class CompiledPart:
 
 
 def wanted(
-    cut: Cut | None, given: Sequence[ObservedSizes], like: CompiledModel | None
+    cut: PartitionedModel | None, given: Sequence[ObservedSizes], like: CompiledModel | None
 ) -> tuple[tuple[ObservedSizes, ...], tuple[SkippedSizes, ...]]:
     """Return the sizes to compile partitions for, and the sizes that were left out earlier and stay so.
 
@@ -195,7 +195,7 @@ def precision(asked: Precision) -> Precision:
     return "fp16" if asked == "fp16" else "fp32"
 
 
-def shapes_of(cut: Cut, observed: ObservedSizes) -> dict[str, tuple[int, ...]]:
+def shapes_of(cut: PartitionedModel, observed: ObservedSizes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the partition's inputs for these sizes."""
     left = iter(observed.sizes)
     return {
@@ -265,7 +265,7 @@ def _contents(value: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).digest()
 
 
-def _has(cut: Cut, observed: ObservedSizes) -> bool:
+def _has(cut: PartitionedModel, observed: ObservedSizes) -> bool:
     if not 0 <= observed.part < len(cut.parts) or not cut.parts[observed.part].sized:
         return False
     count = sum(spec.shape.count(-1) for spec in cut.parts[observed.part].inputs)

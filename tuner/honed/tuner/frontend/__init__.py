@@ -7,7 +7,7 @@ from honed.onnxfile.reading import MissingExternalData
 from .importing import ImportedModule, import_named, import_relax
 from .load import FrontendLimits, load
 from .normalise import Normalised, Precision, in_half, normalise
-from .signature import TensorSpec
+from .signature import StaticTensorSpec
 
 __all__ = [
     "FrontendLimits",
@@ -15,7 +15,7 @@ __all__ = [
     "MissingExternalData",
     "Normalised",
     "Precision",
-    "TensorSpec",
+    "StaticTensorSpec",
     "import_named",
     "import_relax",
     "in_half",

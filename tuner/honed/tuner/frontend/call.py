@@ -13,7 +13,7 @@ from .values import Array, Item, Listing, NodeRefused, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class NodeCall:
     """A node: operator, the opset it is written in, resolved inputs, attributes as Python values."""
 
     op: str
@@ -96,7 +96,7 @@ class Call:
 
 
 Result = Item | Sequence[Item]
-Rule = Callable[[Builder, Call], Result]
+Rule = Callable[[Builder, NodeCall], Result]
 RULES: dict[tuple[str, str], Rule] = {}
 _Rule = TypeVar("_Rule", bound=Rule)
 

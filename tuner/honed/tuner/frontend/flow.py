@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from .builder import Builder
-from .call import Call, normal_axis
+from .call import NodeCall, normal_axis
 from .rules.layout import join, pick, reshape, with_axis
 from .values import Item, NodeRefused, Unknown, Value
 
@@ -21,14 +21,14 @@ FLOW = ("If", "Loop", "Scan")
 Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
 
 
-def flow(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+def flow(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     """Return what an If, Loop or Scan becomes; raises NodeRefused where only running the model can tell."""
     if c.op == "If":
         return _both(b, c, body)
     return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)
 
 
-def graph_of(c: Call, name: str) -> onnx.GraphProto:
+def graph_of(c: NodeCall, name: str) -> onnx.GraphProto:
     """Return a graph within the node, by the name of its attribute."""
     for attribute in c.node.attribute:
         if attribute.name == name:
@@ -36,7 +36,7 @@ def graph_of(c: Call, name: str) -> onnx.GraphProto:
     raise NodeRefused(f"its {name} is missing")
 
 
-def _both(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+def _both(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     """Compute both branches and select the elements of one; their outputs must agree in types and shapes."""
     condition = c.x(0)
     if condition.size != 1:
@@ -75,7 +75,7 @@ def _going(condition: Item | None) -> bool:
     return bool(condition.data.reshape(-1)[0])
 
 
-def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+def _loop(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     graph = graph_of(c, "body")
     trips = c.opt_numbers(0, "trip count")
     most = None if trips is None else trips[0]
@@ -98,7 +98,7 @@ def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     return [*carried, *(_stacked(b, row, 0) for row in gathered)]
 
 
-def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+def _scan(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
     if c.opset < 9:
         raise NodeRefused("its form before opset 9 is not compiled; export the model with a newer opset")
     graph = graph_of(c, "body")
@@ -135,7 +135,7 @@ def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
     return [*carried, *stacked]
 
 
-def _each(c: Call, name: str, count: int) -> list[int]:
+def _each(c: NodeCall, name: str, count: int) -> list[int]:
     found = c.ints(name) or [0] * count
     if len(found) != count:
         raise NodeRefused(f"its {name} has {len(found)} numbers, not {count}")

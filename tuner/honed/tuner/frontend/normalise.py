@@ -19,7 +19,7 @@ from honed.tuner.graph.fp16_casts import BIT_CAST, Exemptions, put_casts, satura
 
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
-from .signature import TensorSpec, carried
+from .signature import StaticTensorSpec, carried
 from .values import Item, NodeRefused, Reasons, Unknown, Value
 from .walk import Parts, Walker
 
@@ -42,8 +42,8 @@ class Normalised:
     """
 
     model: onnx.ModelProto
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[StaticTensorSpec, ...]
+    outputs: tuple[StaticTensorSpec, ...]
     notes: tuple[str, ...]
     precision: str
     opset: int  # of the model as it was given
@@ -103,9 +103,9 @@ def all_single(graph: onnx.GraphProto) -> bool:
     return _float_types(graph) == {_SINGLE}
 
 
-def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[TensorSpec]:
+def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[StaticTensorSpec]:
     """Return the types of the outputs; computed types take precedence over those that the file declares."""
-    specs: list[TensorSpec] = []
+    specs: list[StaticTensorSpec] = []
     for info, item in zip(model.graph.output, items, strict=True):
         try:
             if info.type.WhichOneof("value") or not isinstance(item, Value):
@@ -114,7 +114,7 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
             found.general.append(f"output {info.name!r}: {refusal}")
             continue
         if isinstance(item, Value):
-            specs.append(TensorSpec(name=info.name, dtype=item.dtype.name, shape=item.shape))
+            specs.append(StaticTensorSpec(name=info.name, dtype=item.dtype.name, shape=item.shape))
         elif not isinstance(item, Unknown):
             found.general.append(f"output {info.name!r}: it is a sequence or an optional, not a tensor")
         elif not found.texts():
@@ -126,8 +126,8 @@ def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> 
 
 def _assemble(
     builder: Builder,
-    inputs: tuple[TensorSpec, ...],
-    outputs: list[TensorSpec],
+    inputs: tuple[StaticTensorSpec, ...],
+    outputs: list[StaticTensorSpec],
     values: list[Value],
     name: str,
 ) -> onnx.GraphProto:
@@ -175,7 +175,7 @@ def _name_outputs(
     return renamed
 
 
-def _info(name: str, typed: Value | TensorSpec) -> onnx.ValueInfoProto:
+def _info(name: str, typed: Value | StaticTensorSpec) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name, type=typed.type_proto())
 
 

@@ -21,7 +21,7 @@ CARRIED = frozenset(d.name for d in DTYPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
+class StaticTensorSpec:
     """A named input or output: NumPy dtype name and static shape."""
 
     name: str
@@ -41,7 +41,7 @@ class TensorSpec:
 
 def bind_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], found: Reasons
-) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], frozenset[str]]:
+) -> tuple[tuple[StaticTensorSpec, ...], tuple[str, ...], frozenset[str]]:
     """Return the inputs with static shapes, notes on what was assumed, and the names of refused inputs.
 
     A symbolic dimension takes the size that `shapes` gives it, at this or another input; a leading one
@@ -59,7 +59,7 @@ def bind_inputs(
     whole = all(i.name in shapes for i in inputs)
     named = _named_dimensions(inputs, shapes, bind=not whole)
     inner = {_name(d) for i in inputs for d in i.type.tensor_type.shape.dim[1:]} - {""}
-    specs: list[TensorSpec] = []
+    specs: list[StaticTensorSpec] = []
     notes: list[str] = []
     refused: set[str] = set()
     for info in inputs:
@@ -126,7 +126,7 @@ def _bind(
     named: Mapping[str, int],
     inner: Collection[str],
     notes: list[str],
-) -> TensorSpec:
+) -> StaticTensorSpec:
     """Return an input with a static shape.
 
     `inner` holds the names of dimensions that stand in other than leading places, and so are no batch sizes.
@@ -135,7 +135,7 @@ def _bind(
     if not info.type.tensor_type.HasField("shape"):
         if given is None:
             raise NodeRefused(f"its shape is not given; add --shape {info.name}=...")
-        return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
+        return StaticTensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
     dims = info.type.tensor_type.shape.dim
     labels = [dim.dim_param or UNNAMED for dim in dims]
     known = [int(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
@@ -164,7 +164,7 @@ def _bind(
     shape = tuple(size for size in sizes if size is not None)
     if any(d > MAX_DIMENSION for d in shape):
         raise NodeRefused(f"a dimension is larger than {MAX_DIMENSION}")
-    return TensorSpec(name=info.name, dtype=dtype.name, shape=shape)
+    return StaticTensorSpec(name=info.name, dtype=dtype.name, shape=shape)
 
 
 def _check_given(name: str, given: Sequence[int], known: Sequence[int | None]) -> None:

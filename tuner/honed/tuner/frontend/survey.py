@@ -15,7 +15,7 @@ from honed.onnxfile.contrib_schemas import with_stand_ins
 from .builder import SHAPE_DATA_LIMIT, static_shape
 from .canonical import reads
 from .load import FrontendLimits
-from .signature import TensorSpec
+from .signature import StaticTensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker
 
@@ -63,7 +63,7 @@ class Learnt:
             shape = tuple(
                 size if size == observed else -1 for size, observed in zip(shape, self.observed, strict=True)
             )
-        return TensorSpec(name="", dtype=self.dtype, shape=shape).type_proto()
+        return StaticTensorSpec(name="", dtype=self.dtype, shape=shape).type_proto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +73,10 @@ class NodeSurvey:
     `observed` are the types with such sizes as 1 where a run had 1, as of batches: to estimate work with.
     """
 
-    inputs: tuple[TensorSpec, ...]
+    inputs: tuple[StaticTensorSpec, ...]
     nodes: tuple[SurveyedNode, ...]
-    types: Mapping[str, TensorSpec]
-    observed: Mapping[str, TensorSpec]
+    types: Mapping[str, StaticTensorSpec]
+    observed: Mapping[str, StaticTensorSpec]
     constants: Mapping[str, Array]
 
 
@@ -281,19 +281,23 @@ def _sizes(tensor: onnx.TypeProto.Tensor) -> tuple[int, ...]:
     return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
 
 
-def _as_observed(spec: TensorSpec, learnt: Learnt | None) -> TensorSpec:
+def _as_observed(spec: StaticTensorSpec, learnt: Learnt | None) -> StaticTensorSpec:
     observed = learnt.observed if learnt is not None else None
     if observed is None or len(observed) != len(spec.shape):
         return spec
     return replace(spec, shape=tuple(1 if m == 1 else n for n, m in zip(spec.shape, observed, strict=True)))
 
 
-def _types(values: Mapping[str, Value], open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
-    found = {n: TensorSpec(name=n, dtype=value.dtype.name, shape=value.shape) for n, value in values.items()}
+def _types(
+    values: Mapping[str, Value], open_: Mapping[str, onnx.TypeProto | None]
+) -> dict[str, StaticTensorSpec]:
+    found = {
+        n: StaticTensorSpec(name=n, dtype=value.dtype.name, shape=value.shape) for n, value in values.items()
+    }
     for name, kind in open_.items():
         tensor = kind.tensor_type if kind is not None and kind.HasField("tensor_type") else None
         if tensor is not None and tensor.HasField("shape"):
             with suppress(NodeRefused):
                 dtype = numpy_dtype(tensor.elem_type)
-                found[name] = TensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
+                found[name] = StaticTensorSpec(name=name, dtype=dtype.name, shape=_sizes(tensor))
     return found

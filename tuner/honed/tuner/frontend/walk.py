@@ -15,10 +15,10 @@ from honed.protocol.errors import ModelRefused
 
 from . import rules  # noqa: F401 - importing them registers them
 from .builder import Builder, evaluate, infer, schema, static_shape, swells, worth_folding
-from .call import RULES, Call
+from .call import RULES, NodeCall
 from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .load import FrontendLimits, check_expansion
-from .signature import TensorSpec, bind_inputs
+from .signature import StaticTensorSpec, bind_inputs
 from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 
 Scope = dict[str, Item]
@@ -26,7 +26,7 @@ Scope = dict[str, Item]
 # with its number as attribute `part`; a file's own nodes of this name are refused, as of any that is unknown.
 # In the normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
 PART_DOMAIN, PART_OP = "honed.cpu_part", "CpuPart"
-Parts = Mapping[int, Sequence[TensorSpec]]  # the outputs of each part
+Parts = Mapping[int, Sequence[StaticTensorSpec]]  # the outputs of each part
 MAX_DEPTH = 32  # functions within functions, and branches within branches
 MAX_NODES = 200_000  # in the normalised graph
 MAX_STEPS = 300_000  # source nodes visited, those in functions once for each call
@@ -140,7 +140,7 @@ class Walker:
         if any(isinstance(item, Unknown) for item in inputs):
             self._judge_by_name(node, domain, opsets)
             return []
-        call = Call(
+        call = NodeCall(
             op=node.op_type,
             domain=domain,
             opset=opset,
@@ -160,7 +160,7 @@ class Walker:
             return list(result) if isinstance(result, Sequence) else [result]
         return self._expand(call)
 
-    def _fold(self, call: Call) -> list[Item] | None:
+    def _fold(self, call: NodeCall) -> list[Item] | None:
         values = [v for v in call.inputs if v is not None]
         tensors = [v for v in values if isinstance(v, Value)]
         arrays = [v.data for v in tensors if v.data is not None]
@@ -188,7 +188,7 @@ class Walker:
             for array, name in zip(outputs, node.output, strict=True)
         ]
 
-    def _expand(self, call: Call) -> Sequence[Item]:
+    def _expand(self, call: NodeCall) -> Sequence[Item]:
         function = self._functions.get((call.domain, call.op))
         if function is None:
             function = _schema_function(call)
@@ -210,7 +210,7 @@ class Walker:
             self.builder.scope = outer
         return [scope.get(name, Unknown()) for name in function.output]
 
-    def _flow(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
+    def _flow(self, call: NodeCall, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
         if self._depth >= MAX_DEPTH:
             raise NodeRefused(f"graphs are nested more than {MAX_DEPTH} deep")
         self._depth += 1
@@ -260,7 +260,7 @@ def _spelled(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _renamed(call: Call) -> onnx.NodeProto:
+def _renamed(call: NodeCall) -> onnx.NodeProto:
     """Return the node with its inputs under their names in the normalised graph."""
     node = deepcopy(call.node)
     node.input[:] = [v.name if isinstance(v, Value) else "" for v in call.inputs]
@@ -275,7 +275,7 @@ def _nbytes(kind: onnx.TypeProto | None) -> int:
     return math.prod(shape) * numpy_dtype(kind.tensor_type.elem_type).itemsize
 
 
-def _refuse_foreign_types(call: Call) -> None:
+def _refuse_foreign_types(call: NodeCall) -> None:
     if (call.domain, call.op) in _OF_FEW_BITS:
         return
     for item in call.inputs:
@@ -285,7 +285,7 @@ def _refuse_foreign_types(call: Call) -> None:
                 raise NodeRefused(f"it works on {value.dtype.name} elements, which are not compiled")
 
 
-def _schema_function(call: Call) -> onnx.FunctionProto | None:
+def _schema_function(call: NodeCall) -> onnx.FunctionProto | None:
     """Return the body ONNX itself defines for the operator, at the opset nearest below the model's."""
     definition = schema(call.op, call.opset, call.domain)
     if definition is None:

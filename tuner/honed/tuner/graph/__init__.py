@@ -13,11 +13,11 @@ import onnx
 
 from .folding import fold_chains, fold_factors, fold_pads
 from .graph import Graph
-from .lengths import round_lengths
+from .lengths import pad_lengths
 from .moves import join_moves, join_norms
 from .pairs import join_pairs
-from .products import combine_siblings, permute_columns, slice_first, split_parts
-from .twins import merge_twins
+from .products import combine_parallel_matmuls, permute_columns, slice_first, split_parts
+from .twins import fuse_horizontally
 
 __all__ = ["PASSES", "Applied", "Pass", "improve", "made_from", "passes_behind"]
 
@@ -43,15 +43,15 @@ PASSES = (  # in the order in which they run
     Pass("moves", join_moves),
     Pass("norms", join_norms),
     Pass("pads", fold_pads),
-    Pass("twins", merge_twins),
+    Pass("twins", fuse_horizontally),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),
     Pass("slices", slice_first),
     Pass("columns", permute_columns),
     Pass("parts", split_parts),
-    Pass("siblings", combine_siblings),
+    Pass("siblings", combine_parallel_matmuls),
     Pass("pairs", join_pairs),
-    Pass("lengths", round_lengths),
+    Pass("lengths", pad_lengths),
 )
 
 

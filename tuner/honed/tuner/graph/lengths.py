@@ -192,7 +192,7 @@ _SHARE = 0.2  # of the operations of all products, at least, are of products of 
 _PRODUCTS = 2  # for each value that is extended or cut off on the way, at least
 
 
-def round_lengths(graph: Graph) -> tuple[Graph, int]:
+def pad_lengths(graph: Graph) -> tuple[Graph, int]:
     """Return the graph with lengths rounded up, and how many products have such a length."""
     times = 0
     for length in _lengths(graph):

@@ -226,7 +226,7 @@ def _summed(graph: Graph, one: Product, parts: list[str], sibling: int) -> list[
 _MOVING = frozenset({"Transpose", "Slice", "Concat", "Pad"})
 
 
-def combine_siblings(graph: Graph) -> tuple[Graph, int]:
+def combine_parallel_matmuls(graph: Graph) -> tuple[Graph, int]:
     """Return the graph with products of one value combined, whose columns are split, and how many are gone.
 
     Products are combined only where each of their readers moves its values anyway (queries, keys and values

@@ -319,7 +319,7 @@ def _free(graph: Graph, groups: Sequence[Group], place: Places, names: tuple[str
     return all(name in graph.constants for name in names)
 
 
-def merge_twins(graph: Graph) -> tuple[Graph, int]:
+def fuse_horizontally(graph: Graph) -> tuple[Graph, int]:
     """Return the graph with twins merged where that saves launches, and how many merged nodes there are."""
     groups = worthwhile(graph, find_groups(graph))
     if not groups:

@@ -44,7 +44,7 @@ LONGEST_NAME = 40
 # one that needs no trial. May raise LoweringFailed.
 Choose = Callable[[str, tirx.PrimFunc], tuple[str, tirx.PrimFunc] | None]
 # Given a function, a name, a target and a profile: kernels that need no trial, as of `default_kernels`.
-First = Callable[[tirx.PrimFunc, str, Target, DeviceProfile], tuple[str, Lowered, list[str]]]
+UntunedKernels = Callable[[tirx.PrimFunc, str, Target, DeviceProfile], tuple[str, Lowered, list[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class _Lowering:
     target: Target
     profile: DeviceProfile
     choose: Choose
-    first: First
+    first: UntunedKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def lower_module(
     profile: DeviceProfile,
     progress: Progress = lambda _fraction, _text: None,
     choose: Choose = lambda _task, _func: None,
-    first: First = default_kernels,
+    first: UntunedKernels = default_kernels,
     names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
     joins: Joins = never,

@@ -134,7 +134,7 @@ CANDIDATE_SECONDS = 10.0
 Begin = Callable[[Candidate], None]
 
 
-class Measures(Protocol):
+class CandidateRunner(Protocol):
     """Judges the candidates of one workload after the other: a device that runs them, or a model of one.
 
     Not for several threads. Calls may raise DeviceError where the judging itself broke, and may be repeated.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from honed.machine import roofline
 from honed.machine.families import MaliModel
 from honed.machine.profile import DeviceLimits, DevicePeaks, DeviceProfile
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 from honed.tuner.lower.barriers import divergent_barriers
 from honed.tuner.measure.candidate import Candidate, MeasureLimits, Workload
 from honed.tuner.records.verdict import Outcome
@@ -221,10 +221,10 @@ class ExpectedOutput:
 
 
 def right(expected: ExpectedOutput, found: Array, which: str) -> Refusal | None:
-    """Refuse what differs from the reference by more than the tolerance, as `proof.compare` has it."""
+    """Refuse what differs from the reference by more than the tolerance, as `verification.compare` has it."""
     if expected.scale and _surely_right(expected, found):
         return None
-    difference = proof.compare(expected.array, found, expected.tolerance, which)
+    difference = verification.compare(expected.array, found, expected.tolerance, which)
     return None if difference.right else Refusal(Outcome.WRONG, str(difference))
 
 

@@ -33,8 +33,8 @@ from .checks import (
     possible,
 )
 from .process import FENCE
-from .session import DeviceSession, Fenced, Guarded, LoadedWorkload
-from .timing import BoundCandidate, Schedule, Turns, complaint, time_candidate, warm_up
+from .session import DeviceSession, FencedBuffer, GuardedBuffer, LoadedWorkload
+from .timing import BoundCandidate, InterleavedTiming, SamplingPlan, complaint, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
@@ -74,7 +74,7 @@ class Examination:
         self.tainted = False  # whether the device's state cannot be relied on any more
         self.ran_at: float | None = None  # when its first run ended, by time.monotonic
         self.spent: dict[str, float] = {}  # wall seconds by phase
-        self._inner: list[Guarded] = []
+        self._inner: list[GuardedBuffer] = []
         self._runs: list[Finished] = []
         self._poison = POISONS[0]
         self._alone = True  # nothing was built beside it, so the host's clock says something
@@ -105,7 +105,7 @@ class Examination:
     def _examine(self) -> Verdict:
         program = self._built()
         self._announce("host", self._session.limits.host_seconds)
-        self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
+        self._inner = [GuardedBuffer(self._session.context, value) for value in self._candidate.inner]
         buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
         prepared = prepared_launches(self._loaded.workload, self._candidate)
         runnable = BoundCandidate(self._session.queue, self._candidate, program, buffers, prepared)
@@ -131,7 +131,7 @@ class Examination:
         for before in (False, True):
             self._announce("host", session.limits.host_seconds)
             values = (*workload.parameters, *self._candidate.inner)
-            fenced = [Fenced(session.context, value, before=before) for value in values]
+            fenced = [FencedBuffer(session.context, value, before=before) for value in values]
             for i, array in self._loaded.given[number].items():
                 fenced[i].host[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
             buffers = [one.buffer for one in fenced]
@@ -252,8 +252,10 @@ class Examination:
         # A processor has just compiled the candidate, its clock is up.
         if not slow and not session.profile.family.processor:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
-        schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
-        turns = Turns(runnable, session.yardstick, session.queue, session.read, session.device.clock_hz)
+        schedule = SamplingPlan.of(fastest, len(runnable), session.resolution, session.cap, limits)
+        turns = InterleavedTiming(
+            runnable, session.yardstick, session.queue, session.read, session.device.clock_hz
+        )
         timing = time_candidate(
             turns, schedule, limits, without=session.without, slow=slow, clock=session.warmth.clock
         )

@@ -35,7 +35,7 @@ _LEAST_BYTES = 64  # OpenCL has no empty sub-buffer
 Bytes = NDArray[np.uint8]
 
 
-class Guarded:
+class GuardedBuffer:
     """One tensor's memory: a sub-buffer of an allocation that holds a guard band on either side.
 
     `buffer` is what kernels are given. The first byte beyond the tensor belongs to the band behind it,
@@ -91,7 +91,7 @@ class Guarded:
         self._allocation.release()
 
 
-class Fenced:
+class FencedBuffer:
     """One tensor's memory on a device that shares the host's, beside a page that may not be touched.
 
     A kernel that reads or writes past its end, with `before` before its start, ends this process, whatever
@@ -160,7 +160,7 @@ class LoadedWorkload:
                     for i, tolerance in zip(workload.outputs, workload.tolerance, strict=True)
                 }
             )
-        self.memory = [Guarded(in_context, value) for value in workload.parameters]
+        self.memory = [GuardedBuffer(in_context, value) for value in workload.parameters]
 
 
 class DeviceSession:

@@ -269,7 +269,7 @@ def warm_up(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class SamplingPlan:
     """How samples are taken, from what one run takes (seconds) and how many launches may queue."""
 
     runs: int  # in a sample
@@ -278,7 +278,7 @@ class Schedule:
     @classmethod
     def of(
         cls, seconds: float, launches: int, resolution: float, cap: int, limits: MeasureLimits
-    ) -> Schedule:
+    ) -> SamplingPlan:
         """Return a schedule long enough for the device's clock.
 
         It is short enough for the device's queue and the run's deadline.
@@ -300,7 +300,7 @@ class _Sample:
     clock: int
 
 
-class Turns:
+class InterleavedTiming:
     """A candidate and the yardstick, measured in turns on one queue; what was measured so far.
 
     Only what ran at one clock counts, the highest that was met: a time at another clock is no time of the
@@ -348,7 +348,7 @@ class Turns:
         """The yardstick's median so far, in seconds."""
         return statistics.median(self.yardsticks)
 
-    def take(self, schedule: Schedule) -> None:
+    def take(self, schedule: SamplingPlan) -> None:
         """Take one more group of samples."""
         clock = self._clock()
         began = time.perf_counter()
@@ -373,8 +373,8 @@ class Turns:
 
 
 def time_candidate(
-    turns: Turns,
-    schedule: Schedule,
+    turns: InterleavedTiming,
+    schedule: SamplingPlan,
     limits: MeasureLimits,
     *,
     without: Container[str],
@@ -387,7 +387,7 @@ def time_candidate(
     before, but for the checks named in `without`.
     """
     if slow:
-        schedule = Schedule(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))
+        schedule = SamplingPlan(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))
     began = time.perf_counter()
     while True:
         turns.take(schedule)
@@ -400,7 +400,7 @@ def time_candidate(
     return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
 
 
-def _enough(turns: Turns, limits: MeasureLimits, elapsed: float, slow: bool, clock: int) -> bool:
+def _enough(turns: InterleavedTiming, limits: MeasureLimits, elapsed: float, slow: bool, clock: int) -> bool:
     if slow:
         return len(turns) >= limits.few_repeats
     if len(turns) >= limits.max_repeats:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from .exchange import Choose, ImportCounts, export_jsonl, import_jsonl, own, spread
 from .rows import (
-    Default,
+    DefaultScheduleTime,
+    MeasurementSetup,
     NewCandidate,
     ProgressRecord,
     RecordState,
-    Setup,
     TaskRecord,
     TuningRecord,
     VersionRecord,
@@ -26,13 +26,13 @@ from .store import HINTS_PER_TASK, InQuarantine, Records
 __all__ = [
     "Choose",
     "HINTS_PER_TASK",
-    "Default",
+    "DefaultScheduleTime",
     "ImportCounts",
     "InQuarantine",
     "NewCandidate",
     "ProgressRecord",
     "Records",
-    "Setup",
+    "MeasurementSetup",
     "RecordState",
     "TaskRecord",
     "TuningRecord",

@@ -13,11 +13,11 @@ from honed.machine.profile import DeviceIdentity
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.protocol.params import marks_of, source_of
-from honed.tuner.records.verdict import Stored, Timing
+from honed.tuner.records.verdict import StoredOutcome, Timing
 
 from .rows import (
+    MeasurementSetup,
     RecordState,
-    Setup,
     TaskRecord,
     TuningRecord,
     check_figures,
@@ -28,7 +28,7 @@ from .rows import (
 )
 from .store import Records
 
-Choose = Callable[[Records, Setup], Iterable[TuningRecord]]
+Choose = Callable[[Records, MeasurementSetup], Iterable[TuningRecord]]
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20
 # What a line and a row of the records have under the same name.
@@ -70,7 +70,9 @@ class ImportCounts:
     refused: tuple[str, ...]  # one sentence each, with the line's number
 
 
-def export_jsonl(records: Records, file: BinaryIO, setup: Setup, choose: Choose = Records.finished) -> int:
+def export_jsonl(
+    records: Records, file: BinaryIO, setup: MeasurementSetup, choose: Choose = Records.finished
+) -> int:
     """Write what is chosen of the candidates with a verdict, all of them otherwise; gives their number."""
     count = 0
     for candidate in choose(records, setup):
@@ -79,7 +81,9 @@ def export_jsonl(records: Records, file: BinaryIO, setup: Setup, choose: Choose 
     return count
 
 
-def import_jsonl(records: Records, file: BinaryIO, setup: Setup, *, hints_only: bool = False) -> ImportCounts:
+def import_jsonl(
+    records: Records, file: BinaryIO, setup: MeasurementSetup, *, hints_only: bool = False
+) -> ImportCounts:
     """Take in what was exported on a device of the same identity; all it can, or on an error nothing.
 
     Records of another driver or compiler version come along as stale ones. A candidate that is here already
@@ -113,15 +117,15 @@ def written(line: Line) -> bytes:
     return json.dumps(strict.to_plain(line), allow_nan=False, sort_keys=True).encode() + b"\n"
 
 
-def line_setup(line: Line) -> Setup:
+def line_setup(line: Line) -> MeasurementSetup:
     """Return the setup that a line was measured with."""
-    return Setup(device=line.device, compiler=line.compiler)
+    return MeasurementSetup(device=line.device, compiler=line.compiler)
 
 
-def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
+def _line(records: Records, candidate: TuningRecord, setup: MeasurementSetup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
-    assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is Stored.RIGHT
+    assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is StoredOutcome.RIGHT
     return strict.copy_fields(
         Line,
         candidate,
@@ -167,7 +171,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def _check_device(line: Line, setup: Setup) -> None:
+def _check_device(line: Line, setup: MeasurementSetup) -> None:
     """Raise InvalidArgument for a record of another device."""
     if line_setup(line).device_key != setup.device_key:
         raise InvalidArgument(
@@ -213,7 +217,7 @@ LEAST_SPREAD: Final = 8  # the same, where there are many workloads
 MOST_SPREAD: Final = 20_000  # about so many in all
 
 
-def own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
+def own(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
     """Yield the best record of each workload, and those in quarantine, without records from a hub.
 
     Quarantined records are included because other boards should not try them either.
@@ -222,14 +226,14 @@ def own(records: Records, setup: Setup) -> Iterator[TuningRecord]:
     return (found for found in chain(records.distil(setup), banned) if not source_of(found.measured_by))
 
 
-def spread(records: Records, setup: Setup) -> Iterator[TuningRecord]:
+def spread(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
     """Yield candidates of each workload, from the fastest to the slowest and the refused, for a prior.
 
     Equal records give equal results. Candidates from a hub, and trials that were cut off, are not included.
     """
     ranked: dict[str, list[tuple[float, str]]] = {}
     for found in _judged(records, setup):
-        seconds = found.timing.fair_s if found.outcome is Stored.RIGHT and found.timing else math.inf
+        seconds = found.timing.fair_s if found.outcome is StoredOutcome.RIGHT and found.timing else math.inf
         ranked.setdefault(found.workload, []).append((seconds, found.trace_sha256))
     each = min(SPREAD, max(LEAST_SPREAD, MOST_SPREAD // max(1, len(ranked))))
     kept = {
@@ -238,11 +242,11 @@ def spread(records: Records, setup: Setup) -> Iterator[TuningRecord]:
     return (found for found in _judged(records, setup) if (found.workload, found.trace_sha256) in kept)
 
 
-def _judged(records: Records, setup: Setup) -> Iterator[TuningRecord]:
+def _judged(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:
     return (
         found
         for found in records.finished(setup)
-        if found.outcome is not Stored.ABANDONED and not source_of(found.measured_by)
+        if found.outcome is not StoredOutcome.ABANDONED and not source_of(found.measured_by)
     )
 
 

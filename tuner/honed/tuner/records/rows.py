@@ -13,7 +13,7 @@ from typing import Any, Final
 from honed.machine.profile import DeviceIdentity
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.compiled.model import SearchStrategy
-from honed.tuner.records.verdict import Outcome, Stored, Timing, Verdict
+from honed.tuner.records.verdict import Outcome, StoredOutcome, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
 
@@ -27,7 +27,7 @@ class RecordState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class MeasurementSetup:
     """What a figure was measured with: records of another setup are set aside."""
 
     device: DeviceIdentity
@@ -49,7 +49,7 @@ class NewCandidate:
     """A candidate about to run."""
 
     workload: str  # key of its tuning task
-    setup: Setup
+    setup: MeasurementSetup
     trace: str  # the schedule as JSON text
     source_sha256: str | None = None  # of the kernels' OpenCL C, where it is known already
     way: SearchStrategy | None = None  # how the search came to it
@@ -67,7 +67,7 @@ class TuningRecord:
     trace: str
     trace_sha256: str
     state: RecordState
-    outcome: Stored | None  # RIGHT ones alone have figures that count
+    outcome: StoredOutcome | None  # RIGHT ones alone have figures that count
     reason: str
     story: str | None
     timing: Timing | None
@@ -109,7 +109,7 @@ class ProgressRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Default:
+class DefaultScheduleTime:
     """A workload's default schedule at the device's reference speed.
 
     `rate` is what the device was seen to move at the workload's size, in bytes per second, 0 where that could
@@ -136,7 +136,7 @@ def candidate(row: Sequence[Any]) -> TuningRecord:
     try:
         words: dict[str, object] = {
             "state": RecordState(values["state"]),
-            "outcome": None if outcome is None else Stored(outcome),
+            "outcome": None if outcome is None else StoredOutcome(outcome),
             "way": None if way is None else SearchStrategy(way),
         }
     except ValueError as error:

@@ -27,11 +27,11 @@ from . import sql
 from .database import Opened, explained, open_database, transaction
 from .rows import (
     ABANDONED_REASON,
-    Default,
+    DefaultScheduleTime,
+    MeasurementSetup,
     NewCandidate,
     ProgressRecord,
     RecordState,
-    Setup,
     TaskRecord,
     TuningRecord,
     VersionRecord,
@@ -55,7 +55,7 @@ _FAILED, _SHARE = 3, 0.2  # so many, and more than this share of those tried: th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class ProcessIdentity:
     """A process, told from a later one with the same number and from one of another boot or container.
 
     As text it can be checked after any crash.
@@ -130,7 +130,7 @@ class Records:
         self.measured_by = measured_by
         self._connection = opened.connection
         self._lock = opened.lock
-        self._owner = str(Owner.this_process())
+        self._owner = str(ProcessIdentity.this_process())
         self._clock: Callable[[], float] = time.time
 
     @classmethod
@@ -160,7 +160,7 @@ class Records:
         self.close()
 
     def may_run(
-        self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None = None
+        self, setup: MeasurementSetup, workload: str, trace_sha256: str, source_sha256: str | None = None
     ) -> bool:
         """Return False for a candidate that is in quarantine on this device, or already in flight.
 
@@ -247,24 +247,24 @@ class Records:
             ids = [
                 row[0]
                 for owner in owners
-                if Owner.parse(owner).gone()
+                if ProcessIdentity.parse(owner).gone()
                 for row in self._rows(sql.ABANDON, {**values, "owner": owner})
             ]
             return [found for number in ids for found in self._candidates(sql.BY_ID, {"id": number})]
 
-    def best(self, workload: str, setup: Setup) -> TuningRecord | None:
+    def best(self, workload: str, setup: MeasurementSetup) -> TuningRecord | None:
         """Return the fastest right candidate, ranked by Timing.fair_s; None where there is none."""
         return next(iter(self._candidates(sql.BEST, self._here(setup, workload=workload))), None)
 
-    def distil(self, setup: Setup) -> list[TuningRecord]:
+    def distil(self, setup: MeasurementSetup) -> list[TuningRecord]:
         """Return the fastest right candidate of every workload, ordered by workload."""
         return self._candidates(sql.DISTIL, self._here(setup))
 
-    def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
+    def history(self, workload: str, setup: MeasurementSetup) -> list[TuningRecord]:
         """Return all candidates of a workload, oldest first, including those in flight and in quarantine."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
 
-    def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
+    def stale(self, workload: str, setup: MeasurementSetup, limit: int = 16) -> list[TuningRecord]:
         """Return right candidates of this device with another driver or compiler, not yet measured with this.
 
         The fastest, which is the first to measure again, comes first. Their figures say nothing about this
@@ -272,7 +272,9 @@ class Records:
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
-    def hints(self, workload: str, setup: Setup, per_task: int = HINTS_PER_TASK) -> list[TuningRecord]:
+    def hints(
+        self, workload: str, setup: MeasurementSetup, per_task: int = HINTS_PER_TASK
+    ) -> list[TuningRecord]:
         """Return a hub's records for a workload that were not tried here yet, in the order to try them.
 
         The best of each source come in turn, those of this driver before others; sources that are set aside
@@ -313,11 +315,11 @@ class Records:
         """
         self.finish(self.begin(new), Verdict(outcome=Outcome.BUILD, reason=reason))
 
-    def quarantined(self, setup: Setup) -> list[TuningRecord]:
+    def quarantined(self, setup: MeasurementSetup) -> list[TuningRecord]:
         """Return all candidates banned on this device with any driver or compiler, oldest first."""
         return self._candidates(sql.QUARANTINED, self._here(setup))
 
-    def finished(self, setup: Setup) -> Iterator[TuningRecord]:
+    def finished(self, setup: MeasurementSetup) -> Iterator[TuningRecord]:
         """Yield every candidate with a verdict, oldest first, one by one: for learning and export."""
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
@@ -383,31 +385,33 @@ class Records:
         """Return the names of the models that were tuned."""
         return [row[0] for row in self._rows(sql.MODELS, {})]
 
-    def setups(self) -> list[Setup]:
+    def setups(self) -> list[MeasurementSetup]:
         """Return every setup that candidates were measured with, the latest used last."""
         return [
-            Setup(device=DeviceIdentity(**{**json.loads(row[0]), "driver_version": row[1]}), compiler=row[2])
+            MeasurementSetup(
+                device=DeviceIdentity(**{**json.loads(row[0]), "driver_version": row[1]}), compiler=row[2]
+            )
             for row in self._rows(sql.SETUPS, {})
         ]
 
-    def put_default(self, workload: str, setup: Setup, default: Default) -> None:
+    def put_default(self, workload: str, setup: MeasurementSetup, default: DefaultScheduleTime) -> None:
         """Note what a workload's default schedule takes, in place of what was noted."""
         values = self._here(setup, workload=workload, seconds=default.seconds, rate=default.rate)
         with self._writing():
             self._add_device(setup)
             self._connection.execute(sql.PUT_DEFAULT, values)
 
-    def defaults(self, setup: Setup) -> dict[str, Default]:
+    def defaults(self, setup: MeasurementSetup) -> dict[str, DefaultScheduleTime]:
         """Return the times of default schedules, by workload."""
         rows = self._rows(sql.DEFAULTS, self._here(setup))
-        return {workload: Default(seconds=seconds, rate=rate) for workload, seconds, rate in rows}
+        return {workload: DefaultScheduleTime(seconds=seconds, rate=rate) for workload, seconds, rate in rows}
 
-    def yardstick(self, setup: Setup) -> float | None:
+    def yardstick(self, setup: MeasurementSetup) -> float | None:
         """Return the yardstick kernel's seconds at the device's reference speed; None if never recorded."""
         rows = self._rows(sql.YARDSTICK, self._here(setup))
         return rows[0][0] if rows else None
 
-    def keep_yardstick(self, setup: Setup, seconds: float) -> float:
+    def keep_yardstick(self, setup: MeasurementSetup, seconds: float) -> float:
         """Keep `seconds` as the yardstick of the device's reference speed; gives the one kept first.
 
         It never changes, so that yardstick ratios of all times compare.
@@ -419,7 +423,7 @@ class Records:
         return kept
 
     @contextmanager
-    def importing(self) -> Iterator[Callable[[Setup, TaskRecord | None, Mapping[str, Any]], bool]]:
+    def importing(self) -> Iterator[Callable[[MeasurementSetup, TaskRecord | None, Mapping[str, Any]], bool]]:
         """Yield a function that imports one candidate, given its values by column.
 
         All imports succeed or none does. The function returns False where the candidate was here already (see
@@ -427,7 +431,7 @@ class Records:
         """
         sources = set[str]()  # of a hub
 
-        def put(setup: Setup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
+        def put(setup: MeasurementSetup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)
             self._add_device(setup)
             if source_of(values["measured_by"]):
@@ -463,11 +467,11 @@ class Records:
         if self._connection.execute(query, values).rowcount != 1:
             raise NotFound(f"candidate {values['id']} is not in flight here; begin it before it is finished")
 
-    def _add_device(self, setup: Setup) -> None:
+    def _add_device(self, setup: MeasurementSetup) -> None:
         identity = json.dumps(asdict(setup.device), sort_keys=True)
         self._connection.execute(sql.ADD_DEVICE, {"key": setup.device_key, "identity": identity})
 
-    def _here(self, setup: Setup, **more: Any) -> dict[str, Any]:
+    def _here(self, setup: MeasurementSetup, **more: Any) -> dict[str, Any]:
         return {"device": setup.device_key, "driver": setup.driver, "compiler": setup.compiler, **more}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Stored(StrEnum):
+class StoredOutcome(StrEnum):
     """The step of the verdict at which a candidate ended, as records have it."""
 
     NOT_BUILT = "not-built"
@@ -25,27 +25,29 @@ class Outcome(StrEnum):
     tried again.
     """
 
-    stored_as: Stored
+    stored_as: StoredOutcome
     quarantines: bool
 
-    def __new__(cls, text: str, stored_as: Stored = Stored.NOT_RUN, quarantines: bool = False) -> Outcome:
+    def __new__(
+        cls, text: str, stored_as: StoredOutcome = StoredOutcome.NOT_RUN, quarantines: bool = False
+    ) -> Outcome:
         """Create a member whose value is its text."""
         one = str.__new__(cls, text)
         one._value_, one.stored_as, one.quarantines = text, stored_as, quarantines
         return one
 
-    BUILD = "build", Stored.NOT_BUILT  # the driver's compiler refused it, crashed or took too long
+    BUILD = "build", StoredOutcome.NOT_BUILT  # the driver's compiler refused it, crashed or took too long
     RUN = "run"  # an event failed, or START was not before END
-    DEADLINE = "deadline", Stored.NOT_RUN, True  # it did not end in time
-    IMPOSSIBLE = "impossible", Stored.IMPOSSIBLE  # faster than the device's measured peaks
-    FAULT = "fault", Stored.FAULTED, True  # the kernel log holds a fault of its process
-    UNWRITTEN = "unwritten", Stored.WRONG  # poisoned output was left as it was
-    OUT_OF_BOUNDS = "out-of-bounds", Stored.WRONG, True  # a guard band was written
-    WRONG = "wrong", Stored.WRONG  # differs from the reference
-    BARRIER = "barrier", Stored.NOT_BUILT  # a barrier in divergent control flow
+    DEADLINE = "deadline", StoredOutcome.NOT_RUN, True  # it did not end in time
+    IMPOSSIBLE = "impossible", StoredOutcome.IMPOSSIBLE  # faster than the device's measured peaks
+    FAULT = "fault", StoredOutcome.FAULTED, True  # the kernel log holds a fault of its process
+    UNWRITTEN = "unwritten", StoredOutcome.WRONG  # poisoned output was left as it was
+    OUT_OF_BOUNDS = "out-of-bounds", StoredOutcome.WRONG, True  # a guard band was written
+    WRONG = "wrong", StoredOutcome.WRONG  # differs from the reference
+    BARRIER = "barrier", StoredOutcome.NOT_BUILT  # a barrier in divergent control flow
     MEMORY = "memory"  # the device ran out of memory
-    CRASH = "crash", Stored.NOT_RUN, True  # its process died
-    RIGHT = "right", Stored.RIGHT
+    CRASH = "crash", StoredOutcome.NOT_RUN, True  # its process died
+    RIGHT = "right", StoredOutcome.RIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from honed.tuner.lower.opencl import LoweringFailed
 
 from . import traces
 from .costmodel import Array, CostModel, features
-from .decisions import Choice, Decision, Drawn, Tile, adapt, divisors, read
+from .decisions import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, read
 from .sketches import starts
 from .traces import tune_context
 
@@ -128,7 +128,7 @@ class Batches:
                 theirs.append(read(trace))
         return self._evolution.make(adapted(theirs, self._sketches(), self._size))
 
-    def _sketches(self) -> list[Drawn]:
+    def _sketches(self) -> list[ScheduleTrace]:
         return [read(text) for text in self._evolution.sketches]
 
     def _beside(self) -> list[Proposal]:
@@ -140,13 +140,15 @@ class Batches:
         return found
 
 
-def distance(related: Drawn, to: Drawn) -> float:
+def distance(related: ScheduleTrace, to: ScheduleTrace) -> float:
     """Return the distance of the extents of two schedules of one form: the sum of |log ratio|."""
     pairs = zip(related.tiles, to.tiles, strict=True)
     return sum(abs(math.log(theirs.extent / ours.extent)) for (_, theirs), (_, ours) in pairs)
 
 
-def adapted(related: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> list[Drawn]:
+def adapted(
+    related: Iterable[ScheduleTrace], sketches: Sequence[ScheduleTrace], most: int
+) -> list[ScheduleTrace]:
     """Return up to `most` schedules adapted from `related` to each sketch of their form, nearest first."""
     found = [
         (distance(one, sketch), made)
@@ -158,7 +160,7 @@ def adapted(related: Iterable[Drawn], sketches: Sequence[Drawn], most: int) -> l
     return list({made.text(): made for _, made in found}.values())[:most]
 
 
-def neighbours(drawn: Drawn) -> list[Drawn]:
+def neighbours(drawn: ScheduleTrace) -> list[ScheduleTrace]:
     """Return all schedules one step away in one decision: tiles at adjacent divisors, adjacent choices."""
     return [
         drawn.with_decisions({place: other})
@@ -248,7 +250,7 @@ class Evolution:
             [candidate.sch for candidate in self._context.generate_measure_candidates() or []]
         )
 
-    def make(self, wanted: Iterable[Drawn]) -> list[Proposal]:
+    def make(self, wanted: Iterable[ScheduleTrace]) -> list[Proposal]:
         """Return the wanted draws that fit the function and the device and were not proposed before."""
         played = [schedule for one in wanted if (schedule := self._played(one)) is not None]
         return self._proposals(played)
@@ -257,7 +259,7 @@ class Evolution:
         """Allow a proposal to be made again, because it was not measured after all."""
         self._proposed.discard(proposal.id)
 
-    def _played(self, wanted: Drawn) -> Schedule | None:
+    def _played(self, wanted: ScheduleTrace) -> Schedule | None:
         """Return the schedule with the wanted decisions, ready to be lowered; None where there is none."""
         with suppress(LoweringFailed, ValueError, RuntimeError):
             schedule = self._settled(wanted)
@@ -266,7 +268,7 @@ class Evolution:
                 return schedule
         return None
 
-    def _settled(self, wanted: Drawn) -> Schedule:
+    def _settled(self, wanted: ScheduleTrace) -> Schedule:
         """Play the wanted decisions, fitted to the extents that they themselves lead to further down."""
         settled = wanted
         for _ in range(_SETTLES):

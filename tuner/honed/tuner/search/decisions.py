@@ -54,7 +54,7 @@ Decision = Tile | Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class ScheduleTrace:
     """A schedule's steps, and the decisions in them by the place of the step that made each."""
 
     steps: tuple[Any, ...]
@@ -108,7 +108,7 @@ class Drawn:
         """The choices, in order, with the places of their steps."""
         return [(place, d) for place, d in sorted(self.decisions.items()) if isinstance(d, Choice)]
 
-    def with_most(self, changed: Mapping[int, Decision]) -> Drawn:
+    def with_most(self, changed: Mapping[int, Decision]) -> ScheduleTrace:
         """Return `with_decisions`, and the last option of each other choice: longest vectors, most steps."""
         return self.with_decisions({place: choice.last for place, choice in self.choices} | dict(changed))
 
@@ -116,7 +116,7 @@ class Drawn:
         """Return decisions that give the first tiles these numbers of innermost steps, one for each tile."""
         return {place: tile.cut(inner) for (place, tile), inner in zip(self.tiles, steps, strict=False)}
 
-    def with_decisions(self, changed: Mapping[int, Decision]) -> Drawn:
+    def with_decisions(self, changed: Mapping[int, Decision]) -> ScheduleTrace:
         """Return the trace with the same steps and some decisions changed."""
         return replace(self, decisions=MappingProxyType({**self.decisions, **changed}))
 
@@ -130,7 +130,7 @@ class Drawn:
         return len(decision.factors) if isinstance(decision, Tile) else 0
 
 
-def read(text: str) -> Drawn:
+def read(text: str) -> ScheduleTrace:
     """Take a trace of `traces.to_text` apart, without what was added after the draw.
 
     Raises ValueError for what is none. Decisions of other kinds than tiles and choices are drawn anew when
@@ -144,7 +144,7 @@ def read(text: str) -> Drawn:
     except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"this is no trace of a schedule: {text[:60]}") from error
     decisions = {n: decision for n, decision in found.items() if decision is not None}
-    return Drawn(tuple(steps[:end]), MappingProxyType(decisions))
+    return ScheduleTrace(tuple(steps[:end]), MappingProxyType(decisions))
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
@@ -170,7 +170,7 @@ def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
     return (left, *reversed(found))
 
 
-def adapt(related: Drawn, to: Drawn) -> Drawn | None:
+def adapt(related: ScheduleTrace, to: ScheduleTrace) -> ScheduleTrace | None:
     """Transfer the decisions of `related` to the steps of `to`; None where the two differ in form."""
     if related.form != to.form or len(related.decisions) != len(to.decisions):
         return None

@@ -29,7 +29,7 @@ from honed.tuner.lower.target import target_for
 from . import rules, traces
 from .budget import Budget, Size, launches, nests, registers
 from .costmodel import Array, features
-from .decisions import Drawn, read
+from .decisions import ScheduleTrace, read
 from .sketches import starts
 from .traces import tune_context
 
@@ -39,7 +39,7 @@ _MOST_FAILURES = 8  # draws of a sketch that cannot be played, after which it is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draw:
+class ScheduleSample:
     """One schedule, of the sketch with that number in the space."""
 
     sketch: int
@@ -57,12 +57,12 @@ class Draw:
         return traces.to_text(self.schedule.trace)
 
 
-def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
+def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[ScheduleSample]:
     """Return about `each` different schedules of every sketch of the function's space.
 
     The result for one seed is always equal.
     """
-    drawing = Drawing(func, profile, seed)
+    drawing = SpaceSampler(func, profile, seed)
     return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
@@ -82,7 +82,7 @@ def _context(module: IRModule, profile: DeviceProfile, postprocs: list[ms.Postpr
     return tune_context(module, target_for(profile), generator, strategy, seed=1, threads=1)
 
 
-class Drawing:
+class SpaceSampler:
     """Draws from a function's space, as many from each sketch as are asked for; the same for one seed."""
 
     def __init__(self, func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> None:
@@ -94,7 +94,7 @@ class Drawing:
         self._space = list[Schedule]()
         self._left = rules.each_of_space(func, target_for(profile), profile)
         self._outlines: dict[int, Outline] = {}
-        self._draws: dict[int, Iterator[Draw]] = {}
+        self._draws: dict[int, Iterator[ScheduleSample]] = {}
         self._seed = seed
 
     @property
@@ -130,7 +130,7 @@ class Drawing:
         schedule = self._begun(row.beginning).copy()
         return schedule if self._played(row.rest, schedule) else None
 
-    def of(self, sketch: int) -> Iterator[Draw]:
+    def of(self, sketch: int) -> Iterator[ScheduleSample]:
         """Return an iterator over the different draws of a sketch that were not taken yet."""
         if sketch not in self._draws:
             self._draws[sketch] = self._from(sketch, self._seed)
@@ -146,14 +146,14 @@ class Drawing:
             self._outlines[sketch] = Outline(self._space[sketch], self._budget, self._driver)
         return self._outlines[sketch]
 
-    def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
+    def _from(self, sketch: int, seed: int) -> Iterator[ScheduleSample]:
         outline = self._outline(sketch)
         begun, failures = self._begun(outline.beginning), 0
         for rest in chain((row.rest for row in outline.tabled), outline.draws(Random(seed))):
             schedule = begun.copy()
             if self._played(rest, schedule):
                 (row,) = features(self._context, [ms.MeasureCandidate(schedule, [])])
-                yield Draw(sketch, schedule, row)
+                yield ScheduleSample(sketch, schedule, row)
                 continue
             failures += 1
             if failures == _MOST_FAILURES:
@@ -226,7 +226,7 @@ class Row:
 
     beginning: tuple[Instruction, ...]  # of the sketch
     rest: Trace  # that follows it
-    drawn: Drawn  # the whole
+    drawn: ScheduleTrace  # the whole
 
 
 class Outline:

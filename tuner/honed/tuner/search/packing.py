@@ -12,7 +12,7 @@ from tvm.tirx.analysis import undefined_vars
 from .parts import (
     REDUCE,
     SPATIAL,
-    BlockPart,
+    BlockInfo,
     SketchLimits,
     bind_alone,
     fuse,
@@ -70,7 +70,7 @@ def _is_axis(index: ir.Expr, axes: Sequence[tirx.IterVar], number: int) -> bool:
     return alone and all(any(var.same_as(one) for one in single) for var in rest)
 
 
-def channels_last(schedule: Schedule, part: BlockPart, channel: int, lanes: int) -> None:
+def channels_last(schedule: Schedule, part: BlockInfo, channel: int, lanes: int) -> None:
     """Keep what a block writes with `lanes` channels innermost.
 
     Raises ValueError where it is not written along the block's spatial axes.
@@ -112,8 +112,8 @@ PIXELS = 2  # the axis of a flat convolution: batch, channels, pixels; input cha
 
 
 def flatten(
-    schedule: Schedule, before: Sequence[BlockPart], rest: Sequence[BlockPart]
-) -> list[BlockPart] | None:
+    schedule: Schedule, before: Sequence[BlockInfo], rest: Sequence[BlockInfo]
+) -> list[BlockInfo] | None:
     """Return the rest of a contraction with flat images: the first three axes spatial, the last reduced.
 
     Return None, with the schedule unchanged, where the function is no convolution or has a window or strides,
@@ -145,7 +145,7 @@ def _rows_and_columns(image: tirx.Buffer) -> tuple[int, ...]:
     return tuple(int(extent) for extent in image.shape[2:]) if len(image.shape) == len("nchw") else ()
 
 
-def _flatten_images(schedule: Schedule, part: BlockPart, kind: str, shape: tuple[int, ...]) -> None:
+def _flatten_images(schedule: Schedule, part: BlockInfo, kind: str, shape: tuple[int, ...]) -> None:
     """Make one dimension of the rows and columns of each image that a block reads or writes."""
 
     def flat(n: ir.Expr, c: ir.Expr, h: ir.Expr, w: ir.Expr) -> list[ir.Expr]:

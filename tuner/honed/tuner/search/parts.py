@@ -74,7 +74,7 @@ def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Calla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPart:
+class BlockInfo:
     """One block of a function: the kinds and extents of its axes, in order."""
 
     block: SBlockRV
@@ -103,13 +103,13 @@ class BlockPart:
         return math.prod(self.extents[n] for n in self.reducing)
 
 
-def part_of(schedule: Schedule, block: SBlockRV) -> BlockPart:
+def part_of(schedule: Schedule, block: SBlockRV) -> BlockInfo:
     """Return a block with its description; raise ValueError where the block is not understood."""
     found: s_tir.SBlock = schedule.get(block)
     axes = list(found.iter_vars)
     if any(a.iter_type not in (SPATIAL, REDUCE) or not isinstance(a.dom.extent, tirx.IntImm) for a in axes):
         raise ValueError("an axis is neither spatial nor a reduction")
-    return BlockPart(
+    return BlockInfo(
         block=block,
         name=str(found.name_hint),
         kinds=tuple(int(axis.iter_type) for axis in axes),
@@ -179,7 +179,7 @@ def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
     ]
 
 
-def read_along_rows(schedule: Schedule, main: BlockPart) -> int | None:
+def read_along_rows(schedule: Schedule, main: BlockInfo) -> int | None:
     """Return which one of two operands the last axis of the result moves along; None if not just one."""
     found = reads_along(schedule, main.block, main.spatial[-1])
     return found[0] if len(found) == 1 and len(schedule.get(main.block).reads) == 2 else None
@@ -264,19 +264,19 @@ def lanes_of(extent: int, most: int) -> int:
     return next((v for v in _VECTORS if v <= most and extent % v == 0), 1)
 
 
-def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockPart]:
+def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[BlockInfo]:
     """Return the blocks left after inlining; raise ValueError where one is not understood."""
     inline_elementwise(schedule, keep)
     return [part_of(schedule, block) for block in blocks(schedule)]
 
 
-def is_contraction(schedule: Schedule, found: Sequence[BlockPart]) -> bool:
+def is_contraction(schedule: Schedule, found: Sequence[BlockInfo]) -> bool:
     """Return whether blocks are one reduction over several operands, whose elements are used repeatedly."""
     reductions = [p for p in found if p.is_reduction]
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 
-def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[BlockPart]] | None:
+def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockInfo], list[BlockInfo]] | None:
     """Return the blocks computed before a contraction, and the contraction with its tail, if it has one.
 
     Return None where the function is no contraction.
@@ -289,7 +289,7 @@ def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockPart], list[B
     return (before, rest) if SPATIAL in rest[0].kinds and is_contraction(schedule, found) else None
 
 
-def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockPart]) -> BlockPart | None:
+def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockInfo]) -> BlockInfo | None:
     """Return which of the blocks before makes what a block reads; None where it is given."""
     source = schedule.get(main).reads[read].source
     return next((p for p in before if schedule.get(p.block).writes[0].source.same_as(source)), None)
@@ -300,7 +300,7 @@ def by_single_items(limits: SketchLimits) -> bool:
     return limits.contractions and not limits.groups_of_one
 
 
-def accumulate(schedule: Schedule, rest: Sequence[BlockPart]) -> SBlockRV:
+def accumulate(schedule: Schedule, rest: Sequence[BlockInfo]) -> SBlockRV:
     """Have a reduction add up in registers; the block that writes the result, the elementwise tail if any."""
     main = rest[0].block
     if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
@@ -392,7 +392,7 @@ def bind_copied(
     schedule.vectorize(vector)
 
 
-def alone(schedule: Schedule, part: BlockPart, limits: SketchLimits, most: int) -> None:
+def alone(schedule: Schedule, part: BlockInfo, limits: SketchLimits, most: int) -> None:
     """Compute an elementwise block in a launch of its own.
 
     A work-item has a vector. Where none divides the rows, it has an element of several channels, but for
@@ -415,8 +415,8 @@ def alone(schedule: Schedule, part: BlockPart, limits: SketchLimits, most: int) 
 
 def launch_others(
     schedule: Schedule,
-    before: Sequence[BlockPart],
-    rest: Sequence[BlockPart],
+    before: Sequence[BlockInfo],
+    rest: Sequence[BlockInfo],
     limits: SketchLimits,
     most: int,
 ) -> None:
@@ -430,7 +430,7 @@ def launch_others(
         alone(schedule, rest[1], limits, most)
 
 
-def _by_rows(schedule: Schedule, part: BlockPart, most: int) -> None:
+def _by_rows(schedule: Schedule, part: BlockInfo, most: int) -> None:
     """Give each work-group as many of a block's last axes as make a job that is worth its launch.
 
     Where elements are chosen, zeros around an image, the driver's compiler makes better vectors of the rows.
@@ -447,7 +447,7 @@ def _by_rows(schedule: Schedule, part: BlockPart, most: int) -> None:
         schedule.vectorize(vector)
 
 
-def is_elementwise(tail: BlockPart, main: BlockPart) -> bool:
+def is_elementwise(tail: BlockInfo, main: BlockInfo) -> bool:
     """Return whether a tail has one element for each result of a reduction, and can be computed with it.
 
     A tail that pads or repeats has more elements, and what it adds belongs to no tile of the reduction.
@@ -479,7 +479,7 @@ def set_private(schedule: Schedule, block: SBlockRV) -> None:
         schedule.set_scope(block, number, "local")
 
 
-def partial_results(schedule: Schedule, part: BlockPart, most: int) -> SBlockRV | None:
+def partial_results(schedule: Schedule, part: BlockInfo, most: int) -> SBlockRV | None:
     """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
     lanes = lanes_of(part.extents[-1], most)
     if lanes == 1:

@@ -25,7 +25,7 @@ PROFILE_SECONDS = 5.0  # for a profile, the wait for requests that came before i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class TuningHistory:
     """What tuning remembers of a model as `setup.tuned_as` has it (`key`)."""
 
     key: str
@@ -40,7 +40,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class TuningCandidate:
     """A model of the service; an `obstacle` forbids tuning it.
 
     `seconds` were spent on it in requests, and `tasks` says on which of its tasks; it is empty where that is
@@ -50,7 +50,7 @@ class Wanted:
     name: str
     seconds: float
     obstacle: str
-    known: Known
+    known: TuningHistory
     tasks: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ class PassPlan:
     seconds: float
 
 
-def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
+def choose(models: Sequence[TuningCandidate], now: float) -> PassPlan | None:
     """Choose what to tune next; None where nothing is worth it. `now` is in seconds since 1970."""
     ready = [m for m in models if not m.obstacle and not m.known.finished and m.known.retry <= now]
     if not ready:
@@ -80,26 +80,26 @@ def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
     return PassPlan(name=max(new or ready, key=_use).name, seconds=seconds)
 
 
-def failed(known: Known, reason: str, now: float) -> Known:
+def failed(known: TuningHistory, reason: str, now: float) -> TuningHistory:
     """Return what is known after a model could not be tuned: it is not retried for a while."""
     delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
     return replace(known, failures=known.failures + 1, retry=now + delay, reason=reason)
 
 
 def passed(
-    known: Known,
+    known: TuningHistory,
     *,
     finished: bool,
     headroom: float,
     tasks: Mapping[str, float] | None = None,
     hints: int = 0,
-) -> Known:
+) -> TuningHistory:
     """Return what is known after a pass has ended.
 
     `finished` says that nothing that is left is worth tuning. `hints` is what `Records.latest_hint` gave when
     the pass began.
     """
-    return Known(
+    return TuningHistory(
         key=known.key,
         passes=known.passes + 1,
         headroom=_share(headroom),
@@ -109,7 +109,7 @@ def passed(
     )
 
 
-def hinted(known: Known, hints: int) -> Known:
+def hinted(known: TuningHistory, hints: int) -> TuningHistory:
     """Return the model as not finished where a hub may have brought something since, else unchanged."""
     return replace(known, finished=False, hints=hints) if hints > known.hints else known
 
@@ -126,7 +126,7 @@ def _share(value: float) -> float:
     return min(1.0, max(0.0, value))
 
 
-def _use(model: Wanted) -> tuple[float, float]:
+def _use(model: TuningCandidate) -> tuple[float, float]:
     """Rank a model by what can be won; a model that was never used ranks by its headroom alone."""
     known = model.known
     if not model.tasks or known.tasks is None:

@@ -20,11 +20,11 @@ from honed.runtime.compiled.model import ScheduleProvenance
 from honed.tuner.measure.candidate import LEASED
 from honed.tuner.measure.gate import LeaseGate
 from honed.tuner.tune.children import compile_apart
-from honed.tuner.tune.opening import OpenedSession
+from honed.tuner.tune.opening import SessionResources
 from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import headroom, headrooms, lost_by_forms
 
-from .choice import Known, PassPlan, passed
+from .choice import PassPlan, TuningHistory, passed
 from .view import TunerView
 
 # A search that had to wait so long for the lease ends, and gives its memory back.
@@ -59,7 +59,7 @@ class TuningPass:
         self._serving = given.sha256  # the compiled file that a successor is made for
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
-        self._opened: OpenedSession | None = None
+        self._opened: SessionResources | None = None
         self._estimate: float | None = None  # of what is served, microseconds
         self._published_at = float("-inf")
         self._reported_at = float("-inf")
@@ -71,11 +71,11 @@ class TuningPass:
         if self._opened is not None:
             self._opened.session.stop()
 
-    def run(self, known: Known) -> Known:
+    def run(self, known: TuningHistory) -> TuningHistory:
         """Tune, publish, and tell what is known now. Raises HonedError where the service or a child fails."""
         with (
             self._gate,
-            OpenedSession(
+            SessionResources(
                 self._plan.name,
                 device=self._device,
                 records=self._view.records,

@@ -18,29 +18,29 @@ from honed.runtime.client import Client
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for, tuned_as
 
-from .choice import Known, Unprofiled, Wanted, hinted, worth_profiling
+from .choice import TuningCandidate, TuningHistory, Unprofiled, hinted, worth_profiling
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    models: dict[str, Known]
+    models: dict[str, TuningHistory]
 
 
 class TuningState:
-    """`Known` by model, in a small file beside the records, whose loss costs nothing but time."""
+    """`TuningHistory` by model, in a small file beside the records, whose loss costs nothing but time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._models = self._read()
 
-    def get(self, name: str, key: str) -> Known:
-        """Return what is known of a model; an empty `Known` where its key is no longer `key`."""
+    def get(self, name: str, key: str) -> TuningHistory:
+        """Return what is known of a model; an empty `TuningHistory` where its key is no longer `key`."""
         known = self._models.get(name)
-        return known if known is not None and known.key == key else Known(key=key)
+        return known if known is not None and known.key == key else TuningHistory(key=key)
 
-    def put(self, name: str, known: Known) -> None:
+    def put(self, name: str, known: TuningHistory) -> None:
         """Remember; warn where the disk is full."""
         self._models[name] = known
         try:
@@ -49,7 +49,7 @@ class TuningState:
         except HonedError as error:
             _log.warning("what was tuned is not remembered: %s", error)
 
-    def _read(self) -> dict[str, Known]:
+    def _read(self) -> dict[str, TuningHistory]:
         try:
             plain = json.loads(self._path.read_bytes())
             return dict(strict.from_plain(_File, plain, where=self._path.name, none_omitted=True).models)
@@ -66,7 +66,7 @@ class TuningState:
 class TunerView:
     """The service as it was last seen, and where it and its tuner keep things."""
 
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[TuningCandidate, ...]
     unprofiled: tuple[Unprofiled, ...]  # of models that are not finished
     devices: dict[str, str]  # specs, by the models that may be tuned
     memory: TuningState
@@ -127,7 +127,7 @@ def _wanted(
     memory: TuningState,
     *,
     is_variant: bool,
-) -> Wanted:
+) -> TuningCandidate:
     name, spent, shown = model.name, model.spent, None
     # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
     if model.ready or is_variant:
@@ -148,7 +148,9 @@ def _wanted(
     elif history.on_trial:
         obstacle = "its new version is on trial"
     known = memory.get(name, tuned_as(source, setup))
-    return Wanted(name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known)
+    return TuningCandidate(
+        name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known
+    )
 
 
 def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from honed.process.rpc import Call
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner.measure.candidate import Candidate, Workload
 
-from .task import Found, TuningTask
+from .task import ModelTasks, TuningTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class StartSearch(Call[None]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extract(Call[Found]):
+class Extract(Call[ModelTasks]):
     """Find a model's tasks; `calibration` and `existing_build` as in `CompileRequest`."""
 
     path: Path
@@ -43,7 +43,7 @@ class Extract(Call[Found]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopt(Call[Found]):
+class Adopt(Call[ModelTasks]):
     """Take one function, as TVM's JSON text, for the only task."""
 
     func: str
@@ -130,7 +130,7 @@ class Replay(Call[tuple[ProposedCandidate, ...]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learn(Call[Ranking | None]):
+class UpdateCostModel(Call[Ranking | None]):
     """Learn from a batch of a loaded task, seconds by id (None: refused); how well that had been ranked."""
 
     task: str

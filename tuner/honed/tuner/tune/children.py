@@ -23,14 +23,13 @@ from honed.process.rpc import Call, ChildCrashed, R, RpcChild
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError, Internal, ModelRefused
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
-from honed.tuner.records.store import Owner
-from honed.tuner.records.verdict import Stored
+from honed.tuner.records.store import ProcessIdentity
+from honed.tuner.records.verdict import StoredOutcome
 
 from .calls import (
     Adopt,
     DefaultSchedule,
     Extract,
-    Learn,
     LoadedTask,
     LoadTask,
     MakeDefault,
@@ -39,8 +38,9 @@ from .calls import (
     ProposedCandidate,
     Replay,
     StartSearch,
+    UpdateCostModel,
 )
-from .task import Found, TaskProgress, TuningTask
+from .task import ModelTasks, TaskProgress, TuningTask
 
 _OWNER = "owner"
 
@@ -49,7 +49,7 @@ def scratch(prefix: str) -> tempfile.TemporaryDirectory[str]:
     """Create a temporary folder, after removing those of this prefix whose processes have ended."""
     sweep(Path(tempfile.gettempdir()), prefix)
     made = tempfile.TemporaryDirectory(prefix=prefix)
-    (Path(made.name) / _OWNER).write_text(str(Owner.this_process()))
+    (Path(made.name) / _OWNER).write_text(str(ProcessIdentity.this_process()))
     return made
 
 
@@ -60,7 +60,7 @@ def sweep(place: Path, prefix: str) -> None:
         with suppress(OSError, ValueError):
             about = folder.lstat()
             ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
-            if ours and Owner.parse((folder / _OWNER).read_text()).gone():
+            if ours and ProcessIdentity.parse((folder / _OWNER).read_text()).gone():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -151,7 +151,7 @@ class SearchChild:
         *,
         calibration: Path | None = None,
         like: Path | None = None,
-    ) -> Found:
+    ) -> ModelTasks:
         """Extract the model's tasks.
 
         `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises ModelRefused
@@ -166,11 +166,11 @@ class SearchChild:
         )
         return self._found(call)
 
-    def adopt(self, func: str, name: str, outputs: int) -> Found:
+    def adopt(self, func: str, name: str, outputs: int) -> ModelTasks:
         """Adopt one function, as TVM's JSON text, as the only task, run once; raises as `extract` does."""
         return self._found(Adopt(func=func, name=name, outputs=outputs))
 
-    def _found(self, call: Call[Found]) -> Found:
+    def _found(self, call: Call[ModelTasks]) -> ModelTasks:
         """Return the answer; ask once more where a signal from elsewhere ended the child."""
         for last in (False, True):
             try:
@@ -219,7 +219,7 @@ class SearchChild:
         """Tell what a batch of a task took; gives how well it was ranked, where that can be said."""
         if self._child is None:
             return None  # its successor is told from the records
-        return self._ask(Learn(task=task, results=dict(results)), self._deadlines.propose)
+        return self._ask(UpdateCostModel(task=task, results=dict(results)), self._deadlines.propose)
 
     def _ask(self, call: Call[R], seconds: float) -> R:
         return self._answered(lambda child: child.call(call, seconds=seconds))
@@ -281,7 +281,7 @@ class Proposals:
         self,
         search: SearchChild,
         records: kept.Records,
-        setup: kept.Setup,
+        setup: kept.MeasurementSetup,
         *,
         ahead: bool,
         hints: int = kept.HINTS_PER_TASK,
@@ -396,7 +396,7 @@ class Proposals:
     def _known(self, key: str) -> list[tuple[str, float | None]]:
         """Return traces measured before on this setup; those in quarantine come as refused."""
         return [
-            (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
+            (c.trace, c.timing.fair_s if c.outcome is StoredOutcome.RIGHT and c.timing else None)
             for c in self._records.history(key, self._setup)
         ]
 

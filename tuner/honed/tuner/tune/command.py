@@ -22,9 +22,9 @@ from honed.protocol.strict import copy_fields
 
 from .children import compile_apart
 from .compare import Compared, compare
-from .opening import Instrument, OpenedSession, Tell
+from .opening import MeasurementBackend, SessionResources, Tell
 from .session import Emit, SearchBudget, TuningSession
-from .task import CUT, Found, TaskState
+from .task import CUT, ModelTasks, TaskState
 
 _PREDICTED = "predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
 _BY_OTHERS = (
@@ -43,7 +43,7 @@ class Publication:
     after_us: float | None = None
 
 
-def publish(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+def publish(job: Tune, emit: Emit, run: SessionResources) -> Publication:
     """Compile with the best schedules; compared where the device is here, as a whole.
 
     On a bench no answer was checked, and by a farm a model is compared where it is added.
@@ -63,7 +63,7 @@ def publish(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     return replace(outcome, output=str(job.output))
 
 
-def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+def _measured(job: Tune, emit: Emit, run: SessionResources) -> Publication:
     """Compile the best and compare it with what is served now: only what is faster is kept."""
     session, spec = run.session, run.spec
     if job.output is None or not session.improved:
@@ -87,7 +87,7 @@ def _measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     return replace(outcome, output=str(job.output))
 
 
-def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Compile:
+def _compilation(job: Tune, output: Path, run: SessionResources, folder: str) -> Compile:
     """Return the compilation for the device that was tuned on; write its profile to a file in `folder`."""
     profile = Path(folder) / "profile.toml"
     profile.write_text(profilefile.dumps(run.profile))
@@ -178,8 +178,8 @@ def _stoppable() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSession:
-    return OpenedSession(
+def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> SessionResources:
+    return SessionResources(
         job.name or job.file.stem,
         device=job.device,
         records=job.records,
@@ -191,7 +191,7 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSessi
     )
 
 
-def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None:
+def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], MeasurementBackend] | None:
     """Return what opens the extension's instrument that is asked for, or None."""
     if job.instrument is None:
         return None
@@ -207,7 +207,7 @@ def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], Instrument] | None
     )
 
 
-def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], Found]:
+def _extraction(job: commands.Search[Any], run: SessionResources) -> Callable[[], ModelTasks]:
     return lambda: run.search.extract(
         job.file, job.shapes, job.precision, calibration=job.calibration, like=job.current
     )
@@ -224,7 +224,7 @@ def _result(session: TuningSession, outcome: Publication) -> events.Tuned:
         seconds=round(session.seconds, 1),
         tuned=stages[TaskState.TUNED],
         skipped=stages[TaskState.SKIPPED],
-        lost=stages[TaskState.LOST],
+        lost=stages[TaskState.FAILED],
         failures=dict(failures),
         spent=session.spent.rounded(),
         tasks=table.tasks,

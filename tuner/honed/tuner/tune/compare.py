@@ -19,7 +19,7 @@ from honed.machine import devices
 from honed.process.children import answering, python, run
 from honed.protocol.errors import DeviceError, HonedError
 from honed.runtime.comparison import PairedTiming
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 from honed.runtime.execution.executor import Executor, load
 
 # Below this, a difference between two versions is noise.
@@ -62,7 +62,7 @@ def main() -> int:
         try:
             device = devices.select(options.device)
             with load(options.old, device) as old, load(options.new, device) as new:
-                wrong = next((str(d) for d in proof.check_probes(new) if not d.right), "")
+                wrong = next((str(d) for d in verification.check_probes(new) if not d.right), "")
                 say(_timed(old, new, wrong))
         except HonedError as error:
             say({"failed": str(error)})

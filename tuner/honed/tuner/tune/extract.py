@@ -23,8 +23,8 @@ from honed.runtime.compiled.model import CompiledModel
 from honed.tuner import frontend
 from honed.tuner.compiler import sized
 from honed.tuner.compiler.compile import compiled_before, prepare
-from honed.tuner.compiler.fusion import Contest, Joining, joins
-from honed.tuner.compiler.partition import Cut
+from honed.tuner.compiler.fusion import FusionAlternatives, FusionPolicy, fusion_policy
+from honed.tuner.compiler.partition import PartitionedModel
 from honed.tuner.lower.functions.updates import kept
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, MemoryValue
@@ -39,7 +39,7 @@ from honed.tuner.lower.workload import (
     task_key,
 )
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.mixed import choose
+from honed.tuner.mixed_precision import choose
 
 from .task import TuningTask
 
@@ -68,7 +68,7 @@ class Extraction:
     tasks: list[Extracted]
     rivals: list[Extracted]
     opaque: list[TuningTask]
-    contests: tuple[Contest, ...]
+    contests: tuple[FusionAlternatives, ...]
 
 
 def extract(
@@ -91,7 +91,7 @@ def extract(
     if precision == "auto":
         choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=before)
         normalised = choose.applied(choice, normalised)
-    joining = joins(profile)
+    joining = fusion_policy(profile)
     legal = legal_model(frontend.import_relax(normalised), profile, joining)
     calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
     weights = Counter(call.function for call in calls)
@@ -117,7 +117,10 @@ def extract(
 
 
 def _of_parts(
-    cut: Cut | None, precision: frontend.Precision, profile: DeviceProfile, like: CompiledModel | None
+    cut: PartitionedModel | None,
+    precision: frontend.Precision,
+    profile: DeviceProfile,
+    like: CompiledModel | None,
 ) -> Iterator[Extraction]:
     """Yield the extractions of partitions, in the sizes that they were compiled for.
 
@@ -155,8 +158,8 @@ def _together(extractions: Sequence[Extraction]) -> Extraction:
 
 
 def _rivals(
-    joining: Joining, found: Set[str], profile: DeviceProfile
-) -> tuple[list[Extracted], tuple[Contest, ...]]:
+    joining: FusionPolicy, found: Set[str], profile: DeviceProfile
+) -> tuple[list[Extracted], tuple[FusionAlternatives, ...]]:
     """Return tasks of the variants that a model is not first served in, and the contests with them."""
     rivals: dict[str, Extracted] = {}
     contests = []

@@ -14,14 +14,14 @@ from tvm import tirx
 from honed.jobs import events
 from honed.machine.profile import DeviceProfile
 from honed.protocol.errors import DeviceError
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import traces
 
 from .extract import adopt
-from .opening import OpenedSession
+from .opening import SessionResources
 from .session import SearchBudget
 from .task import TaskProgress
 
@@ -71,7 +71,7 @@ def tune_function(
     text = tvm.ir.save_json(func)
     with (
         tempfile.TemporaryDirectory(prefix="honed-tune-") as own,
-        OpenedSession(
+        SessionResources(
             name,
             device=device,
             records=records or Path(own) / "records.sqlite",
@@ -91,7 +91,7 @@ def _tuned(func: tirx.PrimFunc, name: str, progress: TaskProgress, profile: Devi
         raise DeviceError(f"{name} cannot be tuned: {progress.reason}")
     target, trace = target_for(profile), progress.best_trace
     if trace is None:
-        scheduled, lowered = None, first_kernels(func, name, target, profile)[1]
+        scheduled, lowered = None, untuned_kernels(func, name, target, profile)[1]
     else:
         scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
         lowered = lower_function(scheduled, name, target, profile)

@@ -17,10 +17,10 @@ from honed.machine import peaks
 from honed.machine.families import DeviceFamily
 from honed.machine.kernellog import Reader
 from honed.machine.profile import DeviceProfile
-from honed.tuner.measure.candidate import SPARE_CORES, Begin, MeasureLimits, Measures
+from honed.tuner.measure.candidate import SPARE_CORES, Begin, CandidateRunner, MeasureLimits
 from honed.tuner.measure.gate import Gate
 from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer, kernel_log
-from honed.tuner.records import HINTS_PER_TASK, Records, Setup
+from honed.tuner.records import HINTS_PER_TASK, MeasurementSetup, Records
 from honed.tuner.setup import setup_for
 
 from .children import BATCH, Proposals, SearchChild
@@ -32,7 +32,7 @@ _MOST_THREADS = 8  # beyond which a batch is too small to gain
 MOST_BUILDERS = 6  # each holds a context of the device
 
 
-class OpenedSession:
+class SessionResources:
     """A context manager; everything is closed and every child ended afterwards."""
 
     def __init__(
@@ -47,7 +47,7 @@ class OpenedSession:
         gate: Gate | None = None,
         limits: MeasureLimits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
-        elsewhere: Callable[[Tell], Instrument] | None = None,
+        elsewhere: Callable[[Tell], MeasurementBackend] | None = None,
         hints: int = HINTS_PER_TASK,
     ) -> None:
         """Open the device and the records, and set up the session.
@@ -92,7 +92,7 @@ class OpenedSession:
             trust_defaults=trust_defaults,
         )
 
-    def __enter__(self) -> OpenedSession:
+    def __enter__(self) -> SessionResources:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,7 +101,7 @@ class OpenedSession:
         self.records.close()
 
 
-def _open_records(path: Path, setup: Setup, yardstick: float | None, emit: Emit) -> Records:
+def _open_records(path: Path, setup: MeasurementSetup, yardstick: float | None, emit: Emit) -> Records:
     path.parent.mkdir(parents=True, exist_ok=True)
     records = Records.open(path)
     if yardstick is not None:
@@ -137,7 +137,7 @@ def sharing(family: DeviceFamily, cores: int) -> Sharing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instrument:
+class MeasurementBackend:
     """`profile` has peaks; `peaks_again` measures them anew, `keep_peaks` those that rose meanwhile.
 
     `spec` is the device's, None where it is not on this machine. Without `answers` nothing runs, times are
@@ -148,7 +148,7 @@ class Instrument:
     spec: str | None
     answers: bool = True
     profile: DeviceProfile
-    measurer: Callable[[Begin], Measures]
+    measurer: Callable[[Begin], CandidateRunner]
     peaks_again: Callable[[], DeviceProfile]
     keep_peaks: Callable[[DeviceProfile], None]
     sharing: Sharing
@@ -156,7 +156,9 @@ class Instrument:
     batch: int = BATCH
 
 
-def on_device(device: str | None, cache_dir: Path, limits: MeasureLimits, log: Reader | None) -> Instrument:
+def on_device(
+    device: str | None, cache_dir: Path, limits: MeasureLimits, log: Reader | None
+) -> MeasurementBackend:
     """Return an instrument on the device of a spec, or on the best device there is if the spec is None.
 
     Raises DeviceError where there is no device.
@@ -164,7 +166,7 @@ def on_device(device: str | None, cache_dir: Path, limits: MeasureLimits, log: R
     found = survey(device, cache_dir)
     profile = found.measured()
     beside = sharing(profile.family, len(os.sched_getaffinity(0)))
-    return Instrument(
+    return MeasurementBackend(
         spec=found.spec,
         profile=profile,
         measurer=lambda begin: Measurer(

@@ -29,7 +29,7 @@ from honed.machine.profile import DeviceProfile
 from honed.process.forked import ForkPool
 from honed.process.rpc import RpcServer, by_name, connect
 from honed.protocol.errors import HonedError, Internal, InvalidArgument, ModelRefused
-from honed.tuner.compiler.schedules import first_kernels
+from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, last_line, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
@@ -43,7 +43,6 @@ from .calls import (
     Adopt,
     DefaultSchedule,
     Extract,
-    Learn,
     LoadedTask,
     LoadTask,
     MakeDefault,
@@ -52,9 +51,10 @@ from .calls import (
     ProposedCandidate,
     Replay,
     StartSearch,
+    UpdateCostModel,
 )
 from .extract import Extraction, adopt, extract, workload, write_sets
-from .task import Found, TuningTask
+from .task import ModelTasks, TuningTask
 
 if TYPE_CHECKING:
     from honed.tuner.frontend import Precision
@@ -74,10 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Searcher(RpcServer):
     """Serves one model's tasks, one at a time. Functions lie in a folder, for a successor to take up."""
 
-    making: Making
+    making: LoweringContext
     model: CostModel
     model_file: Path
-    forked: ForkPool[Making]
+    forked: ForkPool[LoweringContext]
     seed: int
     threads: int  # that a search may use
     batch: int  # candidates proposed at once
@@ -85,7 +85,7 @@ class Searcher(RpcServer):
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
         self.begun: dict[str, Future[Lowered]] = {}  # default schedules, by task
-        self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
+        self.hunts: dict[str, TaskSearch] = {}  # by task; the one loaded last is the last
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer with; for errors of TVM, it has the end of their text.
@@ -104,7 +104,7 @@ class Searcher(RpcServer):
         raise raised
 
     def _start(self, call: StartSearch) -> None:
-        self.making = Making(
+        self.making = LoweringContext(
             target=target_for(call.profile),
             profile=call.profile,
             folder=call.folder,
@@ -115,7 +115,7 @@ class Searcher(RpcServer):
         self.model = _cost_model(self.model_file, prior_of(call.profile.rules.family, call.profile.driver))
         self.seed, self.threads, self.batch = call.seed, call.threads, call.batch
 
-    def extract(self, call: Extract) -> Found:
+    def extract(self, call: Extract) -> ModelTasks:
         """Extract all tasks of a model; their functions are written to the folder."""
         found = extract(
             call.path,
@@ -127,18 +127,18 @@ class Searcher(RpcServer):
         )
         return self._kept(found)
 
-    def _adopt(self, call: Adopt) -> Found:
+    def _adopt(self, call: Adopt) -> ModelTasks:
         func = tvm.ir.load_json(call.func)
         if not isinstance(func, tvm.tirx.PrimFunc):
             raise InvalidArgument(f"{call.name} is no PrimFunc; give one")
         only = adopt(func, call.name, call.outputs)
         return self._kept(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
 
-    def _kept(self, found: Extraction) -> Found:
+    def _kept(self, found: Extraction) -> ModelTasks:
         tasks = (*found.tasks, *found.rivals)
         for one in tasks:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
-        return Found(
+        return ModelTasks(
             tasks=tuple(one.task for one in tasks), opaque=tuple(found.opaque), contests=found.contests
         )
 
@@ -151,7 +151,7 @@ class Searcher(RpcServer):
         `fresh` says whether its search is yet to begin; those of tasks loaded of late go on.
         """
         key = task.key
-        hunt = self.hunts.pop(key) if key in self.hunts else Hunt(key, self)
+        hunt = self.hunts.pop(key) if key in self.hunts else TaskSearch(key, self)
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
@@ -177,7 +177,7 @@ class Searcher(RpcServer):
     def _replay(self, call: Replay) -> tuple[ProposedCandidate, ...]:
         return self.hunts[call.task].replay(call.traces)
 
-    def _learn(self, call: Learn) -> Ranking | None:
+    def _learn(self, call: UpdateCostModel) -> Ranking | None:
         """Learn from a batch of a task, if its search has not ended since."""
         hunt = self.hunts.get(call.task)
         if hunt is None:
@@ -195,13 +195,13 @@ class Searcher(RpcServer):
             MakeDefault: _default,
             Propose: propose,
             Replay: _replay,
-            Learn: _learn,
+            UpdateCostModel: _learn,
         }
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Making:
+class LoweringContext:
     """What forked processes lower with.
 
     Functions lie in `folder`; `seed` draws inputs, None: no answers are needed.
@@ -225,7 +225,7 @@ class Making:
         return self.folder / task
 
 
-class Hunt:
+class TaskSearch:
     """Proposes schedules of one task's function, and learns from their times."""
 
     def __init__(self, key: str, searcher: Searcher) -> None:
@@ -329,7 +329,7 @@ def _measured(seconds: float | None) -> float:
     return np.inf if seconds is None else float(seconds)
 
 
-def lower(making: Making, scheduled: str) -> Lowered | str:
+def lower(making: LoweringContext, scheduled: str) -> Lowered | str:
     """Return a candidate's kernels, or why there are none; `scheduled` is the function as TVM's JSON."""
     try:
         return lower_function(tvm.ir.load_json(scheduled), "main", making.target, making.profile)
@@ -337,7 +337,7 @@ def lower(making: Making, scheduled: str) -> Lowered | str:
         return str(failed)
 
 
-def lower_default(making: Making, task: str, outputs: int) -> Lowered:
+def lower_default(making: LoweringContext, task: str, outputs: int) -> Lowered:
     """Lower a task's default schedule, and write its inputs and answers if they are missing.
 
     Raises LoweringFailed with whatever TVM reports, because TVM's own errors cannot travel between processes.
@@ -346,7 +346,7 @@ def lower_default(making: Making, task: str, outputs: int) -> Lowered:
     try:
         if making.seed is not None and not making.answers(task).exists():
             write_sets(func, outputs, making.answers(task), making.seed)
-        _, kernels, _ = first_kernels(func, "main", making.target, making.profile)
+        _, kernels, _ = untuned_kernels(func, "main", making.target, making.profile)
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringFailed(last_line(error)) from None
     return kernels

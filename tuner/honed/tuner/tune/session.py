@@ -14,7 +14,7 @@ from honed.machine import roofline
 from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.protocol.strict import copy_fields
 from honed.tuner import records as kept
-from honed.tuner.compiler.fusion import Contest
+from honed.tuner.compiler.fusion import FusionAlternatives
 from honed.tuner.measure.gate import Gate
 from honed.tuner.records import Records
 from honed.tuner.records.verdict import Outcome
@@ -23,7 +23,7 @@ from honed.tuner.setup import for_defaults
 from .calls import LoadedTask, Proposed
 from .children import NoSchedule, Proposals, SearchFailed
 from .task import (
-    Found,
+    ModelTasks,
     TaskProgress,
     TaskState,
     TuningTask,
@@ -136,7 +136,7 @@ class TuningSession:
         self.records: Records = trials.records
         self.emit = emit
         self.tasks: list[TaskProgress] = []
-        self.contests: Sequence[Contest] = ()  # between these
+        self.contests: Sequence[FusionAlternatives] = ()  # between these
         self.trials = 0
         self.spent = Spent()  # since the search began
         self._trying = trials
@@ -166,9 +166,9 @@ class TuningSession:
     @property
     def improved(self) -> bool:
         """Whether compiling with the records gives other kernels than the model is first served with."""
-        return any(p.best_trace is not None or p.moved for p in self.tasks)
+        return any(p.best_trace is not None or p.extra_runs for p in self.tasks)
 
-    def run(self, found: Callable[[], Found], budget: SearchBudget) -> None:
+    def run(self, found: Callable[[], ModelTasks], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         self._budget = budget
         with self._trying:
@@ -197,7 +197,7 @@ class TuningSession:
                 return False
         return True
 
-    def _extract(self, found: Callable[[], Found]) -> None:
+    def _extract(self, found: Callable[[], ModelTasks]) -> None:
         self.emit(events.Stage(stage="extract", fraction=0.0, text="extract the tasks"))
         self._gate.leave()
         all_ = found()
@@ -270,11 +270,11 @@ class TuningSession:
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
             return
         key = progress.task.key
-        default = kept.Default(seconds=trial.seconds, rate=self._rooflines.rates[key])
+        default = kept.DefaultScheduleTime(seconds=trial.seconds, rate=self._rooflines.rates[key])
         self.records.put_default(key, self._for_defaults, default)
         self._take_default(progress, trial.seconds)
 
-    def _trusts(self, progress: TaskProgress, known: kept.Default | None) -> bool:
+    def _trusts(self, progress: TaskProgress, known: kept.DefaultScheduleTime | None) -> bool:
         """Take a default schedule's time from the records, where they have all that is to be known of it."""
         if known is None or known.rate is None:
             return False
@@ -476,7 +476,7 @@ class TuningSession:
         judge(self.tasks)
 
 
-def _seconds(default: kept.Default | None) -> float:
+def _seconds(default: kept.DefaultScheduleTime | None) -> float:
     return math.inf if default is None or default.rate is None else default.seconds
 
 

@@ -11,7 +11,7 @@ from honed.jobs.events import Estimate, FusionChoice, FusionRow, TaskRow
 from honed.machine import roofline
 from honed.machine.profile import DevicePeaks, Figure
 from honed.protocol.strict import copy_fields
-from honed.tuner.compiler.fusion import LESS, Contest, other
+from honed.tuner.compiler.fusion import LESS, FusionAlternatives, other
 
 # A task below this share of the model's time could be free and nobody would notice.
 SMALL = 0.002
@@ -33,7 +33,7 @@ class TaskState(StrEnum):
     TUNING = "tuning"
     TUNED = "tuned"  # its search ended: nothing more is expected of it
     SKIPPED = "skipped"  # not tuned for a stated reason
-    LOST = "lost"  # its search broke for a stated reason; what was found before counts
+    FAILED = "lost"  # its search broke for a stated reason; what was found before counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,12 @@ class TuningTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ModelTasks:
     """A model's tasks, what cannot be tuned (`opaque`), and which tasks are two forms of the same."""
 
     tasks: tuple[TuningTask, ...]
     opaque: tuple[TuningTask, ...] = ()
-    contests: tuple[Contest, ...] = ()
+    contests: tuple[FusionAlternatives, ...] = ()
 
 
 def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
@@ -95,8 +95,8 @@ class TaskProgress:
     small: bool = False  # skipped for being so; as others get faster, it may come to matter
     rate: float = 0.5  # share of the time that a round is expected to take off
     round_seconds: float = 10.0
-    moved: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
-    rival: int = 0  # runs that it would have more in forms that are not taken
+    extra_runs: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
+    alternative_runs: int = 0  # runs that it would have more in forms that are not taken
     breaks: int = 0  # times its search broke
     idle: int = 0  # rounds in a row in which nothing could be tried
     hinted: bool = False  # other boards' records are there to be tried, which its first round does
@@ -104,7 +104,7 @@ class TaskProgress:
     @property
     def weight(self) -> int:
         """How often one inference runs it now."""
-        return self.task.weight + self.moved
+        return self.task.weight + self.extra_runs
 
     @property
     def cost(self) -> float:
@@ -117,7 +117,7 @@ class TaskProgress:
         if self.stage is not TaskState.TUNING or self.best is None:
             return 0.0
         reachable = max(self.roofline, self.best * (1 - self.rate))
-        runs = self.weight + _CHANCE * self.rival
+        runs = self.weight + _CHANCE * self.alternative_runs
         return runs * max(self.best - reachable, 0.0) / self.round_cost
 
     @property
@@ -131,7 +131,7 @@ class TaskProgress:
 
     def lose(self, reason: str) -> None:
         """Note that the task's search broke."""
-        self.stage, self.reason = TaskState.LOST, reason
+        self.stage, self.reason = TaskState.FAILED, reason
 
     def exhaust(self) -> None:
         """Note that nothing more can be tried."""
@@ -194,9 +194,9 @@ def judge(tasks: list[TaskProgress]) -> None:
     for p in tasks:
         if p.best is None or not (p.small or (p.stage is TaskState.TUNING and not p.rounds)):
             continue
-        cost = (p.weight + p.rival) * p.best
+        cost = (p.weight + p.alternative_runs) * p.best
         p.small = cost < SMALL * whole
-        if p.small and not p.weight + p.rival:
+        if p.small and not p.weight + p.alternative_runs:
             p.skip("of a form that is not taken, and would be no faster at its roofline")
         elif p.small:
             p.skip(f"too small to matter: {100 * cost / whole:.2g} % of the model's time")
@@ -265,7 +265,7 @@ def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
 # Of work that has two forms, a session estimates and tunes the one that compiling with its records takes.
 
 
-def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> None:
+def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlternatives]) -> None:
     """Give each task the runs it has in the forms taken, and those it would have in the others.
 
     A form that would be no faster at its rooflines is no rival.
@@ -282,7 +282,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> 
         if now is not None and reachable is not None and reachable < LESS * now:
             rival.update(_runs(one, other(taken)))
     for p in tasks:
-        p.moved, p.rival = moved[p.task.key], rival[p.task.key]
+        p.extra_runs, p.alternative_runs = moved[p.task.key], rival[p.task.key]
 
 
 def lost_by_forms(forms: Iterable[FusionRow], served: Collection[str]) -> float:
@@ -298,23 +298,25 @@ def lost_by_forms(forms: Iterable[FusionRow], served: Collection[str]) -> float:
     return whole
 
 
-def _runs(contest: Contest, form: FusionChoice) -> dict[str, int]:
+def _runs(contest: FusionAlternatives, form: FusionChoice) -> dict[str, int]:
     """Return how often each task of a variant runs in one inference."""
     return {key: contest.calls * n for key, n in Counter(contest.keys(form)).items()}
 
 
-def two_forms_rows(tasks: Sequence[TaskProgress], contests: Sequence[Contest]) -> tuple[FusionRow, ...]:
+def two_forms_rows(
+    tasks: Sequence[TaskProgress], contests: Sequence[FusionAlternatives]
+) -> tuple[FusionRow, ...]:
     """Return the rows of a table that compares both variants of each contest."""
     seconds = _seconds(tasks)
     return tuple(
         FusionRow(
             name=one.name,
-            joined=one.joined,
-            apart=one.apart,
+            joined=one.fused,
+            apart=one.unfused,
             calls=one.calls,
             taken=one.taken(seconds),
-            joined_us=_microseconds(one.times(seconds).joined),
-            apart_us=_microseconds(one.times(seconds).apart),
+            joined_us=_microseconds(one.times(seconds).fused),
+            apart_us=_microseconds(one.times(seconds).unfused),
         )
         for one in contests
     )

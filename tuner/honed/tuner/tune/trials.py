@@ -14,7 +14,7 @@ from honed.machine.kernellog import FaultIncident
 from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.compiled.model import SearchStrategy
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Begin, Candidate, Measures, Workload
+from honed.tuner.measure.candidate import Begin, Candidate, CandidateRunner, Workload
 from honed.tuner.records.rows import sha256
 from honed.tuner.records.verdict import Outcome, Verdict
 
@@ -87,7 +87,10 @@ class Trials:
     """The measurer and the records, kept in step. A context manager, as the measurer is."""
 
     def __init__(
-        self, measurer: Callable[[Begin], Measures], records: kept.Records, setup: kept.Setup
+        self,
+        measurer: Callable[[Begin], CandidateRunner],
+        records: kept.Records,
+        setup: kept.MeasurementSetup,
     ) -> None:
         """`measurer` makes one that calls what it is given before a candidate is judged."""
         self.measurer = measurer(self._begin)
@@ -292,7 +295,7 @@ def _reason(story: str) -> str:
 
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
-    """Return how the `seconds` of a candidate were spent; `phases` is `Measures.spent` of the candidate."""
+    """Return how the `seconds` of a candidate were spent; `phases` is `CandidateRunner.spent` of it."""
     build = phases.get("build", 0.0) + phases.get("first", 0.0)  # some drivers compile at the first launch
     timing = phases.get("time", 0.0)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)

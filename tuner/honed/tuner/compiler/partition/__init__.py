@@ -12,14 +12,24 @@ from onnx import helper, numpy_helper
 
 from honed.runtime.compiled.parts import MAX_PARTS, MAX_REASONS
 from honed.runtime.engines import HIGHEST
-from honed.tuner.frontend.signature import CARRIED, TensorSpec
+from honed.tuner.frontend.signature import CARRIED, StaticTensorSpec
 from honed.tuner.frontend.survey import BEHIND, Learnt, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import NodeRefused, numpy_dtype
 from honed.tuner.frontend.walk import PART_DOMAIN, Parts
-from honed.tuner.prove.graphs import bind_shapes
+from honed.tuner.verify.graphs import bind_shapes
 
 from . import valuetypes
-from .divide import OPEN, WORTH, Partition, Unit, Worth, divide, elements, flops, with_less_to_hand_over
+from .divide import (
+    OPEN,
+    WORTH,
+    PartitionNode,
+    PartitionThresholds,
+    StageAssignment,
+    divide,
+    elements,
+    flops,
+    with_less_to_hand_over,
+)
 from .rows import by_rows
 
 
@@ -36,7 +46,7 @@ class Extractor:
         """Return whether a value is known when compiling, or kept in the file."""
         return name in self._survey.constants or name in self._initial or name in self._sparse
 
-    def spec(self, name: str) -> TensorSpec:
+    def spec(self, name: str) -> StaticTensorSpec:
         """Return the type of a value, or the declared type of an output that inference does not know.
 
         Declared sizes are not trusted and become -1. Raises NodeRefused where the rank is unknown, or where
@@ -49,12 +59,14 @@ class Extractor:
                 raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
             # Sizes are not trusted: files state those of other inputs.
             open_ = (-1,) * len(declared.shape.dim)
-            known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
+            known = StaticTensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
         if known.dtype not in CARRIED:
             raise NodeRefused(f"{name[:80]!r} is {known.dtype}, which does not travel")
         return known
 
-    def part(self, nodes: Sequence[SurveyedNode], elsewhere: Container[str], *, sized: bool) -> PartModel:
+    def part(
+        self, nodes: Sequence[SurveyedNode], elsewhere: Container[str], *, sized: bool
+    ) -> CpuPartitionModel:
         """Return a partition of these nodes alone; `elsewhere` are the values that other nodes read."""
         made = dict.fromkeys(name for one in nodes for name in one.node.output if name)
         given = dict.fromkeys(name for one in nodes for name in one.reads)
@@ -63,7 +75,7 @@ class Extractor:
         model = self._made([one.node for one in nodes], taken, gives, given)
         sized = sized and any(-1 in spec.shape for spec in taken)
         whys = sorted(dict.fromkeys(one.why for one in nodes if one.why), key=lambda why: why == BEHIND)
-        return PartModel(
+        return CpuPartitionModel(
             model=model,
             inputs=taken,
             outputs=gives,
@@ -74,7 +86,7 @@ class Extractor:
             by_rows=sized and by_rows(model, taken, gives),
         )
 
-    def without(self, behind: Collection[int], outputs: Sequence[TensorSpec]) -> onnx.ModelProto:
+    def without(self, behind: Collection[int], outputs: Sequence[StaticTensorSpec]) -> onnx.ModelProto:
         """Return the original model without some of its nodes, by number, and without what only they need.
 
         A value that is known while compiling, such as a shape, becomes a constant in place of its node.
@@ -100,7 +112,7 @@ class Extractor:
     def program(
         self,
         stretches: Sequence[Sequence[SurveyedNode] | tuple[int, Sequence[str], Sequence[str]]],
-        outputs: Sequence[TensorSpec],
+        outputs: Sequence[StaticTensorSpec],
     ) -> onnx.ModelProto:
         """Return a model of stretches of nodes, with one node for each partition between them.
 
@@ -127,8 +139,8 @@ class Extractor:
     def _made(
         self,
         nodes: Sequence[onnx.NodeProto],
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
+        inputs: Sequence[StaticTensorSpec],
+        outputs: Sequence[StaticTensorSpec],
         read: Collection[str],
     ) -> onnx.ModelProto:
         graph = helper.make_graph(
@@ -155,11 +167,11 @@ def _read(nodes: Iterable[SurveyedNode]) -> set[str]:
     return {name for one in nodes for name in one.reads}
 
 
-def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
+def _info(spec: StaticTensorSpec) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=spec.name, type=spec.type_proto())
 
 
-def carried(spec: TensorSpec | None) -> bool:
+def carried(spec: StaticTensorSpec | None) -> bool:
     """Return whether partitions can exchange a value: a tensor of known sizes, of a type honed carries."""
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
@@ -168,7 +180,7 @@ MAX_NODES = 20_000  # dividing more may take minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartModel:
+class CpuPartitionModel:
     """A partition for the CPU engine. Sizes that depend on the data are -1.
 
     `sized`: such sizes alone keep it from being compiled. `by_rows`: rows are independent, so computing more
@@ -176,8 +188,8 @@ class PartModel:
     """
 
     model: onnx.ModelProto
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[StaticTensorSpec, ...]
+    outputs: tuple[StaticTensorSpec, ...]
     nodes: int
     flops: int
     why: tuple[str, ...]
@@ -191,7 +203,7 @@ class PartModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class PartitionedModel:
     """A model in parts.
 
     `program` is what is compiled, with a node of PART_DOMAIN for each part but those `tail`, which run one
@@ -202,9 +214,9 @@ class Cut:
 
     program: onnx.ModelProto
     given: onnx.ModelProto
-    parts: tuple[PartModel, ...]
+    parts: tuple[CpuPartitionModel, ...]
     tail: tuple[int, ...]
-    outputs: tuple[TensorSpec, ...]
+    outputs: tuple[StaticTensorSpec, ...]
     nodes: int
     flops: int
     level: str = HIGHEST
@@ -232,12 +244,12 @@ class Cut:
         return 1 - left / max(1, self.flops + sum(part.flops for part in self.parts))
 
 
-def cut(
+def partition_model(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
-    worth: Worth = WORTH,
+    worth: PartitionThresholds = WORTH,
     unbuilt: Mapping[str, str] = MappingProxyType({}),
-) -> Cut | str:
+) -> PartitionedModel | str:
     """Cut a checked model into as few partitions as are worth it, or return why it is not cut.
 
     The reason is a clause, and "" where the model's inputs are the reason. `unbuilt` is as in `survey`.
@@ -289,7 +301,7 @@ class _Places:
         return stage % 2 == 0 and stage >= self.behind
 
 
-def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _Places:
+def _placed(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> _Places:
     """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
     placed = list(divided.stages)
     begin = max(placed, default=0) + 1  # the last part's is odd, and the highest
@@ -298,7 +310,7 @@ def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _
     return _Places(tuple(placed), begin)
 
 
-def _nbytes(spec: TensorSpec | None) -> int:
+def _nbytes(spec: StaticTensorSpec | None) -> int:
     return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec) and spec else 0
 
 
@@ -312,11 +324,11 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
     return kept[::-1]
 
 
-def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[Unit], set[str]]:
+def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[PartitionNode], set[str]]:
     """Return the nodes as units to divide, judged by a survey, and the values that cannot be handed over."""
     able = {one.index: not one.why for one in found.nodes}
     units = [
-        Unit(
+        PartitionNode(
             reads=one.reads,
             makes=tuple(name for name in one.node.output if name),
             able=able[one.index],
@@ -334,7 +346,7 @@ def _sized_stages(
     learnt: Mapping[str, Learnt],
     last: Sequence[SurveyedNode],
     outputs: Collection[str],
-    worth: Worth,
+    worth: PartitionThresholds,
 ) -> list[int]:
     """Return for each node of the last partition its stage; the CPU engine runs odd stages in any case.
 
@@ -351,7 +363,7 @@ def _sized_stages(
     return max(found, key=lambda stages: sum(stage % 2 == 0 for stage in stages))
 
 
-def _paying(units: Sequence[Unit], stages: Sequence[int], worth: Worth) -> list[int]:
+def _paying(units: Sequence[PartitionNode], stages: Sequence[int], worth: PartitionThresholds) -> list[int]:
     """Return the stages, or stage 1 for all nodes where what could be compiled has too little work."""
     total = sum(unit.work for unit in units)
     work: dict[int, int] = {}
@@ -370,7 +382,7 @@ def _cut(
     nodes: Sequence[SurveyedNode],
     placed: _Places,
     outputs: Sequence[str],
-) -> Cut:
+) -> PartitionedModel:
     extractor = Extractor(model, found)
     stages: dict[int, list[SurveyedNode]] = {}
     for one, stage in sorted(zip(nodes, placed.stages, strict=True), key=lambda pair: pair[1]):
@@ -378,7 +390,7 @@ def _cut(
     odd = [stage for stage in stages if placed.part(stage)]
     if len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise NodeRefused("no stretch of it that can be compiled has work that pays")
-    parts: dict[int, PartModel] = {}
+    parts: dict[int, CpuPartitionModel] = {}
     for stage in odd:
         others = (_read(ones) for other, ones in stages.items() if other != stage)
         elsewhere = {*outputs}.union(*others)
@@ -396,7 +408,7 @@ def _cut(
         ]
         program = extractor.program(stretches, gives)
     compiled = [one for stage, those in stages.items() if stage not in parts for one in those]
-    return Cut(
+    return PartitionedModel(
         program=program,
         given=given,
         parts=tuple(parts.values()),
@@ -408,8 +420,8 @@ def _cut(
 
 
 def _compiled_outputs(
-    found: NodeSurvey, outputs: Sequence[TensorSpec], behind: Sequence[PartModel]
-) -> tuple[TensorSpec, ...]:
+    found: NodeSurvey, outputs: Sequence[StaticTensorSpec], behind: Sequence[CpuPartitionModel]
+) -> tuple[StaticTensorSpec, ...]:
     """Return the outputs of the compiled program: the model's own, and what partitions behind it read."""
     by_parts = {spec.name for part in behind for spec in part.outputs}
     elsewhere = by_parts | {spec.name for spec in found.inputs}

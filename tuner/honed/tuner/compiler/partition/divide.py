@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import StaticTensorSpec
 
 OPEN = 100  # what a size that depends on data is taken for
 
 
-def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
+def flops(node: onnx.NodeProto, types: Mapping[str, StaticTensorSpec]) -> int:
     """Return the operations of a run: multiply-adds of products, steps of recurrences, elements of others."""
     shapes = [_sizes(types.get(name)) for name in node.input]
     made = elements(node, types)
@@ -38,17 +38,17 @@ def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
     return made
 
 
-def elements(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
+def elements(node: onnx.NodeProto, types: Mapping[str, StaticTensorSpec]) -> int:
     """Return the number of elements of all outputs of a node."""
     return sum(math.prod(_sizes(types.get(name))) for name in node.output if name)
 
 
-def _sizes(spec: TensorSpec | None) -> tuple[int, ...]:
+def _sizes(spec: StaticTensorSpec | None) -> tuple[int, ...]:
     return tuple(size if size >= 0 else OPEN for size in spec.shape) if spec is not None else (1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
+class PartitionThresholds:
     """What a compiled stretch beside parts must have, that it may be one: a share of all work, and so much.
 
     Handing over to a part and back takes as long as a small core takes for `work` operations: half a
@@ -62,12 +62,12 @@ class Worth:
     whole: float = 0.1
 
 
-WORTH = Worth()
+WORTH = PartitionThresholds()
 _MANY = 32  # compiled stretches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class PartitionNode:
     """A node: the values it reads and makes, whether it can be compiled, and an estimate of its work."""
 
     reads: tuple[str, ...]
@@ -77,7 +77,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class StageAssignment:
     """Where each unit runs: its stage. Even ones are compiled; odd ones are parts; the last part is `behind`.
 
     What a unit reads is made in its own stage or in an earlier one.
@@ -92,8 +92,11 @@ class Partition:
 
 
 def divide(
-    units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str], worth: Worth = WORTH
-) -> Partition:
+    units: Sequence[PartitionNode],
+    tied: Iterable[str],
+    outputs: Iterable[str],
+    worth: PartitionThresholds = WORTH,
+) -> StageAssignment:
     """Divide units, given in topological order. `tied` values may be among the `outputs` of the graph.
 
     Where no unit is left to compile, all are behind.
@@ -111,18 +114,18 @@ def divide(
             break
     last = max(stages, default=0) + 1
     last += 1 - last % 2
-    return Partition(
+    return StageAssignment(
         tuple(last if n in behind else stage for n, stage in enumerate(stages)), last if behind else None
     )
 
 
 def with_less_to_hand_over(
-    units: Sequence[Unit],
-    found: Partition,
+    units: Sequence[PartitionNode],
+    found: StageAssignment,
     light: Container[int],
     nbytes: Mapping[str, int],
     outputs: Container[str],
-) -> Partition:
+) -> StageAssignment:
     """Let the last partition run what is `light` where fewer bytes are handed over to it then.
 
     `nbytes` are of values that units make; what they read beside is there without being handed over.
@@ -148,11 +151,15 @@ def with_less_to_hand_over(
         saved = sum(nbytes[name] for name in unit.makes if handed(name))
         if saved > sum(nbytes.get(name, 0) for name in set(unit.reads) if not handed(name)):
             stages[n] = found.behind
-    return Partition(tuple(stages), found.behind)
+    return StageAssignment(tuple(stages), found.behind)
 
 
 def _give_up_least(
-    units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int], worth: Worth
+    units: Sequence[PartitionNode],
+    able: list[bool],
+    behind: set[int],
+    stages: Sequence[int],
+    worth: PartitionThresholds,
 ) -> bool:
     """Let the CPU engine run the compiled stretch of least work, where that does not pay.
 
@@ -179,7 +186,7 @@ def _give_up_least(
 
 @dataclass()
 class _NodeGraph:
-    units: Sequence[Unit]
+    units: Sequence[PartitionNode]
     tied: frozenset[str]
     outputs: frozenset[str]
     maker: Mapping[str, int]
@@ -188,7 +195,7 @@ class _NodeGraph:
     group: list[int] = field(default_factory=list)  # of each unit another that must be in its part, or itself
 
     @classmethod
-    def of(cls, units: Sequence[Unit], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
+    def of(cls, units: Sequence[PartitionNode], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
         maker = {name: n for n, unit in enumerate(units) for name in unit.makes}
         before = [sorted({maker[name] for name in unit.reads if name in maker}) for unit in units]
         after: list[list[int]] = [[] for _ in units]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, survey
 
 _ROWS = 97  # that the part is looked at with; no size of a model's own is likely to be as many
@@ -29,7 +29,9 @@ _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormaliz
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
 
 
-def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+def by_rows(
+    model: onnx.ModelProto, inputs: Sequence[StaticTensorSpec], outputs: Sequence[StaticTensorSpec]
+) -> bool:
     """Return whether rows are independent, along the first axis of each value whose size depends on the data.
 
     Returns True only where every operator is known to keep rows independent.

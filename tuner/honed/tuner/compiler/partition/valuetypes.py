@@ -27,8 +27,8 @@ import onnx
 from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.tuner.frontend.signature import CARRIED
 from honed.tuner.frontend.survey import Learnt
-from honed.tuner.prove import confined
-from honed.tuner.prove.inputs import generate
+from honed.tuner.verify import confined
+from honed.tuner.verify.inputs import generate
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
 _RUNS = 3  # at most

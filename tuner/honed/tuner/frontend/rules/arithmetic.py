@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import EmptyOptional, Item, NodeRefused, Value, elem_type, numpy_dtype
 from honed.tuner.graph.fp16_casts import BIT_CAST
 
@@ -23,13 +23,13 @@ Activation = Callable[..., Value]  # of a builder, a tensor and numbers
 
 
 @rule(*_UNARY)
-def unary(b: Builder, c: Call) -> Value:
+def unary(b: Builder, c: NodeCall) -> Value:
     """Itself, elementwise."""
     return b(c.op, c.x())
 
 
 @rule("Sign")
-def sign(b: Builder, c: Call) -> Value:
+def sign(b: Builder, c: NodeCall) -> Value:
     """Comparisons with 0; NaN stays NaN, except in fp16 (0), as in ONNX Runtime."""
     x = c.x()
     zero = b.like(0, x)
@@ -40,7 +40,7 @@ def sign(b: Builder, c: Call) -> Value:
     return b("Where", b("IsNaN", x), x, found) if x.is_float and x.dtype.itemsize > 2 else found
 
 
-def pair(b: Builder, c: Call) -> tuple[Value, Value]:
+def pair(b: Builder, c: NodeCall) -> tuple[Value, Value]:
     """Both inputs, the second placed by the `axis` attribute that opsets below 7 broadcast by."""
     x, y = c.x(0), c.x(1)
     if c.opset < 7 and c.integer("broadcast") and y.rank < x.rank and "axis" in c.attrs:
@@ -50,7 +50,7 @@ def pair(b: Builder, c: Call) -> tuple[Value, Value]:
 
 
 @rule(*_BINARY, *_BITWISE, "LessOrEqual", "GreaterOrEqual")
-def binary(b: Builder, c: Call) -> Value:
+def binary(b: Builder, c: NodeCall) -> Value:
     """Itself, with NumPy broadcasting."""
     x, y = pair(b, c)
     if c.op == "Div" and x.dtype.kind in "iu" and y.data is not None and not y.data.all():
@@ -59,7 +59,7 @@ def binary(b: Builder, c: Call) -> Value:
 
 
 @rule("Pow")
-def power(b: Builder, c: Call) -> Value:
+def power(b: Builder, c: NodeCall) -> Value:
     """Products for small constant integer exponents; others keep the type of the base."""
     x, y = pair(b, c)
     exponent = None if y.data is None or y.size != 1 else float(y.data.reshape(-1)[0])
@@ -77,7 +77,7 @@ def power(b: Builder, c: Call) -> Value:
 
 
 @rule("Mod")
-def modulo(b: Builder, c: Call) -> Value:
+def modulo(b: Builder, c: NodeCall) -> Value:
     """Itself, with the sign of the divisor; with fmod, of the dividend."""
     x, y = c.x(0), c.x(1)
     if not x.is_float:
@@ -88,7 +88,7 @@ def modulo(b: Builder, c: Call) -> Value:
 
 
 @rule("BitShift")
-def shift(b: Builder, c: Call) -> Value:
+def shift(b: Builder, c: NodeCall) -> Value:
     """Shifts of unsigned integers; by as many bits as there are, or more, they give 0."""
     x, by = c.x(0), c.x(1)
     shifted = b("BitShift", x, by, direction=c.text("direction", "LEFT"))
@@ -96,7 +96,7 @@ def shift(b: Builder, c: Call) -> Value:
 
 
 @rule("Max", "Min", "Sum", "Mean")
-def variadic(b: Builder, c: Call) -> Value:
+def variadic(b: Builder, c: NodeCall) -> Value:
     """A chain of operations on two operands."""
     op = {"Sum": "Add", "Mean": "Add"}.get(c.op, c.op)
     total = functools.reduce(lambda x, y: b(op, x, y), c.tensors())
@@ -104,7 +104,7 @@ def variadic(b: Builder, c: Call) -> Value:
 
 
 @rule("Where")
-def where(b: Builder, c: Call) -> Value:
+def where(b: Builder, c: NodeCall) -> Value:
     """Selection."""
     return b("Where", c.x(0), c.x(1), c.x(2))
 
@@ -114,7 +114,7 @@ def activation(op: str, **defaults: float) -> Callable[[Activation], Activation]
 
     def register(function: Activation) -> Activation:
         @functools.wraps(function)
-        def applied(b: Builder, c: Call) -> Value:
+        def applied(b: Builder, c: NodeCall) -> Value:
             return function(b, c.x(), *(c.number(name, default) for name, default in defaults.items()))
 
         rule(op)(applied)
@@ -130,7 +130,7 @@ def reciprocal(b: Builder, x: Value) -> Value:
 
 
 @rule("IsInf")
-def is_inf(b: Builder, c: Call) -> Value:
+def is_inf(b: Builder, c: NodeCall) -> Value:
     """Comparisons with the infinities."""
     x = c.x()
     high, low = b("Equal", x, np.inf), b("Equal", x, -np.inf)
@@ -140,7 +140,7 @@ def is_inf(b: Builder, c: Call) -> Value:
 
 
 @rule("Clip")
-def clip(b: Builder, c: Call) -> Value:
+def clip(b: Builder, c: NodeCall) -> Value:
     """Bounds from attributes (opset 6) or inputs (opset 11); NaN means no bound.
 
     Floats without one of the bounds have the largest finite number for it, as ONNX says.
@@ -168,7 +168,7 @@ def _bounded(b: Builder, op: str, x: Value, bound: Value | None) -> Value:
 
 
 @rule("Cast", "CastLike")
-def cast(b: Builder, c: Call) -> Value:
+def cast(b: Builder, c: NodeCall) -> Value:
     """Conversions between the element types that honed supports."""
     x = c.x()
     to = c.integer("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
@@ -178,7 +178,7 @@ def cast(b: Builder, c: Call) -> Value:
 
 
 @rule("BitCast")
-def bit_cast(b: Builder, c: Call) -> Value:
+def bit_cast(b: Builder, c: NodeCall) -> Value:
     """The bits of integers and float32 as another type of as many bits."""
     x, to = c.x(), numpy_dtype(c.integer("to"))
     kinds = {x.dtype.name, to.name}
@@ -197,13 +197,13 @@ def bit_cast(b: Builder, c: Call) -> Value:
 
 
 @rule("Identity")
-def identity(b: Builder, c: Call) -> Item:
+def identity(b: Builder, c: NodeCall) -> Item:
     """Removed: the output is the input."""
     return c.inputs[0] or EmptyOptional()
 
 
 @rule("Dropout")
-def dropout(b: Builder, c: Call) -> list[Value]:
+def dropout(b: Builder, c: NodeCall) -> list[Value]:
     """The input itself when not training; the mask keeps everything."""
     x = c.x()
     training = bool(c.opt_const(2, "training_mode")) if c.opset >= 12 else False
@@ -228,7 +228,7 @@ def plus(b: Builder, x: Value, *others: Value | None) -> Value:
 
 
 @rule("Relu")
-def relu(b: Builder, c: Call) -> Value:
+def relu(b: Builder, c: NodeCall) -> Value:
     """max(x, 0)."""
     x = c.x()
     return b("Relu", x) if x.is_float else b("Max", x, 0)
@@ -245,7 +245,7 @@ def leaky_relu(b: Builder, x: Value, alpha: float) -> Value:
 
 
 @rule("PRelu")
-def prelu(b: Builder, c: Call) -> Value:
+def prelu(b: Builder, c: NodeCall) -> Value:
     """`x` below 0 times a slope; below opset 7 the slope is per channel."""
     x, slope = c.x(0), c.x(1)
     if c.opset < 7 and slope.rank == 1 and x.rank > 1:
@@ -254,7 +254,7 @@ def prelu(b: Builder, c: Call) -> Value:
 
 
 @rule("Elu", "Selu", "Celu")
-def elu(b: Builder, c: Call) -> Value:
+def elu(b: Builder, c: NodeCall) -> Value:
     """`x` above 0, alpha * (exp(x) - 1) below; Selu scales both, Celu divides x by alpha in exp."""
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
@@ -329,6 +329,6 @@ def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
 
 
 @rule("Gelu")
-def gelu(b: Builder, c: Call) -> Value:
+def gelu(b: Builder, c: NodeCall) -> Value:
     """Gaussian error linear unit."""
     return gelu_of(b, c.x(), tanh=c.text("approximate", "none") == "tanh")

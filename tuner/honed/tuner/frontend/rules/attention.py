@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 from .arithmetic import plus
@@ -58,7 +58,7 @@ def _together(b: Builder, x: Value, heads: int) -> Value:
     return reshape(b, x, [batch, length, heads * size])
 
 
-def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
+def _mask(b: Builder, c: NodeCall, place: int, heads: Heads) -> Value | None:
     """What a mask adds to scores, to broadcast over [B, N, S, T]; None without one."""
     given = c.opt(place)
     if given is None or (given.rank == 2 and given.shape[1] == 1):
@@ -82,7 +82,7 @@ def _mask(b: Builder, c: Call, place: int, heads: Heads) -> Value | None:
     return b("Where", seen, 0, hidden)
 
 
-def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
+def _attend(b: Builder, c: NodeCall, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
     """[B, S, N * H of values]: values averaged by softmax of the scaled products of queries with keys."""
     _, _, asking, width = heads.q.shape
     total = heads.k.shape[2]
@@ -98,7 +98,7 @@ def _attend(b: Builder, c: Call, heads: Heads, mask: Value | None, bias: Value |
     return _together(b, matmul(b, shares, heads.v), heads.q.shape[1])
 
 
-def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
+def _projected(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
     """Attention over [B, S, queries, keys and values], and the state."""
     if c.integer("past_present_share_buffer") or c.integer("do_rotary"):
         raise NodeRefused(
@@ -121,7 +121,7 @@ def _projected(b: Builder, c: Call, whole: Value, mask: int, past: int, bias: in
 
 
 @rule("Attention", domain=DOMAIN)
-def attention(b: Builder, c: Call) -> list[Value]:
+def attention(b: Builder, c: NodeCall) -> list[Value]:
     """One product for queries, keys and values, then attention with masks, bias and past."""
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
@@ -130,14 +130,14 @@ def attention(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("QAttention", domain=DOMAIN)
-def quantised_attention(b: Builder, c: Call) -> list[Value]:
+def quantised_attention(b: Builder, c: NodeCall) -> list[Value]:
     """Attention whose product for queries, keys and values is of 8-bit integers."""
     whole = integer_product(b, c.x(0), c.opt(6), c.x(1), c.opt(7))
     return _projected(b, c, scaled_product(b, whole, c.x(3), c.x(4), c.x(2)), mask=5, past=8, bias=0)
 
 
 @rule("MultiHeadAttention", domain=DOMAIN)
-def multi_head_attention(b: Builder, c: Call) -> list[Value]:
+def multi_head_attention(b: Builder, c: NodeCall) -> list[Value]:
     """Attention over separate queries, keys and values, with masks, bias and past."""
     count = c.integer("num_heads")
     q, k, v, bias = c.x(0), c.opt(1), c.opt(2), c.opt(3)
@@ -162,7 +162,7 @@ def multi_head_attention(b: Builder, c: Call) -> list[Value]:
     return [_attend(b, c, heads, _mask(b, c, 4, heads), c.opt(5)), heads.k, heads.v]
 
 
-def _over_a_shared_buffer(b: Builder, c: Call, q: Value, new: tuple[Value, Value]) -> list[Value]:
+def _over_a_shared_buffer(b: Builder, c: NodeCall, q: Value, new: tuple[Value, Value]) -> list[Value]:
     """Attention over a past of fixed length, of which `past_sequence_length` rows are there already."""
     past, count = (c.x(6), c.x(7)), c.x(8)
     if c.opt(4) is not None or count.size != 1:
@@ -180,7 +180,7 @@ def _over_a_shared_buffer(b: Builder, c: Call, q: Value, new: tuple[Value, Value
 
 
 @rule("GroupQueryAttention", domain=DOMAIN)
-def group_query_attention(b: Builder, c: Call) -> list[Value]:
+def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
     """Attention of groups of heads that share keys, over a cache which the new keys are written into.
 
     The cache has as many rows as `total_sequence_length`, or the past where that has more. Where the total is
@@ -230,7 +230,7 @@ def group_query_attention(b: Builder, c: Call) -> list[Value]:
     return [_together(b, matmul(b, shares, v), count), k, v]
 
 
-def _refuse_of_groups(c: Call) -> None:
+def _refuse_of_groups(c: NodeCall) -> None:
     """Raise a refusal of what GroupQueryAttention may be given or asked for that is not compiled."""
     past = c.opt(3)
     if c.integer("sliding_window_cache"):
@@ -268,7 +268,7 @@ class _Cache:
         return self.new > 1 and self.last is not None
 
     @classmethod
-    def of(cls, b: Builder, c: Call, batch: int, new: int) -> _Cache:
+    def of(cls, b: Builder, c: NodeCall, batch: int, new: int) -> _Cache:
         """Return where the cache of a call is written, for requests that it is the cache of.
 
         ONNX Runtime refuses all others but those of a larger cache.
@@ -361,7 +361,7 @@ def _grouped_bias(b: Builder, bias: Value | None, scores: Value, few: int, askin
     return reshape(b, bias, [batch, few, group * asking, length])
 
 
-def _shares_beside_sinks(b: Builder, c: Call, scores: Value, group: int) -> Value:
+def _shares_beside_sinks(b: Builder, c: NodeCall, scores: Value, group: int) -> Value:
     """Return the softmax of scores, of which a score that nothing stands behind may take a share."""
     batch, few, asking, length = scores.shape
     sink = c.opt(11)
@@ -375,7 +375,7 @@ def _shares_beside_sinks(b: Builder, c: Call, scores: Value, group: int) -> Valu
 
 
 @rule("Attention")
-def attention_of_onnx(b: Builder, c: Call) -> list[Value]:
+def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
     """Attention of groups of heads, with scores capped before they are masked.
 
     Queries that attend to nothing give 0, as in ONNX Runtime; ONNX's evaluator gives NaN. Up to ONNX 1.20
@@ -434,7 +434,7 @@ def attention_of_onnx(b: Builder, c: Call) -> list[Value]:
     return [made, *kept, reshape(b, shown[mode], [batch, count, asking, total])]
 
 
-def _seen(b: Builder, c: Call, asking: int, total: int, past: int) -> Value | None:
+def _seen(b: Builder, c: NodeCall, asking: int, total: int, past: int) -> Value | None:
     """Return which keys each query of ONNX's Attention attends to, but for float masks; None: all."""
     found: list[Value] = []
     mask, filled = c.opt(3), c.opt(6)
@@ -492,7 +492,7 @@ def _all_ask(seen: Sequence[Array]) -> bool:
 
 
 @rule("RotaryEmbedding", domain=DOMAIN)
-def rotary_embedding(b: Builder, c: Call) -> Value:
+def rotary_embedding(b: Builder, c: NodeCall) -> Value:
     """Pairs of elements rotated by the angle of their position; other elements are unchanged."""
     if c.integer("is_packed_batching"):
         raise NodeRefused("its sequences are packed together; export it without that")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .arithmetic import plus
@@ -27,7 +27,7 @@ _LEAST_BLOCK = 16
 
 
 @rule("MatMulNBits", domain=DOMAIN)
-def matmul_few_bits(b: Builder, c: Call) -> Value:
+def matmul_few_bits(b: Builder, c: NodeCall) -> Value:
     """A product with constant weights of 2, 4 or 8 bits, which stay packed; its input is never quantised."""
     bits, block = c.integer("bits", 4), c.integer("block_size")
     terms, columns = c.integer("K"), c.integer("N")
@@ -58,7 +58,7 @@ def matmul_few_bits(b: Builder, c: Call) -> Value:
 
 
 @rule("GatherBlockQuantized", domain=DOMAIN)
-def gather_block_quantised(b: Builder, c: Call) -> Value:
+def gather_block_quantised(b: Builder, c: NodeCall) -> Value:
     """Slices of a constant table of 2, 4 or 8 bits, which stays packed; out of range they are zeros."""
     block, typed = c.integer("block_size", 128), c.x(0).dtype.name
     table, zero = _in_bytes(b, c.x(0)), c.opt(3) and _in_bytes(b, c.x(3))

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import RULES, Call, Result, normal_axis, rule
+from honed.tuner.frontend.call import RULES, NodeCall, Result, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import gelu_of, plus
@@ -35,7 +35,7 @@ _NEWEST = 13  # as which an operator is read whose inputs are those of this opse
 
 
 @rule("FusedMatMul", "TransposeMatMul", domain=DOMAIN)
-def fused_matmul(b: Builder, c: Call) -> Value:
+def fused_matmul(b: Builder, c: NodeCall) -> Value:
     """`alpha` * A' * B', with the axes of A and B permuted as ONNX Runtime's attributes say."""
     x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
@@ -43,7 +43,7 @@ def fused_matmul(b: Builder, c: Call) -> Value:
     return result if alpha == 1.0 else b("Mul", result, alpha)
 
 
-def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
+def _laid_out(b: Builder, c: NodeCall, x: Value, side: str) -> Value:
     order = list(range(x.rank))
     if c.integer(f"transBatch{side}") and x.rank > 2:
         order = [*order[1:-1], 0, order[-1]]
@@ -53,39 +53,39 @@ def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
 
 
 @rule("FusedGemm", domain=DOMAIN)
-def fused_gemm(b: Builder, c: Call) -> Value:
+def fused_gemm(b: Builder, c: NodeCall) -> Value:
     """Gemm, then an activation."""
     name = c.text("activation", "").lower()
     return activate(b, gemm(b, c), name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 
 
 @rule("Gelu", domain=DOMAIN)
-def gelu_microsoft(b: Builder, c: Call) -> Value:
+def gelu_microsoft(b: Builder, c: NodeCall) -> Value:
     """Gelu, by erf."""
     return gelu_of(b, c.x(), tanh=False)
 
 
 @rule("BiasGelu", domain=DOMAIN)
-def bias_gelu(b: Builder, c: Call) -> Value:
+def bias_gelu(b: Builder, c: NodeCall) -> Value:
     """Gelu of x + bias, by erf."""
     return gelu_of(b, b("Add", c.x(0), c.x(1)), tanh=False)
 
 
 @rule("FastGelu", domain=DOMAIN)
-def fast_gelu(b: Builder, c: Call) -> Value:
+def fast_gelu(b: Builder, c: NodeCall) -> Value:
     """Gelu of x (+ bias), by tanh."""
     return gelu_of(b, plus(b, c.x(), c.opt(1)), tanh=True)
 
 
 @rule("QuickGelu", domain=DOMAIN)
-def quick_gelu(b: Builder, c: Call) -> Value:
+def quick_gelu(b: Builder, c: NodeCall) -> Value:
     """`x` * sigmoid(alpha * x)."""
     x = c.x()
     return b("Mul", x, b("Sigmoid", b("Mul", x, c.number("alpha", 1.702))))
 
 
 @rule("FusedConv", domain=DOMAIN)
-def fused_conv(b: Builder, c: Call) -> Value:
+def fused_conv(b: Builder, c: NodeCall) -> Value:
     """Conv, plus an optional tensor, then an activation."""
     x, g = geometry(b, c, c.x(0), c.x(1))
     y = plus(b, channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3))
@@ -100,7 +100,7 @@ def fused_conv(b: Builder, c: Call) -> Value:
 
 
 @rule("SkipLayerNormalization", domain=DOMAIN)
-def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+def skip_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """Layer normalisation of the sum of two tensors (and a bias), along the last axis."""
     total = _skipped(b, c, 4)
     y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
@@ -108,7 +108,7 @@ def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     return [y, y, y, total]
 
 
-def _skipped(b: Builder, c: Call, bias: int) -> Value:
+def _skipped(b: Builder, c: NodeCall, bias: int) -> Value:
     """The sum of the first two inputs, and the one of number `bias`."""
     total = plus(b, c.x(0), c.x(1), c.opt(bias))
     if c.wants(1) or c.wants(2):
@@ -143,14 +143,14 @@ def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: 
 
 
 @rule("QLinearAdd", domain=DOMAIN)
-def qlinear_add(b: Builder, c: Call) -> Value:
+def qlinear_add(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
     return quantised(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
 
 
 @rule("QLinearMul", domain=DOMAIN)
-def qlinear_multiply(b: Builder, c: Call) -> Value:
+def qlinear_multiply(b: Builder, c: NodeCall) -> Value:
     """The product of integers minus their zero points, scaled and quantised again."""
     x, y = (single(b, less_zero(b, c.x(i), c.opt(i + 2))) for i in (0, 3))
     scale = b("Div", b("Mul", c.x(1), c.x(4)), c.x(6))
@@ -158,7 +158,7 @@ def qlinear_multiply(b: Builder, c: Call) -> Value:
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", domain=DOMAIN)
-def qlinear_unary(b: Builder, c: Call) -> Value:
+def qlinear_unary(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     name = c.op.removeprefix("QLinear").lower()
@@ -167,7 +167,7 @@ def qlinear_unary(b: Builder, c: Call) -> Value:
 
 
 @rule("QLinearGlobalAveragePool", domain=DOMAIN)
-def qlinear_global_average(b: Builder, c: Call) -> Value:
+def qlinear_global_average(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     first = 1 if c.integer("channels_last") else 2
@@ -176,7 +176,7 @@ def qlinear_global_average(b: Builder, c: Call) -> Value:
 
 
 @rule("QLinearConcat", domain=DOMAIN)
-def qlinear_concat(b: Builder, c: Call) -> Value:
+def qlinear_concat(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     parts = [real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
     axis = normal_axis(c.integer("axis"), parts[0].rank)
@@ -184,13 +184,13 @@ def qlinear_concat(b: Builder, c: Call) -> Value:
 
 
 @rule("DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Range", "Trilu", domain=DOMAIN)
-def as_in_onnx(b: Builder, c: Call) -> Result:
+def as_in_onnx(b: Builder, c: NodeCall) -> Result:
     """ONNX's operator of the same name."""
     return RULES["", c.op](b, replace(c, domain="", opset=_NEWEST))
 
 
 @rule("Pad", domain=DOMAIN)
-def pad_microsoft(b: Builder, c: Call) -> Value:
+def pad_microsoft(b: Builder, c: NodeCall) -> Value:
     """ONNX's Pad; the amounts may also be a row of a matrix."""
     amounts = b.constant(c.const(1, "pads").reshape(-1))
     call = replace(c, domain="", opset=_NEWEST, inputs=(c.x(0), amounts, *c.inputs[2:]))
@@ -198,14 +198,14 @@ def pad_microsoft(b: Builder, c: Call) -> Value:
 
 
 @rule("ExpandDims", domain=DOMAIN)
-def expand_dims(b: Builder, c: Call) -> Value:
+def expand_dims(b: Builder, c: NodeCall) -> Value:
     """Insert a dimension of size 1."""
     x = c.x(0)
     return with_axis(b, x, normal_axis(c.numbers(1, "axis")[0], x.rank + 1))
 
 
 @rule("MatMulInteger16", domain=DOMAIN)
-def matmul_integer_16(b: Builder, c: Call) -> Value:
+def matmul_integer_16(b: Builder, c: NodeCall) -> Value:
     """A product of 16-bit integers in int32."""
     return matmul(b, widened(b, c.x(0), None, 0), widened(b, c.x(1), None, 0))
 
@@ -219,7 +219,7 @@ def _channels_last(b: Builder, x: Value) -> Value:
 
 
 @rule("QLinearConv", domain=DOMAIN)
-def quantised_conv(b: Builder, c: Call) -> Value:
+def quantised_conv(b: Builder, c: NodeCall) -> Value:
     """ONNX's QLinearConv; channels may be the last axis."""
     if not c.integer("channels_last"):
         return qlinear_conv(b, c)
@@ -228,14 +228,14 @@ def quantised_conv(b: Builder, c: Call) -> Value:
 
 
 @rule("NhwcMaxPool", domain=DOMAIN)
-def max_pool_channels_last(b: Builder, c: Call) -> Value:
+def max_pool_channels_last(b: Builder, c: NodeCall) -> Value:
     """ONNX's MaxPool with channels on the last axis."""
     call = replace(c, domain="", opset=_NEWEST, inputs=(_channels_first(b, c.x(0)),))
     return _channels_last(b, max_pool(b, call)[0])
 
 
 @rule("QLinearWhere", domain=DOMAIN)
-def qlinear_where(b: Builder, c: Call) -> Value:
+def qlinear_where(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.x(i + 2)) for i in (1, 4))
     chosen = b("Where", b("Cast", c.x(0), to=TensorProto.BOOL), x, y)
@@ -243,7 +243,7 @@ def qlinear_where(b: Builder, c: Call) -> Value:
 
 
 @rule("MatMulIntegerToFloat", domain=DOMAIN)
-def matmul_integer_to_float(b: Builder, c: Call) -> Value:
+def matmul_integer_to_float(b: Builder, c: NodeCall) -> Value:
     """A product of 8-bit integers in int32, scaled to float32, plus a bias."""
     for index in (2, 4):
         given = c.opt(index)
@@ -254,14 +254,14 @@ def matmul_integer_to_float(b: Builder, c: Call) -> Value:
 
 
 @rule("DynamicQuantizeMatMul", domain=DOMAIN)
-def dynamic_quantize_matmul(b: Builder, c: Call) -> Value:
+def dynamic_quantize_matmul(b: Builder, c: NodeCall) -> Value:
     """The input quantised by its own range, a product of integers, scaled to float32, plus a bias."""
     x, scale, zero = dynamically_quantised(b, c.x(0))
     return scaled_product(b, integer_product(b, x, zero, c.x(1), c.opt(3)), scale, c.x(2), c.opt(4))
 
 
 @rule("QGemm", domain=DOMAIN)
-def quantised_gemm(b: Builder, c: Call) -> Value:
+def quantised_gemm(b: Builder, c: NodeCall) -> Value:
     """A product of 8-bit integers plus an int32 bias, scaled; quantised if an output scale is given."""
     x, y = widened(b, c.x(0), c.opt(2), 0), c.x(3)
     wide = widened(b, y, c.opt(5), 0 if c.integer("transB") else 1)
@@ -275,7 +275,7 @@ def quantised_gemm(b: Builder, c: Call) -> Value:
 
 
 @rule("QLinearAveragePool", domain=DOMAIN)
-def qlinear_average_pool(b: Builder, c: Call) -> Value:
+def qlinear_average_pool(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     x = _channels_first(b, x) if c.integer("channels_last") else x
@@ -285,7 +285,7 @@ def qlinear_average_pool(b: Builder, c: Call) -> Value:
 
 
 @rule("QLinearSoftmax", domain=DOMAIN)
-def qlinear_softmax(b: Builder, c: Call) -> Value:
+def qlinear_softmax(b: Builder, c: NodeCall) -> Value:
     """Computed in float32 on dequantised tensors, then quantised again."""
     x = real(b, c.x(0), c.x(1), c.opt(2))
     axis = normal_axis(c.integer("axis", -1), x.rank)
@@ -301,7 +301,7 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
 
 
 @rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
-def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
+def skip_root_mean_square(b: Builder, c: NodeCall) -> list[Value]:
     """The sum of two tensors (and a bias) over its root mean square along the last axis."""
     total = _skipped(b, c, 3)
     wide = single(b, total)
@@ -313,20 +313,22 @@ def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("EmbedLayerNormalization", domain=DOMAIN)
-def embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+def embed_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """The sum of embeddings of words, positions and segments, normalised along the last axis."""
     return _embedded(b, c, [c.x(2), c.x(3), c.opt(4), c.x(5), c.x(6)], c.opt(8))
 
 
 @rule("QEmbedLayerNormalization", domain=DOMAIN)
-def quantised_embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+def quantised_embed_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """EmbedLayerNormalization whose tables are of 8-bit integers."""
     tables = [real(b, c.x(i), c.x(i + 6), c.x(i + 11)) for i in (2, 3, 5, 6)]
     segments = None if c.opt(4) is None else real(b, c.x(4), c.x(10), c.x(15))
     return _embedded(b, c, [*tables[:2], segments, *tables[2:]], None)
 
 
-def _embedded(b: Builder, c: Call, tables: Sequence[Value | None], positions: Value | None) -> list[Value]:
+def _embedded(
+    b: Builder, c: NodeCall, tables: Sequence[Value | None], positions: Value | None
+) -> list[Value]:
     """`tables` are of words, positions and segments, which may be left out; then come gamma and beta."""
     words, segments, mask = c.x(0), c.opt(1), c.opt(7)
     of_words, of_positions, of_segments, gamma, beta = tables

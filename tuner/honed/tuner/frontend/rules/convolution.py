@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import backwards, cut, pad, pad_axis, reshape, transpose, with_axis
@@ -16,7 +16,7 @@ from .layout import backwards, cut, pad, pad_axis, reshape, transpose, with_axis
 MAX_SPATIAL = 3
 
 
-def window(c: Call, name: str, spatial: int, default: int = 1) -> list[int]:
+def window(c: NodeCall, name: str, spatial: int, default: int = 1) -> list[int]:
     """A per-axis attribute such as strides, or its default."""
     found = c.ints(name) or [default] * spatial
     if len(found) != spatial or min(found) < 0 or (name != "output_padding" and min(found) < 1):
@@ -24,14 +24,18 @@ def window(c: Call, name: str, spatial: int, default: int = 1) -> list[int]:
     return found
 
 
-def explicit_pads(c: Call, spatial: int) -> list[int]:
+def explicit_pads(c: NodeCall, spatial: int) -> list[int]:
     """The `pads` attribute, zeros where there is none or `auto_pad` is VALID."""
     given = None if c.text("auto_pad", "NOTSET") == "VALID" else c.ints("pads")
     return given or [0] * (2 * spatial)
 
 
 def spatial_pads(
-    c: Call, extents: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    c: NodeCall,
+    extents: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
 ) -> tuple[list[int], list[int]]:
     """Padding before and after each spatial axis, `auto_pad` resolved as ONNX says."""
     spatial = len(extents)
@@ -108,7 +112,7 @@ def _spatial(x: Value, w: Value) -> int:
     return x.rank - 2
 
 
-def geometry(b: Builder, c: Call, x: Value, w: Value) -> tuple[Value, Geometry]:
+def geometry(b: Builder, c: NodeCall, x: Value, w: Value) -> tuple[Value, Geometry]:
     """The call's attributes resolved; negative padding is cut from `x`, which is returned too."""
     spatial = _spatial(x, w)
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
@@ -147,14 +151,14 @@ def channel_bias(b: Builder, y: Value, bias: Value | None) -> Value:
 
 
 @rule("Conv")
-def conv(b: Builder, c: Call) -> Value:
+def conv(b: Builder, c: NodeCall) -> Value:
     """Convolution of one to three spatial dimensions."""
     x, g = geometry(b, c, c.x(0), c.x(1))
     return channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2))
 
 
 @rule("ConvTranspose")
-def conv_transpose(b: Builder, c: Call) -> Value:
+def conv_transpose(b: Builder, c: NodeCall) -> Value:
     """Transposed convolution of one to three spatial dimensions."""
     x, w = c.x(0), c.x(1)
     spatial = _spatial(x, w)
@@ -191,7 +195,7 @@ def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 
 
 def _transposed_pads(
-    c: Call, extents: Sequence[int], reach: list[int], strides: list[int], extra: list[int]
+    c: NodeCall, extents: Sequence[int], reach: list[int], strides: list[int], extra: list[int]
 ) -> tuple[list[int], list[int]]:
     """What is cut off the full output; from `output_shape` or `auto_pad` where they are given."""
     spatial, mode = len(extents), c.text("auto_pad", "NOTSET")

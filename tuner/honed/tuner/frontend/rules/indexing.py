@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
 
 from .layout import along, cut, expand, pad, pick, reshape, strides_of, transpose, with_axis
@@ -56,7 +56,7 @@ def flat_gather(b: Builder, data: Value, places: Value) -> Value:
 
 
 @rule("Gather")
-def gather(b: Builder, c: Call) -> Value:
+def gather(b: Builder, c: NodeCall) -> Value:
     """Slices at indices along an axis; one constant index is a slice."""
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
@@ -89,7 +89,7 @@ def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
 
 
 @rule("GatherElements")
-def gather_elements_rule(b: Builder, c: Call) -> Value:
+def gather_elements_rule(b: Builder, c: NodeCall) -> Value:
     """One element for each index."""
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
@@ -97,7 +97,7 @@ def gather_elements_rule(b: Builder, c: Call) -> Value:
 
 
 @rule("GatherND")
-def gather_nd(b: Builder, c: Call) -> Value:
+def gather_nd(b: Builder, c: NodeCall) -> Value:
     """Slices at tuples of indices, after `batch_dims` shared axes."""
     x, indices, batch = c.x(0), c.x(1), c.integer("batch_dims")
     depth = indices.shape[-1]
@@ -129,7 +129,7 @@ def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
 
 
 @rule("Scatter", "ScatterElements")
-def scatter_elements_rule(b: Builder, c: Call) -> Value:
+def scatter_elements_rule(b: Builder, c: NodeCall) -> Value:
     """Updates along an axis."""
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
@@ -163,7 +163,7 @@ def scatter_elements(
 
 
 @rule("ScatterND")
-def scatter_nd(b: Builder, c: Call) -> Value:
+def scatter_nd(b: Builder, c: NodeCall) -> Value:
     """Slices written (or added, ...) at tuples of indices."""
     x, indices, updates = c.x(0), c.x(1), c.x(2)
     depth, reduction = indices.shape[-1], c.text("reduction", "none")
@@ -237,7 +237,7 @@ def _reduction(x: Value, name: str) -> tuple[float, str, str]:
 
 
 @rule("OneHot")
-def one_hot(b: Builder, c: Call) -> Value:
+def one_hot(b: Builder, c: NodeCall) -> Value:
     """Each index compared with every position; an index out of range matches none."""
     indices, values = c.x(0), c.x(2)
     (depth, *_) = c.numbers(1, "depth")
@@ -251,7 +251,7 @@ def one_hot(b: Builder, c: Call) -> Value:
 
 
 @rule("TopK")
-def top_k(b: Builder, c: Call) -> list[Value]:
+def top_k(b: Builder, c: NodeCall) -> list[Value]:
     """The best elements in order; ties go to the lower index, and NaN counts as the worst number."""
     x = c.x()
     axis = normal_axis(c.integer("axis", -1), x.rank)
@@ -305,7 +305,7 @@ def _best_places(b: Builder, rows: Value, count: int, *, largest: bool) -> Value
 
 
 @rule("CumSum", "CumProd")
-def running_total(b: Builder, c: Call) -> Value:
+def running_total(b: Builder, c: NodeCall) -> Value:
     """Sums, or products, of all elements up to each."""
     x = c.x()
     axis = normal_axis(c.numbers(1, "axis")[0], x.rank)
@@ -335,7 +335,7 @@ def running_total(b: Builder, c: Call) -> Value:
 
 
 @rule("ReverseSequence")
-def reverse_sequence(b: Builder, c: Call) -> Value:
+def reverse_sequence(b: Builder, c: NodeCall) -> Value:
     """The first `sequence_lens[i]` steps of each sequence, reversed."""
     x, lengths = c.x(0), c.x(1)
     time, batch = normal_axis(c.integer("time_axis"), x.rank), normal_axis(c.integer("batch_axis", 1), x.rank)
@@ -352,7 +352,7 @@ def reverse_sequence(b: Builder, c: Call) -> Value:
 
 
 @rule("Compress")
-def compress(b: Builder, c: Call) -> Value:
+def compress(b: Builder, c: NodeCall) -> Value:
     """Slices selected by a constant mask."""
     x = c.x()
     chosen = np.flatnonzero(c.const(1, "condition")).astype(np.int64)
@@ -363,13 +363,13 @@ def compress(b: Builder, c: Call) -> Value:
 
 
 @rule("NonZero", "Unique", "NonMaxSuppression")
-def shaped_by_values(b: Builder, c: Call) -> Value:
+def shaped_by_values(b: Builder, c: NodeCall) -> Value:
     """Refused: the number of results depends on values."""
     raise NodeRefused(_VALUES)
 
 
 @rule("Range")
-def value_range(b: Builder, c: Call) -> Value:
+def value_range(b: Builder, c: NodeCall) -> Value:
     """A constant; refused if the number of results depends on values."""
     values = [c.x(i).data for i in range(3)]
     if any(v is None or v.size != 1 for v in values):
@@ -382,7 +382,7 @@ def value_range(b: Builder, c: Call) -> Value:
 
 
 @rule("TensorScatter")
-def tensor_scatter(b: Builder, c: Call) -> Value:
+def tensor_scatter(b: Builder, c: NodeCall) -> Value:
     """Rows of a cache replaced, from a given position for each sample."""
     cache, update, start = c.x(0), c.x(1), c.opt(2)
     axis = normal_axis(c.integer("axis", -2), cache.rank)

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
@@ -96,7 +96,7 @@ def pad_axis(b: Builder, x: Value, axis: int, before: int, after: int) -> Value:
 
 
 @rule("Reshape")
-def reshape_rule(b: Builder, c: Call) -> Value:
+def reshape_rule(b: Builder, c: NodeCall) -> Value:
     """A constant shape, with -1 and 0 resolved."""
     x = c.x()
     wanted = c.ints("shape") if c.opset < 5 else c.numbers(1, "shape")
@@ -116,13 +116,13 @@ def reshape_rule(b: Builder, c: Call) -> Value:
     return reshape(b, x, wanted)
 
 
-def given_axes(c: Call, since: int) -> list[int] | None:
+def given_axes(c: NodeCall, since: int) -> list[int] | None:
     """Axes as an attribute before opset `since`, as input 1 after; None where not given."""
     return c.ints("axes") if c.opset < since else c.opt_numbers(1, "axes")
 
 
 @rule("Squeeze")
-def squeeze(b: Builder, c: Call) -> Value:
+def squeeze(b: Builder, c: NodeCall) -> Value:
     """Drop dimensions of size 1."""
     x, axes = c.x(), given_axes(c, 13)
     ones = [i for i, d in enumerate(x.shape) if d == 1]
@@ -133,7 +133,7 @@ def squeeze(b: Builder, c: Call) -> Value:
 
 
 @rule("Unsqueeze")
-def unsqueeze(b: Builder, c: Call) -> Value:
+def unsqueeze(b: Builder, c: NodeCall) -> Value:
     """Insert dimensions of size 1."""
     x, axes = c.x(), given_axes(c, 13) or []
     rank = x.rank + len(axes)
@@ -145,14 +145,14 @@ def unsqueeze(b: Builder, c: Call) -> Value:
 
 
 @rule("Flatten")
-def flatten(b: Builder, c: Call) -> Value:
+def flatten(b: Builder, c: NodeCall) -> Value:
     """Two dimensions, split at an axis."""
     x = c.x()
     return flattened(b, x, normal_axis(c.integer("axis", 1), x.rank, end=True))
 
 
 @rule("Transpose")
-def transpose_rule(b: Builder, c: Call) -> Value:
+def transpose_rule(b: Builder, c: NodeCall) -> Value:
     """Permuted axes; reversed by default."""
     x = c.x()
     perm = c.ints("perm") or list(reversed(range(x.rank)))
@@ -162,7 +162,7 @@ def transpose_rule(b: Builder, c: Call) -> Value:
 
 
 @rule("Shape")
-def shape(b: Builder, c: Call) -> Value:
+def shape(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     dims = list(c.x().shape)
     end = c.attrs.get("end")
@@ -170,20 +170,20 @@ def shape(b: Builder, c: Call) -> Value:
 
 
 @rule("Size")
-def size(b: Builder, c: Call) -> Value:
+def size(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     return b.constant(np.array(c.x().size, np.int64))
 
 
 @rule("Concat")
-def concat(b: Builder, c: Call) -> Value:
+def concat(b: Builder, c: NodeCall) -> Value:
     """Concatenation along an axis."""
     parts = c.tensors()
     return join(b, parts, normal_axis(c.integer("axis", 1), parts[0].rank))
 
 
 @rule("Split")
-def split(b: Builder, c: Call) -> list[Value]:
+def split(b: Builder, c: NodeCall) -> list[Value]:
     """Slices."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
@@ -205,7 +205,7 @@ def pieces(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> list[Value]
 
 
 @rule("Slice")
-def slice_rule(b: Builder, c: Call) -> Value:
+def slice_rule(b: Builder, c: NodeCall) -> Value:
     """A slice with constant starts, ends, axes and steps, clamped to the shape."""
     x = c.x()
     if c.opset < 10:
@@ -239,7 +239,7 @@ def _clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
 
 
 @rule("Expand")
-def expand_rule(b: Builder, c: Call) -> Value:
+def expand_rule(b: Builder, c: NodeCall) -> Value:
     """Bidirectional broadcasting to a shape."""
     x = c.x()
     wanted = c.numbers(1, "shape")
@@ -250,7 +250,7 @@ def expand_rule(b: Builder, c: Call) -> Value:
 
 
 @rule("Tile")
-def tile(b: Builder, c: Call) -> Value:
+def tile(b: Builder, c: NodeCall) -> Value:
     """A new axis before each repeated one, broadcast, and merged."""
     x = c.x()
     if c.opset < 6:
@@ -265,7 +265,7 @@ def tile(b: Builder, c: Call) -> Value:
 
 
 @rule("Constant")
-def constant(b: Builder, c: Call) -> Value:
+def constant(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     name, given = next(iter(c.attrs.items()), ("", None))
     if name == "value":
@@ -278,7 +278,7 @@ def constant(b: Builder, c: Call) -> Value:
 
 
 @rule("ConstantOfShape")
-def constant_of_shape(b: Builder, c: Call) -> Value:
+def constant_of_shape(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     dims = c.numbers(0, "shape")
     value = numpy_helper.to_array(c.attrs["value"]) if "value" in c.attrs else np.zeros(1, np.float32)
@@ -286,7 +286,7 @@ def constant_of_shape(b: Builder, c: Call) -> Value:
 
 
 @rule("EyeLike")
-def eye_like(b: Builder, c: Call) -> Value:
+def eye_like(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     x = c.x()
     if x.rank != 2:
@@ -296,7 +296,7 @@ def eye_like(b: Builder, c: Call) -> Value:
 
 
 @rule("Trilu")
-def trilu(b: Builder, c: Call) -> Value:
+def trilu(b: Builder, c: NodeCall) -> Value:
     """A constant mask over the last two axes."""
     x = c.x()
     (diagonal, *_) = c.opt_numbers(1, "k") or [0]
@@ -306,7 +306,7 @@ def trilu(b: Builder, c: Call) -> Value:
 
 
 @rule("DepthToSpace", "SpaceToDepth")
-def depth_space(b: Builder, c: Call) -> Value:
+def depth_space(b: Builder, c: NodeCall) -> Value:
     """Blocks between channels and space, by reshape and transpose (ONNX's definitions)."""
     x, block = c.x(), c.integer("blocksize")
     if x.rank != 4 or block < 1:
@@ -324,7 +324,7 @@ def depth_space(b: Builder, c: Call) -> Value:
 
 
 @rule("Pad")
-def pad_rule(b: Builder, c: Call) -> Value:
+def pad_rule(b: Builder, c: NodeCall) -> Value:
     """Pad for constants; gathers along each axis for other modes; slices for negative amounts."""
     x = c.x()
     before, after = _amounts(c, x.rank)
@@ -343,7 +343,7 @@ def pad_rule(b: Builder, c: Call) -> Value:
     return x
 
 
-def _constant_pad(b: Builder, c: Call, x: Value, before: list[int], after: list[int]) -> Value:
+def _constant_pad(b: Builder, c: NodeCall, x: Value, before: list[int], after: list[int]) -> Value:
     fill: Value | None = b.like(c.number("value", 0.0), x) if c.opset < 11 else c.opt(2)
     if fill is None:
         fill = b.like(0, x)
@@ -360,7 +360,7 @@ def _constant_pad(b: Builder, c: Call, x: Value, before: list[int], after: list[
     return b("Where", outside, scalar, b("Pad", x, amounts, b.like(0, x)))
 
 
-def _amounts(c: Call, rank: int) -> tuple[list[int], list[int]]:
+def _amounts(c: NodeCall, rank: int) -> tuple[list[int], list[int]]:
     given = c.ints("pads" if c.opset >= 2 else "paddings") if c.opset < 11 else c.numbers(1, "pads")
     wanted = c.opt_numbers(3, "axes") if c.opset >= 18 else None
     axes = [normal_axis(a, rank) for a in (range(rank) if wanted is None else wanted)]
@@ -389,7 +389,7 @@ def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
 
 
 @rule("CenterCropPad")
-def center_crop_pad(b: Builder, c: Call) -> Value:
+def center_crop_pad(b: Builder, c: NodeCall) -> Value:
     """Each axis cropped or padded around its centre to a constant size."""
     x = c.x()
     sizes = c.numbers(1, "shape")

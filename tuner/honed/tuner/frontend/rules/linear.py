@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import expand, reshape, transpose
@@ -22,13 +22,13 @@ def matmul(b: Builder, x: Value, y: Value) -> Value:
 
 
 @rule("MatMul")
-def matmul_rule(b: Builder, c: Call) -> Value:
+def matmul_rule(b: Builder, c: NodeCall) -> Value:
     """A matrix product."""
     return matmul(b, c.x(0), c.x(1))
 
 
 @rule("Gemm")
-def gemm(b: Builder, c: Call) -> Value:
+def gemm(b: Builder, c: NodeCall) -> Value:
     """`alpha` * A' * B' + beta * C; alpha and beta are folded into constant operands."""
     x, y, bias = c.x(0), c.x(1), c.opt(2)
     x = transpose(b, x, [1, 0]) if c.integer("transA") else x
@@ -45,7 +45,7 @@ def gemm(b: Builder, c: Call) -> Value:
 
 
 @rule("Einsum")
-def einsum(b: Builder, c: Call) -> Value:
+def einsum(b: Builder, c: NodeCall) -> Value:
     """Pairwise products: transposes, one matrix product and a reshape."""
     equation = c.text("equation", "").replace(" ", "")
     operands = c.tensors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
 from .arithmetic import mixed
@@ -16,7 +16,7 @@ TRAINING, CLASSIC = "ai.onnx.preview.training", "ai.onnx.ml"
 _Step = Callable[[Value, Value, Value, Value, Sequence[Value]], Sequence[Value]]
 
 
-def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
+def _each(b: Builder, c: NodeCall, states: int, step: _Step) -> list[Value]:
     """The step for every tensor: all new tensors, then all new states of each kind."""
     rate, count, tensors = c.x(0), c.x(1), c.tensors()[2:]
     n = len(tensors) // (2 + states)
@@ -32,7 +32,7 @@ def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
 
 
 @rule("Adagrad", domain=TRAINING)
-def adagrad(b: Builder, c: Call) -> list[Value]:
+def adagrad(b: Builder, c: NodeCall) -> list[Value]:
     """Gradients divided by the root of the sum of their squares."""
 
     def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
@@ -46,7 +46,7 @@ def adagrad(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("Momentum", domain=TRAINING)
-def momentum(b: Builder, c: Call) -> list[Value]:
+def momentum(b: Builder, c: NodeCall) -> list[Value]:
     """Gradients accumulated over steps, plain or by Nesterov's rule."""
     mode = c.text("mode", "standard")
 
@@ -62,7 +62,7 @@ def momentum(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("Adam", domain=TRAINING)
-def adam(b: Builder, c: Call) -> list[Value]:
+def adam(b: Builder, c: NodeCall) -> list[Value]:
     """Running means of gradients and their squares, corrected for the initial bias."""
     alpha, beta = c.number("alpha", 0.9), c.number("beta", 0.999)
     if "epsilon" not in c.attrs:
@@ -85,14 +85,14 @@ def adam(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("Binarizer", domain=CLASSIC)
-def binarizer(b: Builder, c: Call) -> Value:
+def binarizer(b: Builder, c: NodeCall) -> Value:
     """1 above the threshold, else 0."""
     x = c.x()
     return b("Cast", b("Less", c.number("threshold", 0.0), x), to=elem_type(x.dtype))
 
 
 @rule("ArrayFeatureExtractor", domain=CLASSIC)
-def extract(b: Builder, c: Call) -> Value:
+def extract(b: Builder, c: NodeCall) -> Value:
     """Elements along the last axis, by indices."""
     x, places = c.x(0), c.x(1)
     b.rely(places, 0, x.shape[-1] - 1, "numbers of features")

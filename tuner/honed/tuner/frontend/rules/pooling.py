@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .convolution import MAX_SPATIAL, explicit_pads, spatial_pads, taps, window
@@ -34,7 +34,7 @@ class Window:
     outputs: list[int]
 
 
-def _window(c: Call, x: Value) -> Window:
+def _window(c: NodeCall, x: Value) -> Window:
     spatial = x.rank - 2
     if not 1 <= spatial <= MAX_SPATIAL:
         raise NodeRefused(f"it pools a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
@@ -70,7 +70,7 @@ def _pooled(b: Builder, op: str, x: Value, w: Window, **attrs: int) -> Value:
 
 
 @rule("MaxPool")
-def max_pool(b: Builder, c: Call) -> list[Value]:
+def max_pool(b: Builder, c: NodeCall) -> list[Value]:
     """MaxPool with explicit padding; unrolled for indices or integers."""
     x = c.x()
     w = _window(c, x)
@@ -115,12 +115,12 @@ def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
 
 
 @rule("AveragePool")
-def average_pool(b: Builder, c: Call) -> Value:
+def average_pool(b: Builder, c: NodeCall) -> Value:
     """AveragePool, corrected by the number of elements in each window."""
     return averaged(b, c, c.x(), counted=bool(c.integer("count_include_pad")) and c.opset >= 7)
 
 
-def averaged(b: Builder, c: Call, x: Value, *, counted: bool) -> Value:
+def averaged(b: Builder, c: NodeCall, x: Value, *, counted: bool) -> Value:
     """Averages over the call's windows of `x`; `counted` padding is among what is divided by."""
     w = _window(c, x)
     total = _average(b, x, w)
@@ -152,7 +152,7 @@ def _counts(x: Value, w: Window, *, padding: bool) -> Array:
 
 
 @rule("LpPool")
-def lp_pool(b: Builder, c: Call) -> Value:
+def lp_pool(b: Builder, c: NodeCall) -> Value:
     """The p-norm of each window: powers, a sum and a root."""
     x, order = c.x(), c.integer("p", 2)
     w = _window(c, x)
@@ -163,14 +163,14 @@ def lp_pool(b: Builder, c: Call) -> Value:
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool")
-def global_pool(b: Builder, c: Call) -> Value:
+def global_pool(b: Builder, c: NodeCall) -> Value:
     """A reduction over the spatial axes."""
     op = "ReduceMean" if c.op == "GlobalAveragePool" else "ReduceMax"
     return reduce(b, op, c.x(), list(range(2, c.x().rank)))
 
 
 @rule("GlobalLpPool")
-def global_lp_pool(b: Builder, c: Call) -> Value:
+def global_lp_pool(b: Builder, c: NodeCall) -> Value:
     """The p-norm over the spatial axes."""
     x, order = c.x(), c.integer("p", 2)
     total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), order), list(range(2, x.rank)))
@@ -178,7 +178,7 @@ def global_lp_pool(b: Builder, c: Call) -> Value:
 
 
 @rule("MaxUnpool")
-def max_unpool(b: Builder, c: Call) -> Value:
+def max_unpool(b: Builder, c: NodeCall) -> Value:
     """Elements written back where a MaxPool found them, zeros elsewhere."""
     x, places = c.x(0), c.x(1)
     spatial = x.rank - 2

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 from .arithmetic import plus
@@ -72,13 +72,13 @@ def scaled_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, b
 
 
 @rule("MatMulInteger")
-def matmul_integer(b: Builder, c: Call) -> Value:
+def matmul_integer(b: Builder, c: NodeCall) -> Value:
     """A product of 8-bit integers in int32."""
     return integer_product(b, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
 @rule("QLinearMatMul")
-def qlinear_matmul(b: Builder, c: Call) -> Value:
+def qlinear_matmul(b: Builder, c: NodeCall) -> Value:
     """Integer product, scaled and rounded to the type of the output."""
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
     if z_zero.dtype.kind == "i" and z_scale.data is None:
@@ -115,12 +115,14 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 
 
 @rule("ConvInteger")
-def conv_integer(b: Builder, c: Call) -> Value:
+def conv_integer(b: Builder, c: NodeCall) -> Value:
     """Convolution of 8-bit integers in int32; padding has the value of the zero point."""
     return _convolved(b, c, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
-def _convolved(b: Builder, c: Call, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None) -> Value:
+def _convolved(
+    b: Builder, c: NodeCall, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None
+) -> Value:
     """The convolution in int32 that a call's attributes describe, of integers with their zero points."""
     cut_x, g = geometry(b, c, x, w)
     made = _signed_convolution(b, cut_x, x_zero, w, w_zero, g)
@@ -130,7 +132,7 @@ def _convolved(b: Builder, c: Call, x: Value, x_zero: Value | None, w: Value, w_
 
 
 @rule("QLinearConv")
-def qlinear_conv(b: Builder, c: Call) -> Value:
+def qlinear_conv(b: Builder, c: NodeCall) -> Value:
     """Integer convolution, scaled and rounded to the type of the output."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
     total = channel_bias(b, _convolved(b, c, x, x_zero, w, w_zero), c.opt(8))
@@ -140,7 +142,7 @@ def qlinear_conv(b: Builder, c: Call) -> Value:
     return requantise(b, b("Mul", single(b, total), scale), y_zero)
 
 
-def _placed(b: Builder, c: Call, v: Value, x: Value) -> Value:
+def _placed(b: Builder, c: NodeCall, v: Value, x: Value) -> Value:
     """A scale or zero point laid out to broadcast over `x`: one number, one per slice, or one per block."""
     if v.size == 1 and c.integer("block_size") == 0:
         return reshape(b, v, [])
@@ -159,7 +161,7 @@ def _integer_type(dtype: np.dtype[np.generic]) -> None:
 
 
 @rule("QuantizeLinear")
-def quantize(b: Builder, c: Call) -> Value:
+def quantize(b: Builder, c: NodeCall) -> Value:
     """round(x / scale) + zero point, saturated."""
     x, scale, zero = c.x(0), c.x(1), c.opt(2)
     to = numpy_dtype(c.integer("output_dtype") or TensorProto.UINT8) if zero is None else zero.dtype
@@ -170,7 +172,7 @@ def quantize(b: Builder, c: Call) -> Value:
 
 
 @rule("DequantizeLinear")
-def dequantize(b: Builder, c: Call) -> Value:
+def dequantize(b: Builder, c: NodeCall) -> Value:
     """(x - zero point) * scale."""
     x, scale, zero = c.x(0), c.x(1), c.opt(2)
     _integer_type(x.dtype)
@@ -183,7 +185,7 @@ def dequantize(b: Builder, c: Call) -> Value:
 
 
 @rule("DynamicQuantizeLinear")
-def dynamic_quantize(b: Builder, c: Call) -> list[Value]:
+def dynamic_quantize(b: Builder, c: NodeCall) -> list[Value]:
     """Scale and zero point from the range of the data and 0 (ONNX's definition)."""
     return list(dynamically_quantised(b, c.x()))
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .arithmetic import hard_sigmoid, plus, softplus, softsign
@@ -102,7 +102,7 @@ class RecurrentState:
     c: Value | None = None
 
 
-Step = Callable[[Builder, Call, Direction, Value, RecurrentState], RecurrentState]
+Step = Callable[[Builder, NodeCall, Direction, Value, RecurrentState], RecurrentState]
 
 
 def _gates(b: Builder, x: Value, count: int) -> list[Value]:
@@ -115,7 +115,7 @@ def _recurrent(b: Builder, d: Direction, h: Value | None) -> Value | None:
     return None if h is None else d.r.product(b, h)
 
 
-def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
+def lstm_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives to the gates i, o, f, c, biases within."""
     f, g, h = d.activations
     gate_i, gate_o, gate_f, gate_c = _gates(b, plus(b, x, _recurrent(b, d, state.h)), 4)
@@ -132,7 +132,7 @@ def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSt
     return RecurrentState(b("Mul", f(b, seen(gate_o, peep_o, cell)), h(b, cell)), cell)
 
 
-def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
+def gru_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives to the gates z, r, h, its biases within."""
     f, g = d.activations
     x_z, x_r, x_h = _gates(b, x, 3)
@@ -155,7 +155,7 @@ def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSta
     return RecurrentState(made if state.h is None else b("Add", made, b("Mul", z, state.h)))
 
 
-def rnn_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
+def rnn_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives, biases within."""
     return RecurrentState(d.activations[0](b, plus(b, x, _recurrent(b, d, state.h))))
 
@@ -178,13 +178,13 @@ LAYERS = {
 
 
 @rule("LSTM", "GRU", "RNN")
-def recurrence(b: Builder, c: Call) -> list[Value]:
+def recurrence(b: Builder, c: NodeCall) -> list[Value]:
     """Unrolled, up to 64 steps; one product multiplies the inputs of all steps."""
     return _unrolled(b, c, LAYERS[c.op])
 
 
 @rule("DynamicQuantizeLSTM", domain="com.microsoft")
-def dynamic_quantize_lstm(b: Builder, c: Call) -> list[Value]:
+def dynamic_quantize_lstm(b: Builder, c: NodeCall) -> list[Value]:
     """Unrolled, up to 64 steps; products of integers, with input and state quantised by their range."""
     lengths = c.opt_const(4, "sequence lengths")
     if lengths is not None and (lengths != c.x(0).shape[0]).any():
@@ -194,7 +194,7 @@ def dynamic_quantize_lstm(b: Builder, c: Call) -> list[Value]:
     return _unrolled(b, c, LAYERS["LSTM"])
 
 
-def _unrolled(b: Builder, c: Call, layer: Layer) -> list[Value]:
+def _unrolled(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
     batchwise = bool(c.integer("layout"))
     if c.x(0).rank != 3:
         raise NodeRefused(f"its input has shape {list(c.x(0).shape)}; it takes three dimensions")
@@ -218,7 +218,7 @@ def _unrolled(b: Builder, c: Call, layer: Layer) -> list[Value]:
 
 
 def _run(
-    b: Builder, c: Call, layer: Layer, d: Direction, x: Value, active: Sequence[Value | None]
+    b: Builder, c: NodeCall, layer: Layer, d: Direction, x: Value, active: Sequence[Value | None]
 ) -> tuple[Value, RecurrentState]:
     """The hidden states as [steps, 1, batch, hidden], and the last state."""
     steps, batch, width = x.shape
@@ -242,7 +242,7 @@ def _chosen(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Va
     return None if new is None else b("Where", mask, new, 0 if old is None else old)
 
 
-def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
+def _active(b: Builder, c: NodeCall, steps: int, batch: int) -> list[Value | None]:
     """For each step which sequences it is of, as [batch, 1]; None where it is of all."""
     lengths = c.opt_const(4, "sequence lengths")
     if lengths is None:
@@ -253,7 +253,7 @@ def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
     return [None if mask.all() else b.constant(mask) for mask in masks]
 
 
-def _directions(b: Builder, c: Call, layer: Layer) -> list[Direction]:
+def _directions(b: Builder, c: NodeCall, layer: Layer) -> list[Direction]:
     name = c.text("direction", "forward")
     reversals = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(name)
     if reversals is None:
@@ -266,7 +266,7 @@ def _directions(b: Builder, c: Call, layer: Layer) -> list[Direction]:
 
 
 def _direction(
-    b: Builder, c: Call, layer: Layer, index: int, activations: tuple[Activation, ...], *, reverse: bool
+    b: Builder, c: NodeCall, layer: Layer, index: int, activations: tuple[Activation, ...], *, reverse: bool
 ) -> Direction:
     def of(value: Value, axis: int = 0) -> Value:
         return pick(b, value, axis, index)
@@ -298,7 +298,7 @@ def _direction(
     )
 
 
-def _merged_biases(b: Builder, c: Call, wb: Value, rb: Value) -> tuple[Value, Value | None]:
+def _merged_biases(b: Builder, c: NodeCall, wb: Value, rb: Value) -> tuple[Value, Value | None]:
     """Biases of the recurrence added to those of the input, but that of a GRU's last gate."""
     if c.op != "GRU":
         return b("Add", wb, rb), None
@@ -307,7 +307,7 @@ def _merged_biases(b: Builder, c: Call, wb: Value, rb: Value) -> tuple[Value, Va
     return b("Add", wb, b("Mul", rb, b.constant(early, rb.dtype))), rb
 
 
-def _activations(c: Call, layer: Layer, directions: int) -> list[tuple[Activation, ...]]:
+def _activations(c: NodeCall, layer: Layer, directions: int) -> list[tuple[Activation, ...]]:
     """Each direction's activations, clipped where the node says so."""
     count = len(layer.activations)
     given = [n.decode() if isinstance(n, bytes) else str(n) for n in c.attrs.get("activations", [])]

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 
 from .arithmetic import mixed, plus
@@ -22,7 +22,7 @@ def reduce(b: Builder, op: str, x: Value, axes: list[int], *, keepdims: bool = T
     return b(op, x, b.ints(*axes), keepdims=int(keepdims))
 
 
-def _axes(c: Call, rank: int) -> list[int] | None:
+def _axes(c: NodeCall, rank: int) -> list[int] | None:
     """Sorted axes; None where nothing is to be reduced."""
     axes = given_axes(c, _AXES_INPUT_SINCE.get(c.op, 18))
     if not axes:
@@ -31,7 +31,7 @@ def _axes(c: Call, rank: int) -> list[int] | None:
 
 
 @rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
-def plain(b: Builder, c: Call) -> Value:
+def plain(b: Builder, c: NodeCall) -> Value:
     """A reduction."""
     x = c.x()
     axes = _axes(c, x.rank)
@@ -42,7 +42,7 @@ def plain(b: Builder, c: Call) -> Value:
 
 
 @rule("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
-def composed(b: Builder, c: Call) -> Value:
+def composed(b: Builder, c: NodeCall) -> Value:
     """A sum and elementwise functions."""
     x = c.x()
     axes = _axes(c, x.rank) or []
@@ -74,7 +74,7 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
 
 
 @rule("ArgMax", "ArgMin")
-def arg_extreme(b: Builder, c: Call) -> Value:
+def arg_extreme(b: Builder, c: NodeCall) -> Value:
     """The index of the first or last extreme; NaN is ignored."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
@@ -89,7 +89,7 @@ def arg_extreme(b: Builder, c: Call) -> Value:
 
 
 @rule("Softmax", "LogSoftmax")
-def softmax(b: Builder, c: Call) -> Value:
+def softmax(b: Builder, c: NodeCall) -> Value:
     """Along one axis; below opset 13 along all axes from `axis` on, merged."""
     x = c.x()
     if c.opset >= 13:
@@ -106,7 +106,7 @@ def _softmax(b: Builder, op: str, x: Value, axis: int) -> Value:
 
 
 @rule("Hardmax")
-def hardmax(b: Builder, c: Call) -> Value:
+def hardmax(b: Builder, c: NodeCall) -> Value:
     """1 at the first largest element, 0 elsewhere."""
     x = c.x()
     old = c.opset < 13
@@ -143,7 +143,7 @@ def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value
 
 
 @rule("BatchNormalization")
-def batch_normalisation(b: Builder, c: Call) -> Value | list[Value]:
+def batch_normalisation(b: Builder, c: NodeCall) -> Value | list[Value]:
     """One factor and one offset per channel (inference only), folded if constant."""
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
     if c.opset >= 14 and c.integer("training_mode"):
@@ -166,7 +166,7 @@ def batch_normalisation(b: Builder, c: Call) -> Value | list[Value]:
     return b("Add", b("Mul", x, b("Cast", factor, to=to)), b("Cast", offset, to=to))
 
 
-def _by_own_statistics(b: Builder, c: Call) -> list[Value]:
+def _by_own_statistics(b: Builder, c: NodeCall) -> list[Value]:
     """Batch normalisation in training mode: by the data's own moments, which move the running ones."""
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
     axes = [axis for axis in range(x.rank) if axis != 1]
@@ -181,7 +181,7 @@ def _by_own_statistics(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("InstanceNormalization")
-def instance_normalisation(b: Builder, c: Call) -> Value:
+def instance_normalisation(b: Builder, c: NodeCall) -> Value:
     """Over the spatial axes of each channel of each sample."""
     x = c.x()
     y = standardised(b, x, list(range(2, x.rank)), c.number("epsilon", 1e-5))
@@ -189,7 +189,7 @@ def instance_normalisation(b: Builder, c: Call) -> Value:
 
 
 @rule("GroupNormalization")
-def group_normalisation(b: Builder, c: Call) -> Value:
+def group_normalisation(b: Builder, c: NodeCall) -> Value:
     """Over groups of channels; scale and bias are per group at opset 18, per channel from 21."""
     x, groups = c.x(), c.integer("num_groups", 1)
     n, channels = x.shape[:2]
@@ -205,7 +205,7 @@ def group_normalisation(b: Builder, c: Call) -> Value:
 
 
 @rule("LayerNormalization")
-def layer_normalisation(b: Builder, c: Call) -> list[Value]:
+def layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     """LayerNormalization, or its steps if the mean and inverse deviation are outputs, too."""
     x, scale, bias = c.x(0), c.x(1), c.opt(2)
     axis = normal_axis(c.integer("axis", -1), x.rank)
@@ -224,7 +224,7 @@ def layer_normalisation(b: Builder, c: Call) -> list[Value]:
 
 
 @rule("RMSNormalization", "SimplifiedLayerNormalization")  # the latter is ONNX Runtime's, in ONNX's domain
-def rms_normalisation(b: Builder, c: Call) -> Value:
+def rms_normalisation(b: Builder, c: NodeCall) -> Value:
     """`x` over its root mean square, times a scale."""
     x, scale = c.x(0), c.x(1)
     axes = list(range(normal_axis(c.integer("axis", -1), x.rank), x.rank))
@@ -235,7 +235,7 @@ def rms_normalisation(b: Builder, c: Call) -> Value:
 
 
 @rule("MeanVarianceNormalization")
-def mean_variance_normalisation(b: Builder, c: Call) -> Value:
+def mean_variance_normalisation(b: Builder, c: NodeCall) -> Value:
     """(x - mean) / (deviation + 1e-9), ONNX's definition."""
     x = c.x()
     axes = sorted(normal_axis(a, x.rank) for a in (c.ints("axes") or [0, 2, 3]))
@@ -245,7 +245,7 @@ def mean_variance_normalisation(b: Builder, c: Call) -> Value:
 
 
 @rule("LpNormalization")
-def lp_normalisation(b: Builder, c: Call) -> Value:
+def lp_normalisation(b: Builder, c: NodeCall) -> Value:
     """`x` over its norm along an axis; NaN where the norm is 0, as in ONNX's evaluator."""
     x, order = c.x(), c.integer("p", 2)
     axis = normal_axis(c.integer("axis", -1), x.rank)
@@ -257,7 +257,7 @@ def lp_normalisation(b: Builder, c: Call) -> Value:
 
 
 @rule("LRN")
-def lrn(b: Builder, c: Call) -> Value:
+def lrn(b: Builder, c: NodeCall) -> Value:
     """`x` / (bias + alpha / size * sum of squares over neighbouring channels) ^ beta."""
     x, size = c.x(), c.integer("size", 1)
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .layout import along, expand, reshape, with_axis
@@ -31,7 +31,7 @@ class Axis:
 
 
 @rule("Resize", "Upsample")
-def resize(b: Builder, c: Call) -> Value:
+def resize(b: Builder, c: NodeCall) -> Value:
     """Axis by axis: gathers for nearest, weighted gathers for linear and cubic."""
     x = c.x()
     axes = [normal_axis(a, x.rank) for a in (c.ints("axes") or range(x.rank))]
@@ -53,7 +53,7 @@ def resize(b: Builder, c: Call) -> Value:
     return result
 
 
-def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
+def _plan(c: NodeCall, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
     """What happens to each axis, from scales or sizes.
 
     Lengths are as in ONNX Runtime: products in float32, in which 2.35 times 20 is 47, of the whole axis even
@@ -123,7 +123,7 @@ def coordinates(how: Axis, mode: str) -> Array:
     raise NodeRefused(f"its coordinate transformation {mode!r} does not exist")
 
 
-def _along(b: Builder, c: Call, x: Value, axis: int, how: Axis, positions: Array) -> Value:
+def _along(b: Builder, c: NodeCall, x: Value, axis: int, how: Axis, positions: Array) -> Value:
     if c.text("mode", "nearest") == "nearest":
         old = c.op == "Upsample" or c.opset < 11
         mode = "floor" if old else c.text("nearest_mode", "round_prefer_floor")
@@ -162,7 +162,7 @@ def _nearest(b: Builder, x: Value, axis: int, places: Array) -> Value:
     return b("Gather", x, b.constant(places), axis=axis)
 
 
-def taps(c: Call, how: Axis, positions: Array) -> tuple[list[Array], list[Array]]:
+def taps(c: NodeCall, how: Axis, positions: Array) -> tuple[list[Array], list[Array]]:
     """Input positions and their weights, one array over the output for each tap that is not always 0."""
     kernel, support = _kernel(c.text("mode", "nearest"), c.number("cubic_coeff_a", -0.75))
     antialias, exclude = bool(c.integer("antialias")), bool(c.integer("exclude_outside"))

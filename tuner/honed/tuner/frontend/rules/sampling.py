@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.call import NodeCall, rule
 from honed.tuner.frontend.values import NodeRefused, Value
 
 from .layout import cut, reshape, strides_of, transpose
@@ -25,7 +25,7 @@ Tap = tuple[Value, Value | None]  # a whole position along one axis as float, an
 
 
 @rule("GridSample")
-def grid_sample(b: Builder, c: Call) -> Value:
+def grid_sample(b: Builder, c: NodeCall) -> Value:
     """A weighted sum of a few input elements for each output position."""
     x, grid = c.x(0), c.x(1)
     if x.rank < 3 or grid.shape[-1] != x.rank - 2:
@@ -143,7 +143,7 @@ def _combined(
 
 
 @rule("RoiAlign")
-def roi_align(b: Builder, c: Call) -> Value:
+def roi_align(b: Builder, c: NodeCall) -> Value:
     """The average or maximum of bilinear samples on a fixed grid in each bin of each region."""
     x, rois, batches = c.x(0), c.x(1), c.x(2)
     ratio, mode = c.integer("sampling_ratio"), c.text("mode", "avg")

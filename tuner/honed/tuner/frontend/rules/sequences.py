@@ -5,37 +5,37 @@ from __future__ import annotations
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import EmptyOptional, Item, Listing, NodeRefused, Value
 
 from .layout import join, pieces, with_axis, without_axes
 
 
 @rule("SequenceConstruct")
-def construct(b: Builder, c: Call) -> Listing:
+def construct(b: Builder, c: NodeCall) -> Listing:
     """A list of tensors."""
     return Listing(tuple(c.tensors()))
 
 
 @rule("SequenceEmpty")
-def empty(b: Builder, c: Call) -> Listing:
+def empty(b: Builder, c: NodeCall) -> Listing:
     """An empty list."""
     return Listing(())
 
 
-def _position(c: Call, index: int, length: int, *, end: bool) -> int:
+def _position(c: NodeCall, index: int, length: int, *, end: bool) -> int:
     return normal_axis(c.numbers(index, "position")[0], length, end=end)
 
 
 @rule("SequenceAt")
-def at(b: Builder, c: Call) -> Value:
+def at(b: Builder, c: NodeCall) -> Value:
     """One tensor of a list."""
     items = c.listing().items
     return items[_position(c, 1, len(items), end=False)]
 
 
 @rule("SequenceInsert")
-def insert(b: Builder, c: Call) -> Listing:
+def insert(b: Builder, c: NodeCall) -> Listing:
     """The list with one more tensor."""
     items = list(c.listing().items)
     items.insert(len(items) if c.opt(2) is None else _position(c, 2, len(items), end=True), c.x(1))
@@ -43,7 +43,7 @@ def insert(b: Builder, c: Call) -> Listing:
 
 
 @rule("SequenceErase")
-def erase(b: Builder, c: Call) -> Listing:
+def erase(b: Builder, c: NodeCall) -> Listing:
     """The list with one tensor less."""
     items = list(c.listing().items)
     del items[-1 if c.opt(1) is None else _position(c, 1, len(items), end=False)]
@@ -51,13 +51,13 @@ def erase(b: Builder, c: Call) -> Listing:
 
 
 @rule("SequenceLength")
-def length(b: Builder, c: Call) -> Value:
+def length(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     return b.constant(np.array(len(c.listing().items), np.int64))
 
 
 @rule("ConcatFromSequence")
-def concat(b: Builder, c: Call) -> Value:
+def concat(b: Builder, c: NodeCall) -> Value:
     """Concatenation along an axis, existing or new."""
     items = list(c.listing().items)
     if not items:
@@ -70,7 +70,7 @@ def concat(b: Builder, c: Call) -> Value:
 
 
 @rule("SplitToSequence")
-def split(b: Builder, c: Call) -> Listing:
+def split(b: Builder, c: NodeCall) -> Listing:
     """Slices along an axis, of one size or of given sizes."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
@@ -91,20 +91,20 @@ def split(b: Builder, c: Call) -> Listing:
 
 
 @rule("Optional")
-def optional(b: Builder, c: Call) -> Item:
+def optional(b: Builder, c: NodeCall) -> Item:
     """The value, or nothing."""
     return c.inputs[0] if c.inputs and c.inputs[0] is not None else EmptyOptional()
 
 
 @rule("OptionalHasElement")
-def has_element(b: Builder, c: Call) -> Value:
+def has_element(b: Builder, c: NodeCall) -> Value:
     """A constant."""
     there = bool(c.inputs) and c.inputs[0] is not None and not isinstance(c.inputs[0], EmptyOptional)
     return b.constant(np.array(there))
 
 
 @rule("OptionalGetElement")
-def get_element(b: Builder, c: Call) -> Item:
+def get_element(b: Builder, c: NodeCall) -> Item:
     """The value of an optional that has one."""
     found = c.inputs[0] if c.inputs else None
     if found is None or isinstance(found, EmptyOptional):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .convolution import Geometry, explicit_pads, transposed
@@ -53,7 +53,7 @@ def _matrices(length: int, count: int, *, inverse: bool) -> tuple[Array, Array]:
 
 
 @rule("DFT")
-def dft(b: Builder, c: Call) -> Value:
+def dft(b: Builder, c: NodeCall) -> Value:
     """Along one axis; the axis is an attribute at opset 17, an input from 20."""
     x = c.x()
     given = c.opt_numbers(2, "axis") or [-2] if c.opset >= 20 else [c.integer("axis", 1)]
@@ -67,7 +67,7 @@ def dft(b: Builder, c: Call) -> Value:
 
 
 @rule("STFT")
-def stft(b: Builder, c: Call) -> Value:
+def stft(b: Builder, c: NodeCall) -> Value:
     """A DFT of overlapping frames, each weighted by a window."""
     x, window = c.x(), c.opt(2)
     step, signal = c.numbers(1, "frame_step")[0], x.shape[1]
@@ -85,7 +85,7 @@ def stft(b: Builder, c: Call) -> Value:
 
 
 @rule("Col2Im")
-def col2im(b: Builder, c: Call) -> Value:
+def col2im(b: Builder, c: NodeCall) -> Value:
     """A transposed convolution whose kernels each have a single 1."""
     x = c.x()
     image, block = c.numbers(1, "shape"), c.numbers(2, "shape")
@@ -107,7 +107,7 @@ def col2im(b: Builder, c: Call) -> Value:
 
 
 @rule("Det")
-def determinant(b: Builder, c: Call) -> Value:
+def determinant(b: Builder, c: NodeCall) -> Value:
     """Laplace's expansion of small matrices."""
     x = c.x()
     size = x.shape[-1]

@@ -341,7 +341,7 @@ class NamedFunction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TwoForms:
+class FusionCandidate:
     """Functions of which each is read by the next alone, and the one that they would become."""
 
     apart: tuple[NamedFunction, ...]
@@ -349,10 +349,10 @@ class TwoForms:
     calls: int  # in `main`
 
 
-Joins = Callable[[TwoForms], bool]  # whether to join them
+Joins = Callable[[FusionCandidate], bool]  # whether to join them
 
 
-def never(_forms: TwoForms) -> bool:
+def never(_forms: FusionCandidate) -> bool:
     """Join nothing."""
     return False
 
@@ -558,7 +558,7 @@ def _extent(axis: tirx.IterVar) -> int:
     return int(axis.dom.extent) if isinstance(axis.dom.extent, tirx.IntImm) else 0
 
 
-def _forms(module: IRModule, chains: Sequence[Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
+def _forms(module: IRModule, chains: Sequence[Chain], calls: Sequence[relax.VarBinding]) -> FusionCandidate:
     """Return both variants of chains that become one function, in a `main` of these calls."""
     name, func = one_function(module, chains[0])
     apart = tuple(
@@ -576,7 +576,7 @@ def _forms(module: IRModule, chains: Sequence[Chain], calls: Sequence[relax.VarB
         constants=_constants([chain.given for chain in chains]),
         outputs=_outputs(chains[0].bindings[-1]),
     )
-    return TwoForms(apart=apart, joined=joined, calls=len(chains))
+    return FusionCandidate(apart=apart, joined=joined, calls=len(chains))
 
 
 def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:

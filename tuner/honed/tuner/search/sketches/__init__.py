@@ -22,7 +22,7 @@ import pkgutil
 from collections.abc import Sequence
 
 from honed.machine.families import DriverClass
-from honed.tuner.search.decisions import Drawn
+from honed.tuner.search.decisions import ScheduleTrace
 
 from .attention import attention_tile
 from .blocked import blocked_rectangle, moved_lines
@@ -52,8 +52,8 @@ _SINGLES = (
 
 
 def starts(
-    sketches: Sequence[Drawn], driver: DriverClass = DriverClass.ARM, *, trial: bool = False
-) -> list[Drawn]:
+    sketches: Sequence[ScheduleTrace], driver: DriverClass = DriverClass.ARM, *, trial: bool = False
+) -> list[ScheduleTrace]:
     """Return the sketches that have tables, with the numbers of each row of their tables; none twice.
 
     On Malis they are those of the class of driver. In a `trial` there are rows, too, that are not served
@@ -62,7 +62,7 @@ def starts(
     Of the grouped sketches, only the first without shared sums gets its table's rows, and every one with
     shared sums.
     """
-    found: dict[str, Drawn] = {}
+    found: dict[str, ScheduleTrace] = {}
     tiled = False
     for sketch in sketches:
         rows = [one for single in _SINGLES if (one := single(sketch)) is not None]

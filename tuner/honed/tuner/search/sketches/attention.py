@@ -17,9 +17,9 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
 from honed.tuner.lower.functions.fusing import FEW_ROWS
-from honed.tuner.search.decisions import Choice, Decision, Drawn, Tile, divisors
+from honed.tuner.search.decisions import Choice, Decision, ScheduleTrace, Tile, divisors
 from honed.tuner.search.parts import (
-    BlockPart,
+    BlockInfo,
     SketchLimits,
     below,
     blocks,
@@ -50,11 +50,11 @@ class Attention:
     makes the rows that are multiplied for the scores, where it is kept.
     """
 
-    asked: BlockPart | None
-    scores: BlockPart
-    rows: list[BlockPart]
-    product: BlockPart
-    tail: BlockPart | None
+    asked: BlockInfo | None
+    scores: BlockInfo
+    rows: list[BlockInfo]
+    product: BlockInfo
+    tail: BlockInfo | None
     element_bytes: int  # of a score
 
     @property
@@ -124,7 +124,7 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
     return made if _has_form(made) and _keeps_rows(schedule, made) else None
 
 
-def _asked(schedule: Schedule, scores: BlockPart, before: Sequence[BlockPart]) -> BlockPart | None:
+def _asked(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockInfo]) -> BlockInfo | None:
     """Return the block that makes the rows that are multiplied for scores; None where they are given."""
     *_, _keys, inner = scores.extents
     size = math.prod(scores.extents[:-2]) * inner
@@ -142,7 +142,7 @@ def _asked(schedule: Schedule, scores: BlockPart, before: Sequence[BlockPart]) -
 
 
 def _inline_between(
-    schedule: Schedule, found: Sequence[BlockPart], first: BlockPart, second: BlockPart
+    schedule: Schedule, found: Sequence[BlockInfo], first: BlockInfo, second: BlockInfo
 ) -> None:
     """Inline what is elementwise, but for what is dear between the products and what the second is made of.
 
@@ -162,12 +162,12 @@ def _inline_between(
         schedule.compute_inline(part.block)
 
 
-def _reduces_last(what: BlockPart) -> bool:
+def _reduces_last(what: BlockInfo) -> bool:
     """Return whether a block reduces along its last axis alone."""
     return what.reducing == [len(what.kinds) - 1]
 
 
-def _is_product(schedule: Schedule, part: BlockPart) -> bool:
+def _is_product(schedule: Schedule, part: BlockInfo) -> bool:
     """Return whether a block sums, over its last axis alone, products of elements of two values."""
     if not _reduces_last(part):
         return False
@@ -509,7 +509,7 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _lie_in_rows(schedule: Schedule, scores: BlockPart) -> bool:
+def _lie_in_rows(schedule: Schedule, scores: BlockInfo) -> bool:
     """Return whether what is multiplied for a score lies in rows."""
     reads = range(len(schedule.get(scores.block).reads))
     return all(last_axis(schedule, scores.block, n) in (None, len(scores.kinds) - 1) for n in reads)
@@ -541,7 +541,7 @@ def _sum_slices(
 
 
 def _score_key(
-    schedule: Schedule, scores: BlockPart, thread: LoopRV, limits: SketchLimits, most: int
+    schedule: Schedule, scores: BlockInfo, thread: LoopRV, limits: SketchLimits, most: int
 ) -> None:
     """Compute the score of a work-item's key in registers, by vectors of what is summed."""
     split = partial_results(schedule, scores, most)
@@ -565,7 +565,7 @@ _GROUP_STEPS = 16  # of a sum that a group takes at once
 _KEEPS = 3  # blocks at least that are computed under another in sketches of attentions
 
 
-def attention_tile(sketch: Drawn) -> Drawn | None:
+def attention_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch with its best tile; None where it is of another kind."""
     names, tiles = sketch.names, sketch.tiles
     if (
@@ -581,7 +581,7 @@ def attention_tile(sketch: Drawn) -> Drawn | None:
     return _of_group(sketch, tiles) if len(tiles) == 6 else None
 
 
-def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
+def _of_rows(sketch: ScheduleTrace, tiles: Sequence[tuple[int, Tile]]) -> ScheduleTrace:
     """Return the sketch with the rows and vectors that need the fewest loads for both products together."""
     rows, columns, _, keys, _ = (tile for _, tile in tiles)
 
@@ -598,7 +598,7 @@ def _of_rows(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn:
     )
 
 
-def _of_group(sketch: Drawn, tiles: Sequence[tuple[int, Tile]]) -> Drawn | None:
+def _of_group(sketch: ScheduleTrace, tiles: Sequence[tuple[int, Tile]]) -> ScheduleTrace | None:
     """Give each work-item a few rows, and a group as many work-items as share the keys and columns."""
     (at_wide, chosen), *_ = sketch.choices
     options = [int(option) for option in sketch.steps[at_wide][2][0]]

@@ -10,10 +10,10 @@ from itertools import product
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.decisions import ScheduleTrace, divisors
 from honed.tuner.search.parts import (
     CHOICES,
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     TileLoops,
@@ -73,7 +73,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | None:
+def _depthwise_of(schedule: Schedule, main: BlockInfo, lanes: int) -> bool | None:
     """Return whether a blocked convolution computes each channel by itself; None where it is none."""
     extents, spatial = main.extents, main.spatial
     if spatial != list(range(_AXES)) or extents[_AXES - 1] != lanes or len(extents) < _AXES + 2:
@@ -88,7 +88,7 @@ def _depthwise_of(schedule: Schedule, main: BlockPart, lanes: int) -> bool | Non
     return len(lane) == 2
 
 
-def _split(schedule: Schedule, main: BlockPart, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
+def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
@@ -122,7 +122,7 @@ _COPIED = 2  # a pixel that is padded is read and written
 _COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", "CacheWrite", "SetScope"}
 
 
-def blocked_rectangle(sketch: Drawn) -> Drawn | None:
+def blocked_rectangle(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch with the best rectangle to cut its image into; None where it is of another kind."""
     names, tiles = sketch.names, sketch.tiles
     if len(tiles) not in (3, 4) or "TransformLayout" in names or sketch.by_groups:
@@ -142,7 +142,7 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
     return sketch.with_most(sketch.cut([*steps, *sums]))
 
 
-def moved_lines(sketch: Drawn) -> Drawn | None:
+def moved_lines(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch itself where it moves lines of vectors and leaves nothing open; else None."""
     names = set(sketch.names)
     lines = "Vectorize" in names and not names & _COMPUTING and not sketch.by_groups
@@ -197,11 +197,11 @@ _POINTWISE_AXES, _WINDOW = 9, slice(6, 8)
 class _Separable:
     """The blocks of both convolutions; elementwise ones are inlined but for those named here."""
 
-    padded: BlockPart | None
-    depthwise: BlockPart
-    between: BlockPart | None  # what the second reads, where that is made of the first
-    pointwise: BlockPart
-    tail: BlockPart | None
+    padded: BlockInfo | None
+    depthwise: BlockInfo
+    between: BlockInfo | None  # what the second reads, where that is made of the first
+    pointwise: BlockInfo
+    tail: BlockInfo | None
 
 
 def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:

@@ -18,10 +18,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import marked
-from honed.tuner.search.decisions import Drawn, best_group, divisors
+from honed.tuner.search.decisions import ScheduleTrace, best_group, divisors
 from honed.tuner.search.packing import launch_rows, pack
 from honed.tuner.search.parts import (
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     accumulate,
@@ -131,7 +131,7 @@ def shared_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _is_blockwise(found: Sequence[BlockPart]) -> bool:
+def _is_blockwise(found: Sequence[BlockInfo]) -> bool:
     """Return whether blocks are sums [rows, blocks, columns] over terms, summed up, and perhaps a tail."""
     if [part.is_reduction for part in found] not in ([True, True], [True, True, False]):
         return False
@@ -143,20 +143,20 @@ def _is_blockwise(found: Sequence[BlockPart]) -> bool:
     return sums.extents[:-1] == (*rows, blocks, columns)
 
 
-def _given(schedule: Schedule, sums: BlockPart) -> int:
+def _given(schedule: Schedule, sums: BlockInfo) -> int:
     """Return which of its operands a product is given: that which its columns do not move along."""
     along = reads_along(schedule, sums.block, len(sums.kinds) - 2)
     return next(n for n in range(len(schedule.get(sums.block).reads)) if n not in along)
 
 
-def _of_word(schedule: Schedule, sums: BlockPart) -> int:
+def _of_word(schedule: Schedule, sums: BlockInfo) -> int:
     """Return how many numbers a word has, by the words [blocks, words, 1, columns]; zeros have 1 for each."""
     reads = schedule.get(sums.block).reads
     along = reads_along(schedule, sums.block, len(sums.kinds) - 2)
     return sums.extents[-1] // max(int(reads[n].source.shape[1]) for n in along)
 
 
-def _lay_out(schedule: Schedule, sums: BlockPart, whole: BlockPart, lanes: int) -> list[SBlockRV]:
+def _lay_out(schedule: Schedule, sums: BlockInfo, whole: BlockInfo, lanes: int) -> list[SBlockRV]:
     """Return the blocks that lay out those constants which are read along the columns."""
     func = schedule.mod["main"]
     constants = [func.params[n] for n in marked(func)]
@@ -169,7 +169,7 @@ def _lay_out(schedule: Schedule, sums: BlockPart, whole: BlockPart, lanes: int) 
 
 
 def _tile(
-    schedule: Schedule, whole: BlockPart, lanes: int, limits: SketchLimits
+    schedule: Schedule, whole: BlockInfo, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV], LoopRV]:
     """Return the loops of the grid, those of a tile with the lanes last, and the loop over blocks."""
     *outer, columns, blocks = schedule.get_loops(whole.block)
@@ -193,7 +193,7 @@ _MOST_ROWS = 6  # each is broadcast on its own
 _ROWS, _SUMS, _FEW_SUMS, _SUMS_OF_ONE_ROW = 4, {DriverClass.MESA_26: 32}, 16, 4
 
 
-def blockwise_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
+def blockwise_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace | None:
     """Return the sketch with its best tile; None where it is of another kind, or its vectors are too long."""
     holds = sketch.names.count("CacheRead")
     counts = sketch.names.count("DecomposeReduction"), sketch.names.count("ComputeAt")
@@ -224,13 +224,13 @@ _MOST_THREADS = 256  # of a group
 _SHARED = 3  # reductions that are decomposed where a group shares the blocks
 
 
-def shares_blocks(sketch: Drawn) -> bool:
+def shares_blocks(sketch: ScheduleTrace) -> bool:
     """Return whether work-items of a group share the blocks of a row."""
     counts = sketch.names.count("DecomposeReduction"), sketch.names.count("RFactor"), len(sketch.tiles)
     return counts == (_SHARED, 1, _SHARED)
 
 
-def shared_tile(sketch: Drawn) -> Drawn | None:
+def shared_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch with as many groups as keep a device busy; None where it is of another kind."""
     if not shares_blocks(sketch):
         return None

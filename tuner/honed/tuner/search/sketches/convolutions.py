@@ -17,11 +17,20 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from honed.machine.families import DriverClass
 from honed.tuner.lower import ROLLED
 from honed.tuner.lower.workload import ALIGNED_PIXELS
-from honed.tuner.search.decisions import LINE, WARP, Drawn, best_group, busiest, divisors, off_usual, planes
+from honed.tuner.search.decisions import (
+    LINE,
+    WARP,
+    ScheduleTrace,
+    best_group,
+    busiest,
+    divisors,
+    off_usual,
+    planes,
+)
 from honed.tuner.search.packing import PIXELS, channels_last, flatten, launch_packing, pack
 from honed.tuner.search.parts import (
     COPIED,
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     TileLoops,
@@ -65,7 +74,7 @@ _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end bey
 class _PackedConvolution:
     """What is convolved: the numbers of axes and of reads, and how rows are cut."""
 
-    main: BlockPart
+    main: BlockInfo
     image: int  # the other read is the weights
     batch: list[int]
     channel: int
@@ -109,7 +118,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _packed_convolution(
-    schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int
+    schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int
 ) -> _PackedConvolution | None:
     """Return the convolution, and how it is cut; None if the function is none, or one without a window."""
     *others, last = main.spatial
@@ -154,7 +163,7 @@ def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
     return math.gcd(step, 2), 1
 
 
-def _laid_out_image(schedule: Schedule, what: _PackedConvolution, before: list[BlockPart]) -> SBlockRV:
+def _laid_out_image(schedule: Schedule, what: _PackedConvolution, before: list[BlockInfo]) -> SBlockRV:
     """Return the block that writes the image, padded or as it is, with its rows cut into vectors."""
     part = maker(schedule, what.main.block, what.image, before)
     made = part.block if part else schedule.cache_read(what.main.block, what.image, "global")
@@ -269,7 +278,7 @@ _FMA = 4  # multiply-adds of a work-item in a clock
 _PAIRED = {DriverClass.MESA_26: 2}  # halves that share a register, and are multiplied at once, in loops, too
 
 
-def packed_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
+def packed_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace | None:
     """Return the sketch `packed` with its best rectangle and groups on Malis; None for another kind."""
     if not _is_packed(sketch):
         return None
@@ -287,7 +296,7 @@ def packed_tile(sketch: Drawn, driver: DriverClass) -> Drawn | None:
     return min(made, key=lambda one: packed_clocks(one, driver), default=None)
 
 
-def packed_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
+def packed_clocks(start: ScheduleTrace, driver: DriverClass = DriverClass.ARM) -> float:
     """Return the clocks of the busiest core for an input channel with a tile of `packed_tile`, else 0.
 
     A warp loads the piece of the image and the vectors of weights, a clock for each line, and in the end it
@@ -318,7 +327,7 @@ def packed_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
     return busiest(group, items) * clocks
 
 
-def _is_packed(sketch: Drawn) -> bool:
+def _is_packed(sketch: ScheduleTrace) -> bool:
     names = sketch.names
     flat = "TransformBlockLayout" in names  # a product of one row may have as many tiles
     packs = sketch.by_groups and names.count("TransformLayout") >= _LAYOUTS and not flat
@@ -409,7 +418,7 @@ def _split_flat(
     return loops
 
 
-def point_groups(sketch: Drawn) -> Drawn | None:
+def point_groups(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch `pointwise` with its best groups on Malis; None where it is of another kind.
 
     The sketch determines a work-item's tile. Left open are its groups, which should give all cores an equal
@@ -500,7 +509,7 @@ def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _windowed_image(schedule: Schedule, main: BlockPart) -> int | None:
+def _windowed_image(schedule: Schedule, main: BlockInfo) -> int | None:
     """Return the number of the operand that a window moves over; None for any other function."""
     spatial = main.spatial
     if len(spatial) < 3 or not 1 < main.reduced <= _MOST_WINDOW:
@@ -515,7 +524,7 @@ def _windowed_image(schedule: Schedule, main: BlockPart) -> int | None:
 _BORDER = 2  # of a window of 3 x 3
 
 
-def window_tile(sketch: Drawn) -> Drawn | None:
+def window_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch `windowed` with its best rectangle on Malis; None where it is of another kind.
 
     None, too, where one vector is a rectangle: that of shorter vectors is squarer, and does not spill.
@@ -541,7 +550,7 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     return sketch.with_most({**sketch.cut(cut), at_threads: group})
 
 
-def window_loads(start: Drawn) -> float:
+def window_loads(start: ScheduleTrace) -> float:
     """Return what is loaded for each pixel with a rectangle of `window_tile`, else 0."""
     if not _is_windowed(start):
         return 0.0
@@ -549,7 +558,7 @@ def window_loads(start: Drawn) -> float:
     return _loaded(pixels.factors[-1] * start.lanes, rows.factors[-1])
 
 
-def _is_windowed(sketch: Drawn) -> bool:
+def _is_windowed(sketch: ScheduleTrace) -> bool:
     rows = sketch.by_groups and "ComputeAt" in sketch.names and len(sketch.tiles) == 3
     return rows and sketch.tiles[1][1].most == _ROWS
 

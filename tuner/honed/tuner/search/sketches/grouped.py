@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import Decision, Drawn, Tile, divisors
+from honed.tuner.search.decisions import Decision, ScheduleTrace, Tile, divisors
 from honed.tuner.search.parts import (
     CHOICES,
     REDUCE,
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     accumulate,
@@ -97,7 +97,7 @@ def grouped(
     return True
 
 
-def _taken_at_once(contracted: BlockPart, by: GroupTile) -> int:
+def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
     """Return the most steps of the outer reduction that are taken at once.
 
     They are few where each step is a window, because windows share their elements.
@@ -157,7 +157,7 @@ def _pipeline(schedule: Schedule, loop: LoopRV, copies: int) -> None:
 
 
 def prepare(
-    schedule: Schedule, before: list[BlockPart], limits: SketchLimits, most: int, *, inlined: bool
+    schedule: Schedule, before: list[BlockInfo], limits: SketchLimits, most: int, *, inlined: bool
 ) -> None:
     """Compute what operands are made from: while they are copied, or where dear in a launch before."""
     for part in reversed(before):
@@ -231,7 +231,7 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     return True
 
 
-def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
+def _share(main: BlockInfo, most: int, slices: int) -> _Shared | None:
     """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
     extents, spatial = main.extents, main.spatial
     lanes = lanes_of(extents[spatial[-1]], most)
@@ -246,7 +246,7 @@ def _share(main: BlockPart, most: int, slices: int) -> _Shared | None:
 
 
 def _split_axis(
-    schedule: Schedule, loop: LoopRV, number: int, main: BlockPart, shared: _Shared, by: GroupTile
+    schedule: Schedule, loop: LoopRV, number: int, main: BlockInfo, shared: _Shared, by: GroupTile
 ) -> _SlicedAxis:
     """Split an axis into its levels; how many steps each has is left open."""
     if main.kinds[number] == REDUCE:
@@ -317,7 +317,7 @@ def _add_up(
 
 
 def _meet(
-    schedule: Schedule, rest: Sequence[BlockPart], group: LoopRV, items: Sequence[ExprRV], slices: int
+    schedule: Schedule, rest: Sequence[BlockInfo], group: LoopRV, items: Sequence[ExprRV], slices: int
 ) -> None:
     """Have all work-items add the slices' sums up, element by element, and write them through the tail."""
     main = rest[0].block
@@ -393,7 +393,7 @@ _SLICED_TILES = {
 }
 
 
-def slices_of(sketch: Drawn) -> int | None:
+def slices_of(sketch: ScheduleTrace) -> int | None:
     """Return the slices of a sum that a group shares, 0 for none.
 
     Return None where a sketch loads nothing ahead: it has no table.
@@ -407,7 +407,7 @@ def slices_of(sketch: Drawn) -> int | None:
     return next(int(factors[1]) for factors in splits if len(factors) == 3 and isinstance(factors[1], int))
 
 
-def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
+def group_tiles(sketch: ScheduleTrace, slices: int) -> list[ScheduleTrace]:
     """Return the sketch with the numbers of each row of its table.
 
     For slices, rows that fit unchanged come first.
@@ -421,12 +421,12 @@ def group_tiles(sketch: Drawn, slices: int) -> list[Drawn]:
     return [_made(sketch, *one) for one in shares]
 
 
-def groups_of(start: Drawn) -> int:
+def groups_of(start: ScheduleTrace) -> int:
     """Return the work-groups of one of `group_tiles`: the extents of the output outside of all tiles."""
     return math.prod(axis[-1][1].factors[0] for axis in _axes(start)[:-1])
 
 
-def _axes(sketch: Drawn) -> list[list[tuple[int, Tile]]]:
+def _axes(sketch: ScheduleTrace) -> list[list[tuple[int, Tile]]]:
     """Return the tiles of each axis of the output, and the tile of the sum, with the places of their steps.
 
     An axis has the tile of a work-item, that of the group, and that of virtual threads, which slices lack.
@@ -435,7 +435,7 @@ def _axes(sketch: Drawn) -> list[list[tuple[int, Tile]]]:
     return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
 
 
-def _made(sketch: Drawn, row: _Row, shares: Sequence[Sequence[int]]) -> Drawn:
+def _made(sketch: ScheduleTrace, row: _Row, shares: Sequence[Sequence[int]]) -> ScheduleTrace:
     """Return the sketch with a row's numbers: factors of an axis are split off one after another.
 
     Each factor is the largest divisor of what is left that does not exceed the wanted one.
@@ -450,7 +450,7 @@ def _made(sketch: Drawn, row: _Row, shares: Sequence[Sequence[int]]) -> Drawn:
     return sketch.with_most(changed)
 
 
-def _of_images(sketch: Drawn) -> bool:
+def _of_images(sketch: ScheduleTrace) -> bool:
     return next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
 
 

@@ -16,7 +16,7 @@ from honed.tuner.search.decisions import (
     LINE,
     WARP,
     Decision,
-    Drawn,
+    ScheduleTrace,
     Tile,
     busiest,
     divisors,
@@ -26,7 +26,7 @@ from honed.tuner.search.decisions import (
 from honed.tuner.search.packing import flatten
 from honed.tuner.search.parts import (
     REDUCE,
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     accumulate,
@@ -121,14 +121,14 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _is_unrolled(schedule: Schedule, rest: Sequence[BlockPart]) -> bool:
+def _is_unrolled(schedule: Schedule, rest: Sequence[BlockInfo]) -> bool:
     """Return whether Mesa 25 unrolls the loop over a sum, whose results the other parts use."""
     main, *tail = rest
     sigmoid = any(calls(schedule, part.block, _SIGMOID) for part in tail)
     return main.reduced <= _UNROLLED * (1 + sigmoid)
 
 
-def _loads_too_much(schedule: Schedule, rest: Sequence[BlockPart], lanes: int) -> bool:
+def _loads_too_much(schedule: Schedule, rest: Sequence[BlockInfo], lanes: int) -> bool:
     """Return whether a loop over a sum would spill where its compiler unrolls it and loads ahead.
 
     So do rows of few vectors, of eight where a sum is added up twice, and results that a mask chooses.
@@ -141,7 +141,7 @@ def _loads_too_much(schedule: Schedule, rest: Sequence[BlockPart], lanes: int) -
 
 
 def _split(
-    schedule: Schedule, main: BlockPart, limits: SketchLimits, lanes: int, *, turns: bool
+    schedule: Schedule, main: BlockInfo, limits: SketchLimits, lanes: int, *, turns: bool
 ) -> _HeldLoops:
     """Split the axes; the last of the output has the lanes, the one before it the rows of a group.
 
@@ -312,7 +312,7 @@ class _Cut:
     steps: int
 
 
-def held_tiles(sketch: Drawn, driver: DriverClass, *, trial: bool) -> list[Drawn]:
+def held_tiles(sketch: ScheduleTrace, driver: DriverClass, *, trial: bool) -> list[ScheduleTrace]:
     """Return the sketch with its best tile, in a `trial` also with those that only a board can judge.
 
     They may spill with the driver, or are better by one of the bounds that this tile is between. Return none
@@ -349,7 +349,7 @@ def _by_one_bound(product: _Product, served: _Cut, among: Sequence[_Cut], driver
     return found
 
 
-def held_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
+def held_clocks(start: ScheduleTrace, driver: DriverClass = DriverClass.ARM) -> float:
     """Return the clocks of the busiest core for a step of the sum with a tile of `held_tiles`, else 0."""
     found = _product(start)
     if found is None:
@@ -358,7 +358,7 @@ def held_clocks(start: Drawn, driver: DriverClass = DriverClass.ARM) -> float:
     return _rank(found, _Cut(*(tile.factors[-1] for _, tile in tiles)), driver)[0]
 
 
-def _product(sketch: Drawn) -> _Product | None:
+def _product(sketch: ScheduleTrace) -> _Product | None:
     text, tiles = str(sketch.steps), sketch.tiles
     packs = "TransformLayout" in text and "TransformBlockLayout" not in text
     if "threadIdx.y" not in text or packs:

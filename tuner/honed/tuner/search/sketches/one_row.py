@@ -15,9 +15,9 @@ from tvm import tirx
 from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import LINE, Drawn, divisors
+from honed.tuner.search.decisions import LINE, ScheduleTrace, divisors
 from honed.tuner.search.parts import (
-    BlockPart,
+    BlockInfo,
     SketchLimits,
     below,
     blocks,
@@ -33,7 +33,7 @@ from honed.tuner.search.parts import (
 from honed.tuner.search.traces import as_module, unscheduled
 
 # A product, with the block that sums the terms of each step of its sum before, if there is one.
-_Product = tuple[BlockPart | None, BlockPart]
+_Product = tuple[BlockInfo | None, BlockInfo]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class OneRow:
     row is given. Each of `products` has its columns last among its axes, and one axis that it is summed over.
     """
 
-    sums: list[BlockPart]
-    row: BlockPart | None
+    sums: list[BlockInfo]
+    row: BlockInfo | None
     products: list[_Product]
-    tail: BlockPart | None
+    tail: BlockInfo | None
 
     @property
     def columns(self) -> int:
@@ -76,7 +76,7 @@ def read(schedule: Schedule) -> OneRow | None:
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     single = {part.name for part in found if part.is_reduction and _elements(part) == 1}
-    row: BlockPart | None = None
+    row: BlockInfo | None = None
     for part in found[:-1]:
         if part.is_reduction:
             continue
@@ -111,24 +111,24 @@ def read(schedule: Schedule) -> OneRow | None:
 _MOST_PRODUCTS = 2
 
 
-def _elements(part: BlockPart) -> int:
+def _elements(part: BlockInfo) -> int:
     """Return how many elements a block makes."""
     return math.prod(part.extents[n] for n in part.spatial)
 
 
-def _is_row(part: BlockPart) -> bool:
+def _is_row(part: BlockInfo) -> bool:
     """Return whether a block's only axis of more than one element is its last."""
     return math.prod(part.extents[:-1]) == 1
 
 
-def _columns_read(schedule: Schedule, product: BlockPart, tail: BlockPart) -> list[int]:
+def _columns_read(schedule: Schedule, product: BlockInfo, tail: BlockInfo) -> list[int]:
     """Return which axis of a tail the columns of a product are read by."""
     return list(kept_axes(schedule, product.block, tail.block) or ())[-1:]
 
 
-def _products(schedule: Schedule, reductions: Sequence[BlockPart]) -> list[_Product]:
+def _products(schedule: Schedule, reductions: Sequence[BlockInfo]) -> list[_Product]:
     """Return the products that reductions are; none where only some of them sum steps first."""
-    steps: dict[str, BlockPart] = {}  # by what reads them
+    steps: dict[str, BlockInfo] = {}  # by what reads them
     products: list[_Product] = []
     for part in reductions:
         read_by = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
@@ -171,7 +171,7 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     line, most = (LINE, _FEW_SLICES) if limits.contractions else (_SECTOR, _SLICES)
     width = _LINES * line // _element_bytes(schedule, one.products[0])
     slices: ExprRV | None = None
-    slice_sums: dict[BlockPart, SBlockRV] = {}  # of products whose steps are sums of their own
+    slice_sums: dict[BlockInfo, SBlockRV] = {}  # of products whose steps are sums of their own
     for sums, part in one.products:
         steps = schedule.get_loops(part.block)[-1]
         if slices is None:
@@ -227,7 +227,7 @@ def _bind(schedule: Schedule, slices: LoopRV, items: LoopRV) -> None:
 
 
 def _sum_slice(
-    schedule: Schedule, sums: BlockPart, block: SBlockRV, under: LoopRV, limits: SketchLimits
+    schedule: Schedule, sums: BlockInfo, block: SBlockRV, under: LoopRV, limits: SketchLimits
 ) -> None:
     """Sum a work-item's slice of the steps of a column in registers, each of which is a sum."""
     schedule.compute_at(block, under, preserve_unit_loops=True)
@@ -244,14 +244,14 @@ _TILES = range(2, 5)  # of slices and columns, and of the terms of each step
 _MANY_GROUPS = 1024  # beyond, what makes the row again and again takes longer than a launch
 
 
-def shares_row(sketch: Drawn) -> bool:
+def shares_row(sketch: ScheduleTrace) -> bool:
     """Return whether groups compute a row that they share."""
     others = {"ReverseComputeAt", "Vectorize"}
     plane = "threadIdx.y" in str(sketch.steps) and others.isdisjoint(sketch.names)
     return plane and len(sketch.tiles) in _TILES
 
 
-def one_row_tile(sketch: Drawn) -> Drawn | None:
+def one_row_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch with groups that read whole lines.
 
     Return None where it is of another kind, or has too many columns.

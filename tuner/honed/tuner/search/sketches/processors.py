@@ -15,10 +15,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.workload import marked
-from honed.tuner.search.decisions import Drawn, divisors
+from honed.tuner.search.decisions import ScheduleTrace, divisors
 from honed.tuner.search.packing import channels_last, launch_rows, pack
 from honed.tuner.search.parts import (
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     TileLoops,
@@ -58,7 +58,7 @@ _WRITTEN = 16  # elements of a window's row that are written out, at most: filte
 class _Convolution:
     """What is convolved, by the numbers of its reads and axes."""
 
-    main: BlockPart
+    main: BlockInfo
     image: int
     weights: int
     depthwise: bool
@@ -94,7 +94,7 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _convolution(schedule: Schedule, main: BlockPart, limits: SketchLimits, most: int) -> _Convolution | None:
+def _convolution(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most: int) -> _Convolution | None:
     """Return the convolution that a function computes.
 
     Return None where it computes none, where its channels fill no vector, or where `tile` is better.
@@ -158,7 +158,7 @@ def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
     )
 
 
-def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockPart], under: LoopRV) -> None:
+def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockInfo], under: LoopRV) -> None:
     """Run the tail in lanes, if there is one, then take them apart."""
     main = what.main
     tail = rest[1] if len(rest) == 2 and is_elementwise(rest[1], main) else None
@@ -236,7 +236,7 @@ def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _panel_product(schedule: Schedule, main: BlockPart, most: int) -> _PanelProduct | None:
+def _panel_product(schedule: Schedule, main: BlockInfo, most: int) -> _PanelProduct | None:
     """Return the product that a function computes; None where it is none, or has nothing to lay out."""
     spatial, reduced = main.spatial, main.reducing
     reads = schedule.get(main.block).reads
@@ -346,7 +346,7 @@ _MOST_PANELS = {False: 16, True: 12}  # vectors of a product, by whether registe
 _MOST_ROWS = 6  # of a product: each is broadcast on its own
 
 
-def rectangle(sketch: Drawn) -> Drawn | None:
+def rectangle(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch with the best rectangle to cut its image into; None where it is of another kind."""
     if sketch.by_groups or sketch.names.count("DecomposeReduction") > 1:
         return None
@@ -361,7 +361,7 @@ def rectangle(sketch: Drawn) -> Drawn | None:
     return None
 
 
-def _of_channels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+def _of_channels(sketch: ScheduleTrace, extents: Sequence[int]) -> ScheduleTrace:
     beside, *pixels = extents
     fitting = (steps for steps in product(*map(divisors, pixels)) if math.prod(steps) <= _MOST)
     steps = max(fitting, key=lambda steps: (_worth(steps), steps[-1]))
@@ -375,7 +375,7 @@ def _worth(steps: Sequence[int]) -> float:
     return count / (count + 2) * (1.0 if steps[-1] >= _LONG else _SHORT)
 
 
-def _of_pieces(sketch: Drawn) -> Drawn:
+def _of_pieces(sketch: ScheduleTrace) -> ScheduleTrace:
     """Take about as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
     allowed = [divisors(tile.extent, tile.most) for _, tile in sketch.tiles]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
@@ -383,7 +383,7 @@ def _of_pieces(sketch: Drawn) -> Drawn:
     return sketch.with_most(sketch.cut(steps))
 
 
-def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+def _of_panels(sketch: ScheduleTrace, extents: Sequence[int]) -> ScheduleTrace:
     """Take about as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
     panels, *rows, terms = extents
     most = _MOST_PANELS[sketch.lanes == _LANES]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from honed.tuner.search.decisions import WARP, Drawn, divisors
+from honed.tuner.search.decisions import WARP, ScheduleTrace, divisors
 from honed.tuner.search.parts import (
     REDUCE,
     SPATIAL,
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     alone,
@@ -46,9 +46,9 @@ from honed.tuner.search.parts import (
 class _Work:
     """A function that fits: its blocks, the last of them, and which axes of that the reductions keep."""
 
-    parts: list[BlockPart]
-    reductions: list[BlockPart]
-    final: BlockPart
+    parts: list[BlockInfo]
+    reductions: list[BlockInfo]
+    final: BlockInfo
     kept: tuple[int, ...]
 
 
@@ -188,7 +188,7 @@ def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool
     return across, steps
 
 
-def _sliced(schedule: Schedule, part: BlockPart, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
+def _sliced(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
     """Split a reduction: what reduces each slice, and what reduces it in vectors before, if anything."""
     axes = len(part.spatial)
     vectors, _ = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
@@ -204,7 +204,7 @@ _HELD = 32  # elements of a row that a work-item holds at most
 _LANES = 4  # of a vector at most: by Mesa 25 those of 8 spill, and by no judge are they faster
 
 
-def shared_rows_tile(sketch: Drawn) -> Drawn | None:
+def shared_rows_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch `shared_rows` with groups of as few warps as give each work-item a slice it can hold.
 
     Return None where it is of another kind, or no group does. A group of one warp waits for nobody.
@@ -255,7 +255,7 @@ def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> 
     return True
 
 
-def _column_loops(schedule: Schedule, part: BlockPart, under: LoopRV, limits: SketchLimits) -> None:
+def _column_loops(schedule: Schedule, part: BlockInfo, under: LoopRV, limits: SketchLimits) -> None:
     """Put the loop over a block's lanes innermost; raises ValueError where the block has another form."""
     inner = below(schedule, part.block, under)
     if len(inner) != len(part.kinds) or not part.spatial:
@@ -286,7 +286,7 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
     return None if axes is None else _Work(parts=found, reductions=reductions, final=found[-1], kept=axes)
 
 
-def _mixed(what: BlockPart) -> bool:
+def _mixed(what: BlockInfo) -> bool:
     """Return whether a reduction has a spatial axis after one that is reduced."""
     return REDUCE in what.kinds[: what.kinds.count(SPATIAL)]
 

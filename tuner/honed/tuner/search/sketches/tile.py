@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from honed.tuner.lower.functions.winograd import IMAGE, POINTS, STEP
 from honed.tuner.search.parts import (
     CHOICES,
-    BlockPart,
+    BlockInfo,
     Keep,
     SketchLimits,
     accumulate,
@@ -99,7 +99,7 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> bool:
+def _fits(schedule: Schedule, found: list[BlockInfo], limits: SketchLimits) -> bool:
     """Return whether blocks are one reduction that leaves something, with at most an elementwise tail."""
     kinds = [p.is_reduction for p in found]
     if kinds not in ([True], [True, False]) or not found[0].spatial:
@@ -108,7 +108,7 @@ def _fits(schedule: Schedule, found: list[BlockPart], limits: SketchLimits) -> b
 
 
 def _tile(
-    schedule: Schedule, found: list[BlockPart], limits: SketchLimits, most: int, *, laned: int
+    schedule: Schedule, found: list[BlockInfo], limits: SketchLimits, most: int, *, laned: int
 ) -> LoopRV:
     """Tile the reduction with its lanes along the spatial axis number `laned`.
 
@@ -146,7 +146,7 @@ def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> N
 
 
 def _split(
-    schedule: Schedule, loops: list[LoopRV], what: BlockPart, laned: int, lanes: int, limits: SketchLimits
+    schedule: Schedule, loops: list[LoopRV], what: BlockInfo, laned: int, lanes: int, limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """Return the loops that the grid covers, and the tile of a work-item, whose last loop is the lanes."""
     outer: list[LoopRV] = []

@@ -25,11 +25,11 @@ from honed.runtime.calling.files import calibration_files
 from honed.runtime.compiled.model import CompiledModel, PrecisionChoice
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import all_single, in_half, normalise
-from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.frontend.walk import PART_OP
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators
-from honed.tuner.prove import confined, inputs
-from honed.tuner.prove.graphs import bind_shapes
+from honed.tuner.verify import confined, inputs
+from honed.tuner.verify.graphs import bind_shapes
 
 from .child import BOUND, PrecisionAnswer
 
@@ -185,7 +185,9 @@ def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) ->
         confined.write(folder, model, [info.name for info in model.graph.input], given)
         more = ("--sets", str(len(given)))
         deadline = time.monotonic() + LIMITS.seconds
-        found: dict[str, Any] = confined.run("honed.tuner.mixed.child", folder, more, LIMITS, deadline)
+        found: dict[str, Any] = confined.run(
+            "honed.tuner.mixed_precision.child", folder, more, LIMITS, deadline
+        )
     if "failure" in found:
         return str(found["failure"])
     try:
@@ -220,7 +222,7 @@ def _choice(found: PrecisionAnswer, on: str) -> PrecisionChoice:
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
-def calibration_sets(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[str, Array]]:
+def calibration_sets(folder: Path, inputs: Sequence[StaticTensorSpec]) -> list[dict[str, Array]]:
     """Return the sets of inputs in a folder, in the order of their files' names.
 
     Raises InvalidArgument where there is none, or one does not fit the inputs of the model.
@@ -228,7 +230,7 @@ def calibration_sets(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[st
     return [_checked_set(path, inputs) for path in calibration_files(folder)]
 
 
-def _checked_set(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+def _checked_set(path: Path, inputs: Sequence[StaticTensorSpec]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
             _check_names(path, {name.removesuffix(".npy") for name in archive.namelist()}, inputs)
@@ -249,7 +251,7 @@ def _checked_set(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     return found
 
 
-def _check_names(path: Path, names: set[str], inputs: Sequence[TensorSpec]) -> None:
+def _check_names(path: Path, names: set[str], inputs: Sequence[StaticTensorSpec]) -> None:
     wanted = ", ".join(repr(spec.name) for spec in inputs)
     for spec in inputs:
         if spec.name not in names:
@@ -262,7 +264,7 @@ def _check_names(path: Path, names: set[str], inputs: Sequence[TensorSpec]) -> N
         )
 
 
-def _check_header(path: Path, member: IO[bytes], spec: TensorSpec) -> None:
+def _check_header(path: Path, member: IO[bytes], spec: StaticTensorSpec) -> None:
     """Check type and shape before memory is allocated for them."""
     first = npy.read_magic(member) == (1, 0)
     shape, _, dtype = (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(member)

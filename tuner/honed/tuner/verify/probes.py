@@ -18,13 +18,13 @@ import onnx
 
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Precondition, Selection
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 from honed.runtime.execution.executor import Executor
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .contrasts import contrasting
-from .discontinuities import HIDING, Opened, OpenedModel, exposing, opened_with
+from .discontinuities import HIDING, Opened, PiecewiseModel, exposing, opened_with
 from .evaluator import EVALUATORS, Reference, ReferenceFailure, evaluate
 from .graphs import MOVING
 from .inputs import Inputs
@@ -42,7 +42,7 @@ _OF_SHAPES = {"ConstantOfShape", "EyeLike", "Shape", "Size"}
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
+class Coverage:
     """Shares of an output over all probes: elements that are finite, and that say something."""
 
     finite: float
@@ -57,39 +57,39 @@ class Covered:
         )
 
 
-def of_values(values: Sequence[np.ndarray]) -> Covered:
+def of_values(values: Sequence[np.ndarray]) -> Coverage:
     """Return how much one value says, as the reference has it for several probes."""
     flat = np.concatenate([np.asarray(each).reshape(-1) for each in values])
     if not flat.size:
-        return Covered(1.0, 1.0)
+        return Coverage(1.0, 1.0)
     known = flat[np.isfinite(flat)] if flat.dtype.kind == "f" else flat
     finite = known.size / flat.size
     if not known.size:
-        return Covered(0.0, 0.0)
+        return Coverage(0.0, 0.0)
     if known.size == 1:
-        return Covered(finite, finite)
+        return Coverage(finite, finite)
     usual = np.partition(known, known.size // 2)[known.size // 2]  # what most have, where most have one value
     alike = np.count_nonzero(known == usual) / known.size
     if known.dtype.kind == "f" and alike < 1:
         ends = [np.count_nonzero(known == end) for end in (known.min(), known.max())]
         if min(ends) > 1:
             alike = max(alike, sum(ends) / known.size)
-    return Covered(finite, finite * (1 - alike) if alike > _MOST else finite)
+    return Coverage(finite, finite * (1 - alike) if alike > _MOST else finite)
 
 
-def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Covered]:
+def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, Coverage]:
     """Return by output how much the reference's values say.
 
     Outputs that depend on no input are fully covered.
     """
     decided = graphs.varying(model, _OF_SHAPES)
     return {
-        name: of_values([each[name] for each in outputs]) if name in decided else Covered(1.0, 1.0)
+        name: of_values([each[name] for each in outputs]) if name in decided else Coverage(1.0, 1.0)
         for name in graphs.outputs(model)
     }
 
 
-def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Covered:
+def behind(apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Coverage:
     """Return how much a verification at the steps of `apart` says about output `name`.
 
     `reference` has the values at the steps for each probe. Looks behind operators that choose, saturate or
@@ -103,7 +103,7 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
         if node is None:
             continue  # the inputs hold it
         if node.op_type not in HIDING | MOVING.keys():
-            return Covered(1.0, 0.0)
+            return Coverage(1.0, 0.0)
         for each in {name for name in node.input if name in decided} - seen:
             seen.add(each)
             share = of_values([values[each] for values in reference]) if each in at_steps else None
@@ -111,7 +111,7 @@ def behind(apart: OpenedModel, model: onnx.ModelProto, reference: Sequence[Array
                 waiting.append(each)
             else:
                 found.append(share)
-    return min(found, key=lambda each: each.varied, default=Covered(1.0, 1.0))
+    return min(found, key=lambda each: each.varied, default=Coverage(1.0, 1.0))
 
 
 # A probe holds a few NaN and infinities. What it finds is told with the compiled form and refuses none:
@@ -187,7 +187,7 @@ def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str,
     except HonedError as error:
         return [f"NaN and infinities among inputs fail: {error}"]
     compared = [
-        proof.compare(probe.outputs[name], found[name], allowed, name)
+        verification.compare(probe.outputs[name], found[name], allowed, name)
         for name, allowed in tolerance.items()
         if name in probe.outputs and name in found and probe.outputs[name].shape == found[name].shape
     ]
@@ -211,7 +211,7 @@ _CALM = 0.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ReferenceProbes:
     """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
 
     `tolerance` is per output, as in `honed.runtime.compiled.model.Probe`. `behind` is what the last part,
@@ -238,7 +238,7 @@ class _Trial:
     inputs: dict[str, np.ndarray]
     outputs: dict[str, np.ndarray]  # with the values at the steps of a model that is given open
     noise: tuple[float, ...]  # per output, how far one rounding of the inputs moves it, as `compare` says
-    covered: Mapping[str, Covered]  # by output
+    covered: Mapping[str, Coverage]  # by output
 
     @property
     def varied(self) -> float:
@@ -255,9 +255,9 @@ def choose(
     limits: EvaluationLimits = DEFAULT_LIMITS,
     given: Sequence[Mapping[str, np.ndarray]] = (),
     whole: onnx.ModelProto | None = None,
-    apart: OpenedModel | None = None,
+    apart: PiecewiseModel | None = None,
     preconditions: Sequence[Precondition] = (),
-) -> Expected | ReferenceFailure:
+) -> ReferenceProbes | ReferenceFailure:
     """Choose `count` sets of inputs for the original model with static shapes, and evaluate them.
 
     `given` are inputs of the user's, which come before generated ones. `precision` is that of the compiled
@@ -318,7 +318,7 @@ def choose(
     if flat and best[0].varied >= ENOUGH and any(each.ends or each.hides for each in fresh.own.values()):
         best.append(flat[0])  # nothing is there to attend to: equal to what it shall be, and no proof alone
     tolerance, widened = _widened(allowed, best, names)
-    made = Expected(
+    made = ReferenceProbes(
         evaluator=evaluator,
         inputs=tuple(trial.inputs for trial in best),
         outputs=tuple({name: trial.outputs[name] for name in names} for trial in best),
@@ -423,22 +423,22 @@ def _unchanged(trials: Sequence[_Trial], name: str) -> np.ndarray:
     return np.asarray(np.logical_and.reduce([value == values[0] for value in values]))
 
 
-def _of_changing(values: Sequence[np.ndarray], fixed: np.ndarray) -> Covered:
+def _of_changing(values: Sequence[np.ndarray], fixed: np.ndarray) -> Coverage:
     """Return how much is covered where elements that are `fixed` are compared for equality."""
     if fixed.all():
-        return Covered(1.0, 1.0)
+        return Coverage(1.0, 1.0)
     share = of_values([value[~fixed] if fixed.shape == value.shape else value for value in values])
     still = float(fixed.mean())
-    return Covered(still + (1 - still) * share.finite, share.varied)
+    return Coverage(still + (1 - still) * share.finite, share.varied)
 
 
 def _covered(
     model: onnx.ModelProto,
-    made: Expected,
+    made: ReferenceProbes,
     fixed: Mapping[str, np.ndarray],
     precision: str,
     limits: EvaluationLimits,
-) -> Expected:
+) -> ReferenceProbes:
     """Return the probes, with how much of each output they cover.
 
     They cover it by themselves, with the values at the model's steps, or as elements that are `fixed`.
@@ -470,8 +470,8 @@ def _covered(
 
 
 def _behind(
-    model: onnx.ModelProto, made: Expected, names: Sequence[str], limits: EvaluationLimits
-) -> dict[str, Covered]:
+    model: onnx.ModelProto, made: ReferenceProbes, names: Sequence[str], limits: EvaluationLimits
+) -> dict[str, Coverage]:
     """Return how much of these outputs a verification at the model's steps covers, where it can be made."""
     model = graphs.inlined(model)
     known = made.known or opened_with(model, made.inputs, limits)

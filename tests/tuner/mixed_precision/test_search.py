@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.tuner.graph.fp16_casts import Exemptions
-from honed.tuner.mixed.child import Error, KeptOperators, PrecisionTrials, search
+from honed.tuner.mixed_precision.child import Error, KeptOperators, PrecisionTrials, search
 
 BOUND = 1.0
 OPERATORS = [f"v{n}" for n in range(24)]

@@ -17,8 +17,8 @@ from onnx.reference import ReferenceEvaluator
 from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
 from honed.tuner.graph.fp16_casts import Exemptions
-from honed.tuner.mixed import child
-from honed.tuner.mixed.child import BOUND, PrecisionAnswer, Simulation, decided
+from honed.tuner.mixed_precision import child
+from honed.tuner.mixed_precision.child import BOUND, PrecisionAnswer, Simulation, decided
 
 
 def _normalised(text: str, **constants: np.ndarray) -> Normalised:
@@ -176,7 +176,7 @@ def test_work_is_bounded_by_fewer_sets_and_then_not_done() -> None:
 
 def test_the_child_knows_nothing_of_the_compiler() -> None:
     code = (
-        "import sys, honed.tuner.mixed.child\n"
+        "import sys, honed.tuner.mixed_precision.child\n"
         "found = [m for m in sys.modules if m.split('.')[0] == 'tvm']\n"
         "assert not found, found"
     )

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from honed.protocol.errors import HonedError
-from honed.runtime.execution.proof import Difference
+from honed.runtime.execution.verification import Difference
 
 from . import graphs
 from .evaluator import ReferenceFailure, evaluate

@@ -25,7 +25,7 @@ import onnx
 
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype as carried_dtype
-from honed.runtime.execution.proof import Difference, compare
+from honed.runtime.execution.verification import Difference, compare
 
 from . import graphs
 from .graphs import MOVING
@@ -39,7 +39,7 @@ _BYTES = {"fp16": 2, "mixed": 2, "fp32": 4, "fp64": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RoundingProfile:
     """What a model does to rounding errors."""
 
     depth: int  # nodes that round on the longest way from an input to an output
@@ -98,7 +98,7 @@ def _declared(output: onnx.ValueInfoProto) -> str:
     return name
 
 
-def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work:
+def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> RoundingProfile:
     """Return depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
     depth: dict[str, int] = {}
     longest = 1
@@ -107,7 +107,7 @@ def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work
         reached = rounds + max((depth.get(name, 0) for name in node.input), default=0)
         depth.update({name: reached for name in node.output if name})
         longest = max(longest, _terms(node, known))
-    return Work(depth=max(depth.values(), default=1) or 1, reduction=longest)
+    return RoundingProfile(depth=max(depth.values(), default=1) or 1, reduction=longest)
 
 
 def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:

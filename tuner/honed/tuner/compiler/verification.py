@@ -20,20 +20,20 @@ from honed.protocol.errors import HonedError, ModelRefused
 from honed.runtime.compiled import modelfile, parts
 from honed.runtime.compiled.model import CompiledModel, PartitionTensor, SourceModel
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST, PROVING_MIB, PartLimits
-from honed.runtime.execution import proof
+from honed.runtime.execution import verification
 from honed.runtime.execution.cpuparts import CpuPartitionProcess
 from honed.runtime.execution.executor import Executor
 from honed.tuner import frontend
 from honed.tuner.frontend import Normalised, Precision
-from honed.tuner.lower.module import First, LoweredModel, lower_module
-from honed.tuner.prove import discontinuities, evaluator, locate, probes
-from honed.tuner.prove.probes import Expected
+from honed.tuner.lower.module import LoweredModel, UntunedKernels, lower_module
+from honed.tuner.verify import discontinuities, evaluator, locate, probes
+from honed.tuner.verify.probes import ReferenceProbes
 
 from . import calls
 from .assemble import assemble
-from .fusion import joins
-from .partition import Cut
-from .schedules import first_kernels
+from .fusion import fusion_policy
+from .partition import PartitionedModel
+from .schedules import untuned_kernels
 
 
 def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
@@ -50,7 +50,7 @@ def run_model(
     inputs: Mapping[str, np.ndarray],
     device: Device,
     precision: Precision = "auto",
-    first: First = first_kernels,
+    first: UntunedKernels = untuned_kernels,
 ) -> dict[str, np.ndarray]:
     """Compile a model of static shapes with schedules that need no trial, and run it once.
 
@@ -65,7 +65,7 @@ def run_sets(
     inputs: Iterable[Mapping[str, np.ndarray]],
     device: Device,
     precision: Precision,
-    first: First,
+    first: UntunedKernels,
     processes: int = 0,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Compile as `run_model` does, and run with several sets of inputs, each when its outputs are asked for.
@@ -83,7 +83,7 @@ def run_sets(
         first=first,
         names=imported.names,
         processes=processes,
-        joins=joins(profile),
+        joins=fusion_policy(profile),
     )
     sha256 = hashlib.sha256(model.SerializeToString()).hexdigest()
     source = strict.copy_fields(
@@ -104,13 +104,13 @@ _PROBE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class VerificationResult:
     """A compiled form, how far off its probes are, and what a proof part by part found, where they were."""
 
     model: CompiledModel
     constants: Mapping[int, np.ndarray]
-    results: tuple[proof.Difference, ...] = ()
-    apart: discontinuities.ProofByParts | None = None
+    results: tuple[verification.Difference, ...] = ()
+    apart: discontinuities.PiecewiseVerification | None = None
     notes: tuple[str, ...] = ()  # of NaN and infinities
     unproven: str = ""  # why answers that are right prove nothing
     programs: Sequence[object] = ()  # that the device built for it, held for what is tried beside it
@@ -151,7 +151,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prover:
+class Verifier:
     """What all attempts at a model have in common.
 
     `bound` is the model as the reference evaluates it, with static inputs. `device`, `precision` and
@@ -162,12 +162,14 @@ class Prover:
     profile: DeviceProfile
     device: Device | None
     normalised: Normalised
-    cut: Cut | None
-    expected: Expected
+    cut: PartitionedModel | None
+    expected: ReferenceProbes
     bound: onnx.ModelProto
     precision: Precision
     processes: int
-    quantised: discontinuities.ProofByParts | None = None  # of the normalised model, where all steps quantise
+    quantised: discontinuities.PiecewiseVerification | None = (
+        None  # of the normalised model, where all steps quantise
+    )
 
     @property
     def half(self) -> bool:
@@ -179,7 +181,7 @@ class Prover:
         """Whether parts run between what is compiled, so that no node can be looked for."""
         return self.cut is not None and bool(self.cut.between)
 
-    def with_quantised(self) -> Prover:
+    def with_quantised(self) -> Verifier:
         """Return this with the proof of the normalised model by the reference, where all steps quantise.
 
         Raises ModelRefused where no kernels could be verified, because the model amplifies rounding.
@@ -191,7 +193,9 @@ class Prover:
             raise unverified(found.undetermined)
         return replace(self, quantised=found)
 
-    def attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
+    def verify(
+        self, lowered: LoweredModel, first: UntunedKernels, tell: Tell, done: float, *more: str
+    ) -> VerificationResult:
         """Return a compiled model, compared with the reference where there is a device.
 
         A model whose probes are wrong is verified part by part where it has steps; `more` are notes. ONNX
@@ -202,7 +206,7 @@ class Prover:
             return self._attempt(lowered, first, tell, done, *more)
         cut = self.cut
 
-        def at(level: str, *notes: str) -> Attempt | ModelRefused:
+        def at(level: str, *notes: str) -> VerificationResult | ModelRefused:
             """Return an attempt with partitions at this level, or the refusal of a wrong last partition."""
             prover = replace(self, cut=replace(cut, level=level))
             try:
@@ -222,10 +226,12 @@ class Prover:
             raise found
         return found
 
-    def _parts_may_err(self, found: Attempt | ModelRefused) -> bool:
+    def _parts_may_err(self, found: VerificationResult | ModelRefused) -> bool:
         return isinstance(found, ModelRefused) or (self.in_parts and not self.half and bool(found.wrong))
 
-    def _attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
+    def _attempt(
+        self, lowered: LoweredModel, first: UntunedKernels, tell: Tell, done: float, *more: str
+    ) -> VerificationResult:
         draft = self._assembled(self.expected, lowered, more)
         if self.device is None:
             return draft
@@ -257,7 +263,7 @@ class Prover:
         results = tuple(replace(result, tolerance=most) for result, most in every)
         return replace(made, results=results, apart=apart, notes=tried.notes)
 
-    def refusal(self, tried: Attempt, first: First) -> ModelRefused:
+    def refusal(self, tried: VerificationResult, first: UntunedKernels) -> ModelRefused:
         """Return the refusal of a model whose answers are wrong or that nothing verifies.
 
         It names the first node that differs.
@@ -283,12 +289,16 @@ class Prover:
         )
         return tried.refusal("; ".join(filter(None, (apart.wrong if apart else "", str(located)))))
 
-    def _assembled(self, expected: Expected, lowered: LoweredModel, more: tuple[str, ...]) -> Attempt:
+    def _assembled(
+        self, expected: ReferenceProbes, lowered: LoweredModel, more: tuple[str, ...]
+    ) -> VerificationResult:
         notes = (*self.source.notes, *lowered.notes, *expected.notes, *more)
         source = replace(self.source, notes=notes)
-        return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
+        return VerificationResult(
+            *assemble(source, self.profile, self.normalised, lowered, expected, self.cut)
+        )
 
-    def _judged(self, run: discontinuities.Run) -> discontinuities.ProofByParts | None:
+    def _judged(self, run: discontinuities.Run) -> discontinuities.PiecewiseVerification | None:
         return discontinuities.judge(
             self.bound,
             self.expected.inputs,
@@ -337,8 +347,8 @@ def expect(
     normalised: Normalised,
     given: Sequence[Mapping[str, np.ndarray]] = (),
     whole: onnx.ModelProto | None = None,
-    apart: discontinuities.OpenedModel | None = None,
-) -> Expected:
+    apart: discontinuities.PiecewiseModel | None = None,
+) -> ReferenceProbes:
     """Choose probes and evaluate the reference; `given`, `whole` and `apart` are as in `probes.choose`.
 
     Raises ModelRefused where the reference cannot be evaluated, gives outputs of other types or shapes, or
@@ -379,7 +389,7 @@ def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str
         ]
 
 
-def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
+def with_behind(expected: ReferenceProbes, cut: PartitionedModel, bound: onnx.ModelProto) -> ReferenceProbes:
     """Add what the whole model, with static inputs, gives for the probes through the parts behind.
 
     Raises ModelRefused where the reference cannot evaluate it, or gives other shapes than the parts have.
@@ -399,18 +409,18 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
     return replace(expected, behind=behind)
 
 
-def _probed(device: Device, draft: Attempt, expected: Expected) -> Attempt:
+def _probed(device: Device, draft: VerificationResult, expected: ReferenceProbes) -> VerificationResult:
     """Return a compiled form with how far off its probes are, and notes on NaN and infinities."""
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
-        behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
+        behind = [found for probe in probed for found in verification.check_behind(executor, probe)]
         if wrong := tuple(str(found) for found in behind if not found.right):
             raise ModelRefused(
                 "the part that the CPU engine is to run last does not give the reference's answers on the "
                 f"reference's own values ({wrong[0]})",
                 wrong,
             )
-        results = proof.check_probes(executor)
+        results = verification.check_probes(executor)
         names = [output.name for output in draft.model.outputs]
         special = expected.special
         notes: tuple[str, ...] = ()

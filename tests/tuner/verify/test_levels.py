@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.onnxfile.reading import read
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
-from honed.tuner.prove import confined, evaluator, levels
-from honed.tuner.prove.confined import DEFAULT_LIMITS, EvaluationLimits
-from honed.tuner.prove.levels import Arrays
+from honed.tuner.verify import confined, evaluator, levels
+from honed.tuner.verify.confined import DEFAULT_LIMITS, EvaluationLimits
+from honed.tuner.verify.levels import Arrays
 from tests import lookalikes, models
 
 

@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from honed.machine.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner.demo import lightglue
-from honed.tuner.prove import inputs
-from honed.tuner.prove.locate import first_difference
+from honed.tuner.verify import inputs
+from honed.tuner.verify.locate import first_difference
 
 
 def _model(text: str) -> onnx.ModelProto:
@@ -142,7 +142,7 @@ def test_values_read_by_subgraphs_are_looked_at() -> None:
 
 @pytest.mark.tvm
 def test_it_names_the_node_of_what_was_really_compiled(device: Device) -> None:
-    from honed.tuner.compiler.proof import run_model
+    from honed.tuner.compiler.verification import run_model
 
     def compiled(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         changed = onnx.ModelProto()

@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import parser
 
-from honed.tuner.prove import ranges
-from honed.tuner.prove.graphs import Graph
-from honed.tuner.prove.ranges import NAMES, RULES, NameRule, Rule, of_inputs
+from honed.tuner.verify import ranges
+from honed.tuner.verify.graphs import Graph
+from honed.tuner.verify.ranges import NAMES, RULES, NameRule, Rule, of_inputs
 
 
 def example(row: Rule | NameRule) -> onnx.ModelProto:

@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, parser
 
-from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.evaluator import Reference, evaluate
-from honed.tuner.prove.operators import _read_last
+from honed.tuner.verify.confined import EvaluationLimits
+from honed.tuner.verify.evaluator import Reference, evaluate
+from honed.tuner.verify.operators import _read_last
 
 SHAPES = [
     ((2, 6, 9, 7), (8, 6, 3, 3), {"pads": [1, 0, 2, 1]}),

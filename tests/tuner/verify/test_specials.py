@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from honed.runtime.execution.executor import Executor
-from honed.tuner.prove import probes
+from honed.tuner.verify import probes
 
 
 def _chosen(body: str, rows: int = 4) -> probes.SpecialProbe | None:

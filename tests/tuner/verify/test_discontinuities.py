@@ -23,11 +23,11 @@ from honed.runtime.compiled import modelfile
 from honed.runtime.execution import programs
 from honed.tuner import frontend
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler import proof
+from honed.tuner.compiler import verification
 from honed.tuner.frontend import Normalised
-from honed.tuner.prove import discontinuities, probes
-from honed.tuner.prove.confined import DEFAULT_LIMITS
-from honed.tuner.prove.inputs import generate
+from honed.tuner.verify import discontinuities, probes
+from honed.tuner.verify.confined import DEFAULT_LIMITS
+from honed.tuner.verify.inputs import generate
 from tests.tuner.compiler.test_compile import planted
 
 Arrays = Mapping[str, np.ndarray]
@@ -85,7 +85,7 @@ def changed(**changes: Callable[[np.ndarray], np.ndarray]) -> discontinuities.Ru
     return run
 
 
-def judged(model: onnx.ModelProto, run: discontinuities.Run) -> discontinuities.ProofByParts:
+def judged(model: onnx.ModelProto, run: discontinuities.Run) -> discontinuities.PiecewiseVerification:
     usual = [1e-3] * len(model.graph.output)
     found = discontinuities.judge(model, generate(model, 2), run, precision="fp32", tolerance=usual)
     assert found is not None
@@ -314,7 +314,7 @@ def test_sums_at_a_boundary_are_served_with_a_note(
         return build(device, source, cache)
 
     monkeypatch.setattr(programs, "_built", building)
-    monkeypatch.setattr(proof, "run_sets", None)  # no part is compiled by itself
+    monkeypatch.setattr(verification, "run_sets", None)  # no part is compiled by itself
     result = compiling.compile_file(rounded, lambda *_: None)
     assert len(set(built)) == len(built) > 0, "a program that is there is built again"
     proven = modelfile.read(rounded.output).model.proof
@@ -327,7 +327,7 @@ def test_sums_at_a_boundary_are_served_with_a_note(
 def test_wrong_kernels_before_a_step_are_refused(
     rounded: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "untuned_kernels", planted)
     monkeypatch.setattr(compiling, "default_kernels", planted)
     with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
         compiling.compile_file(rounded, lambda *_: None)
@@ -408,8 +408,8 @@ def test_probes_of_an_opened_model_know_the_values_at_its_steps() -> None:
     apart = discontinuities.quantising(QUANTISED)
     assert apart is not None
     plain, shown = (probes.choose(QUANTISED, 2, "fp32", apart=each) for each in (None, apart))
-    assert isinstance(plain, probes.Expected)
-    assert isinstance(shown, probes.Expected)
+    assert isinstance(plain, probes.ReferenceProbes)
+    assert isinstance(shown, probes.ReferenceProbes)
     assert plain.known is None
     assert shown.known is not None
     np.testing.assert_equal((shown.inputs, shown.outputs), (plain.inputs, plain.outputs))

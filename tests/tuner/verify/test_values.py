@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper, parser
 
 from honed.runtime.errors import ModelRefused
 from honed.tuner.frontend import normalise
-from honed.tuner.prove import ranges
-from honed.tuner.prove.inputs import generate
-from honed.tuner.prove.probes import Expected, choose
+from honed.tuner.verify import ranges
+from honed.tuner.verify.inputs import generate
+from honed.tuner.verify.probes import ReferenceProbes, choose
 
 PAGE = Path(__file__).parents[3] / "docs" / "dev" / "verdicts.md"
 # By operator: a model of it, the input that it relies on, and what is served.
@@ -144,7 +144,7 @@ def test_a_single_sequence_of_which_nothing_is_there_is_a_probe_beside_others() 
     text = PRECONDITIONS["Attention"][0].replace("[2,1", "[1,1").replace("int64[2]", "int64[1]")
     made = parser.parse_model(f'<ir_version: 10, opset_import: ["": 24]> f {text}')
     found = choose(made, 3, "fp32", preconditions=normalise(made).preconditions)
-    assert isinstance(found, Expected)
+    assert isinstance(found, ReferenceProbes)
     lengths = [int(one["n"][0]) for one in found.inputs]
     assert {0, 5} <= set(lengths)
     assert not found.unproven

@@ -24,12 +24,12 @@ from honed.onnxfile.reading import MISLED, UNNAMED, forget_names, read, shown
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.results import OptimisationCheck
 from honed.runtime.engines import HIGHEST, LEVELS, LOWEST
-from honed.runtime.execution.proof import compare, differences
+from honed.runtime.execution.verification import compare, differences
 
 from . import confined, discontinuities, graphs, probes
 from .confined import EvaluationLimits
 from .evaluator import OPTIMISED, ReferenceFailure, at_level
-from .probes import Expected
+from .probes import ReferenceProbes
 from .tolerance import for_output
 
 _PROBES = 3
@@ -116,7 +116,7 @@ def _compared(
 
 def _probes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, precision: str
-) -> tuple[onnx.ModelProto, Expected]:
+) -> tuple[onnx.ModelProto, ReferenceProbes]:
     """Return the model with static inputs, and its expected outputs for some.
 
     Raises _Unknown where no inputs are known that ONNX Runtime runs on without optimisation.
@@ -145,7 +145,7 @@ def _probes(
 
 def _batched(
     model: onnx.ModelProto, bound: onnx.ModelProto, limits: EvaluationLimits, precision: str
-) -> Expected | None:
+) -> ReferenceProbes | None:
     """Return one probe of more rows than 1, where the file leaves their number open and takes some.
 
     As many rows as another size is, if possible: what is done along the wrong axis shows there, or runs only
@@ -166,7 +166,7 @@ def _batched(
             found = probes.choose(several, 1, precision, seed=_SEED, limits=limits)
         except HonedError:
             continue
-        if isinstance(found, Expected) and found.evaluator.startswith(at_level(LOWEST)):
+        if isinstance(found, ReferenceProbes) and found.evaluator.startswith(at_level(LOWEST)):
             return found
     return None
 
@@ -205,7 +205,7 @@ def _precision(model: onnx.ModelProto) -> str:
     return "fp64" if TensorProto.DOUBLE in types and TensorProto.FLOAT not in types else "fp32"
 
 
-def _objection(expected: Expected, found: Sequence[Arrays] | str) -> tuple[str, float]:
+def _objection(expected: ReferenceProbes, found: Sequence[Arrays] | str) -> tuple[str, float]:
     """Return what differs most and the largest error.
 
     The text is "" where no output is off by more than its tolerance.
@@ -226,8 +226,8 @@ def _objection(expected: Expected, found: Sequence[Arrays] | str) -> tuple[str, 
 
 
 def _by_its_steps(
-    bound: onnx.ModelProto, expected: Expected, count: int, limits: EvaluationLimits
-) -> Expected:
+    bound: onnx.ModelProto, expected: ReferenceProbes, count: int, limits: EvaluationLimits
+) -> ReferenceProbes:
     """Return what is expected, compared as a model with steps is: near-equal scores may change places.
 
     The first `count` inputs are of the shapes of `bound`.
@@ -259,7 +259,7 @@ class _Runs:
         """
         arguments = (at_level(level), "--sets", str(len(self.inputs)), *more)
         deadline = time.monotonic() + self.limits.seconds
-        result = confined.run("honed.tuner.prove.evaluator", self.folder, arguments, self.limits, deadline)
+        result = confined.run("honed.tuner.verify.evaluator", self.folder, arguments, self.limits, deadline)
         if "failure" not in result:
             names = graphs.outputs(self.model)
             return [

@@ -13,9 +13,9 @@ from onnx import parser
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
-from honed.tuner.prove import inputs
-from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.evaluator import Reference, ReferenceFailure, evaluate
+from honed.tuner.verify import inputs
+from honed.tuner.verify.confined import EvaluationLimits
+from honed.tuner.verify.evaluator import Reference, ReferenceFailure, evaluate
 
 
 def _model(text: str, opset: int = 18) -> onnx.ModelProto:
@@ -156,7 +156,7 @@ def test_shapes_must_be_static() -> None:
 
 def test_the_child_knows_nothing_of_the_compiler() -> None:
     code = (
-        "import sys, honed.tuner.prove.evaluator\n"
+        "import sys, honed.tuner.verify.evaluator\n"
         "found = [m for m in sys.modules if m.split('.')[0] in ('tvm', 'pyopencl')]\n"
         "found += [m for m in sys.modules if m.startswith(('honed.tuner.frontend', 'honed.tuner.lower'))]\n"
         "assert not found, found"
@@ -165,5 +165,5 @@ def test_the_child_knows_nothing_of_the_compiler() -> None:
 
 
 def test_the_child_reads_models_by_onnx_runtime_alone() -> None:
-    code = "import sys, honed.tuner.prove.evaluator; assert 'onnx' not in sys.modules"
+    code = "import sys, honed.tuner.verify.evaluator; assert 'onnx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,7 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from . import graphs
-from .confined import Running
+from .confined import LoadedEvaluator
 
 Array = np.ndarray[Any, Any]
 
@@ -170,7 +170,7 @@ def _filters(values: Array, zero: Array | None) -> Array:
     return _centred(values, zero.reshape(-1, *(1,) * (values.ndim - 1)))
 
 
-def reference(path: Path) -> Running:
+def reference(path: Path) -> LoadedEvaluator:
     """Return the model of a file in ONNX's evaluator: NumPy, slow, and by the letter of the specification.
 
     The evaluator keeps every value that it computes; here each is freed once nothing reads it any more.
@@ -193,7 +193,7 @@ def reference(path: Path) -> Running:
                     values.pop(name, None)
         return [values[name] for name in declared]
 
-    return Running(f"onnx.reference {onnx.__version__}", graphs.given(model), declared, run)
+    return LoadedEvaluator(f"onnx.reference {onnx.__version__}", graphs.given(model), declared, run)
 
 
 def _read_last(model: onnx.ModelProto) -> list[set[str]]:

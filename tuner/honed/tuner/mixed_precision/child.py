@@ -1,7 +1,7 @@
-"""The child process that decides: `python -m honed.tuner.mixed.child FOLDER --sets N ...`.
+"""The child process that decides: `python -m honed.tuner.mixed_precision.child FOLDER --sets N ...`.
 
 It reads `model.onnx`, normalised and in float32, and `input.SET.NUMBER.npy` from FOLDER, and answers
-with a `PrecisionAnswer`, or with a failure as `honed.tuner.prove.evaluator` does.
+with a `PrecisionAnswer`, or with a failure as `honed.tuner.verify.evaluator` does.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from honed.runtime.execution.proof import compare
+from honed.runtime.execution.verification import compare
 from honed.tuner.graph.fp16_casts import PRODUCTS, Array, Exemptions, operators, saturated, typed, usually
 from honed.tuner.graph.graph import Graph
-from honed.tuner.prove import confined
+from honed.tuner.verify import confined
 
 # A float32 graph is computed on the processor as a device would in fp16, to see how far off its outputs are.
 # Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result
@@ -195,7 +195,7 @@ _TURN = 89  # elements that errors are moved by when a set comes again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """The output that is furthest off, as a part of its range (`honed.runtime.execution.proof.compare`)."""
+    """The output that is furthest off, as a part of its range (see `verification.compare`)."""
 
     output: str
     error: float  # infinite where it overflows, or is not equal though no float
@@ -486,7 +486,7 @@ class PrecisionAnswer:
 
 def main(argv: list[str] | None = None) -> int:
     """Decide; the exit status is 0 wherever it answered."""
-    arguments = confined.parser("honed.tuner.mixed.child").parse_args(argv)
+    arguments = confined.parser("honed.tuner.mixed_precision.child").parse_args(argv)
 
     def work() -> Mapping[str, object]:
         model = onnx.load(arguments.folder / confined.MODEL)

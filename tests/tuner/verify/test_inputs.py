@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, parser
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
-from honed.tuner.prove.inputs import generate
+from honed.tuner.verify.inputs import generate
 
 
 def _model(text: str, opset: int = 18) -> onnx.ModelProto:

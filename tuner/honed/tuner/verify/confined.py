@@ -43,7 +43,7 @@ DEFAULT_LIMITS = EvaluationLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class LoadedEvaluator:
     """A model that an evaluator runs: `run` takes inputs by name, and returns the outputs in order.
 
     `outputs` have NumPy's names of their types where the evaluator may give others, else None.

@@ -16,15 +16,15 @@ from honed.machine.profile import DevicePeaks, DeviceProfile
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import PrecisionChoice
 from honed.runtime.errors import InvalidArgument, ModelRefused, NotFound
-from honed.runtime.execution.proof import Difference
+from honed.runtime.execution.verification import Difference
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.compiler import proof
-from honed.tuner.frontend import TensorSpec, normalise
-from honed.tuner.mixed import choose
-from honed.tuner.mixed.choose import why_not_half
-from honed.tuner.prove import levels
-from honed.tuner.prove.confined import DEFAULT_LIMITS
+from honed.tuner.compiler import verification
+from honed.tuner.frontend import StaticTensorSpec, normalise
+from honed.tuner.mixed_precision import choose
+from honed.tuner.mixed_precision.choose import why_not_half
 from honed.tuner.tune.extract import extract
+from honed.tuner.verify import levels
+from honed.tuner.verify.confined import DEFAULT_LIMITS
 from honed.valhall.bench import predicted
 from tests.tuner.graph.graphs import SAME, TOWERS, parsed
 
@@ -146,7 +146,7 @@ def test_the_users_inputs_decide(tmp_path: Path) -> None:
     assert _decide(SMALL, calibration=_sets(tmp_path / "far", far)).single == ()
 
 
-SPECS = (TensorSpec(name="x", dtype="float32", shape=(4, 16)),)
+SPECS = (StaticTensorSpec(name="x", dtype="float32", shape=(4, 16)),)
 
 
 @pytest.mark.parametrize(
@@ -279,14 +279,16 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
 ) -> None:
     asked: list[str] = []
 
-    def probed(_device: object, draft: proof.Attempt, _expected: object) -> proof.Attempt:
+    def probed(
+        _device: object, draft: verification.VerificationResult, _expected: object
+    ) -> verification.VerificationResult:
         precision = draft.model.source.precision
         asked.append(precision)
         error = 1.0 if precision == "fp16" else 0.0
         found = Difference(output="y", error=error, tolerance=0.1, index=(0, 0), expected=0.0, found=1.0)
         return replace(draft, results=(found,))
 
-    monkeypatch.setattr(proof, "_probed", probed)
+    monkeypatch.setattr(verification, "_probed", probed)
     told: list[float] = []
     made = compiling.compile_file(
         _request(tmp_path, device=device), lambda _stage, fraction, _text: told.append(fraction)

@@ -15,11 +15,11 @@ from honed.machine.devices import Device
 from honed.runtime.compiled import modelfile
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST, LOWEST
-from honed.runtime.execution.proof import aligned, compare
+from honed.runtime.execution.verification import aligned, compare
 from honed.tuner.compiler import compile as compiling
-from honed.tuner.prove import discontinuities, levels
-from honed.tuner.prove.confined import DEFAULT_LIMITS
-from honed.tuner.prove.inputs import generate
+from honed.tuner.verify import discontinuities, levels
+from honed.tuner.verify.confined import DEFAULT_LIMITS
+from honed.tuner.verify.inputs import generate
 
 TOLERANCE = (1e-3, 0.0, 1e-3)
 NAMES = ("scores", "labels", "boxes")

@@ -17,7 +17,7 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled import modelfile
 from honed.tuner.compiler import compile as compiling
 from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.prove.probes import Expected, choose, of_values
+from honed.tuner.verify.probes import ReferenceProbes, choose, of_values
 from tests.tuner.compiler.test_compile import planted
 
 
@@ -25,9 +25,9 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
 
 
-def chosen(text: str, opset: int = 17) -> Expected:
+def chosen(text: str, opset: int = 17) -> ReferenceProbes:
     found = choose(model(text, opset), 3, "fp32")
-    assert isinstance(found, Expected), found
+    assert isinstance(found, ReferenceProbes), found
     return found
 
 
@@ -139,7 +139,7 @@ def test_lengths_named_after_an_input_reach_along_its_axes(name: str) -> None:
     ],
 )  # fmt: skip
 def test_ranges_are_followed_through_arithmetic(text: str, name: str, low: float, high: float) -> None:
-    from honed.tuner.prove.inputs import generate
+    from honed.tuner.verify.inputs import generate
 
     values = np.concatenate([np.ravel(each[name]) for each in generate(model(text), 12)])
     assert values.min() >= low - 1e-6
@@ -154,7 +154,7 @@ def test_integers_meet_what_they_are_compared_with() -> None:
 
 
 def test_the_files_own_words_about_pixels_count() -> None:
-    from honed.tuner.prove.inputs import generate
+    from honed.tuner.verify.inputs import generate
 
     made = model("f (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
     made.metadata_props.add(key="Image.NominalPixelRange", value="NominalRange_0_255")
@@ -231,7 +231,7 @@ def test_what_saturates_is_verified_by_what_it_is_given(
     assert found.hidden
     assert not found.unproven
     assert found.covered == (1.0,)
-    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "untuned_kernels", planted)
     monkeypatch.setattr(compiling, "default_kernels", planted)
     with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
         compiling.compile_file(request(tmp_path, SATURATED, device), lambda *_: None)
@@ -339,7 +339,7 @@ def test_kernels_that_write_nothing_are_not_right_where_zeros_are(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fresh memory is full of zeros, and memory of the run before has its answer, here the same."""
-    monkeypatch.setattr(compiling, "first_kernels", idle)
+    monkeypatch.setattr(compiling, "untuned_kernels", idle)
     monkeypatch.setattr(compiling, "default_kernels", idle)
     with pytest.raises(ModelRefused, match="does not give the reference's answers"):
         compiled("off its own mean", tmp_path, device)

@@ -3,7 +3,7 @@
 ONNX Runtime where it is installed and can run the model, else ONNX's reference evaluator; each in a child
 process of its own, bounded in time and memory, because the model is untrusted. What goes wrong is a value.
 
-The child is `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
+The child is `python -m honed.tuner.verify.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
 `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then answers
 `{"evaluator": "name version", "seconds": SECONDS}`, those of the shortest run, or
 `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try another evaluator), "inputs" (it runs
@@ -30,7 +30,7 @@ from honed.runtime.dtypes import DTYPES
 from honed.runtime.engines import LEVELS, LOWEST, said, session_options
 
 from . import confined
-from .confined import DEFAULT_LIMITS, EvaluationLimits, Running
+from .confined import DEFAULT_LIMITS, EvaluationLimits, LoadedEvaluator
 
 if TYPE_CHECKING:  # a child that runs ONNX Runtime does without, and starts in half the time
     import onnx
@@ -99,7 +99,7 @@ def evaluate(
         for evaluator in evaluators:
             sets = str(len(inputs) + len(more))
             arguments = (evaluator, "--sets", sets, "--few", str(len(more)), "--first", str(first))
-            result = confined.run("honed.tuner.prove.evaluator", place, arguments, limits, deadline)
+            result = confined.run("honed.tuner.verify.evaluator", place, arguments, limits, deadline)
             if "evaluator" in result:
                 outputs = graphs.outputs(model)
                 return Reference(
@@ -136,7 +136,7 @@ class _Failed(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate as the command line says; the exit status is 0 wherever it answered."""
-    parser = confined.parser("honed.tuner.prove.evaluator")
+    parser = confined.parser("honed.tuner.verify.evaluator")
     parser.add_argument("evaluator", choices=(*EVALUATORS, *map(at_level, LEVELS)))
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--few", type=int, default=0)
@@ -172,7 +172,7 @@ def _evaluate(args: argparse.Namespace, written: Path | None) -> dict[str, objec
     return {"evaluator": running.evaluator, "seconds": shortest}
 
 
-def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> Running:
+def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> LoadedEvaluator:
     """Return ONNX Runtime on the CPU, at a level of optimisation; `written` gets the graph that it runs."""
     try:
         import onnxruntime
@@ -195,7 +195,7 @@ def _onnxruntime(path: Path, threads: int, level: str, written: Path | None) -> 
             raise confined.InputsRefused(_one_line(error)) from error
 
     given, made = ([v.name for v in values] for values in (session.get_inputs(), session.get_outputs()))
-    return Running(f"onnxruntime {onnxruntime.__version__}", given, dict.fromkeys(made), run)
+    return LoadedEvaluator(f"onnxruntime {onnxruntime.__version__}", given, dict.fromkeys(made), run)
 
 
 def _carried(name: str, value: object, declared: str | None) -> np.ndarray:

@@ -11,8 +11,8 @@ from onnx import parser
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
-from honed.tuner.prove import graphs
-from honed.tuner.prove.tolerance import HALF_MOST, for_model, for_output, work
+from honed.tuner.verify import graphs
+from honed.tuner.verify.tolerance import HALF_MOST, for_model, for_output, work
 
 
 def _model(text: str) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from honed.protocol.errors import HonedError
 from honed.runtime.compiled.model import Selection
 from honed.runtime.engines import HIGHEST
-from honed.runtime.execution.proof import Difference, aligned, compare
+from honed.runtime.execution.verification import Difference, aligned, compare
 
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
@@ -48,7 +48,7 @@ MOST_BYTES = 1 << 29  # of values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedModel:
+class PiecewiseModel:
     """A model whose steps stand apart: `model` reads what `feeds` gives, besides its own inputs.
 
     `before` are the values that steps read and other nodes make, `after` those that steps make; both as the
@@ -81,10 +81,12 @@ class OpenedModel:
         }
 
 
-Opened = tuple[OpenedModel, Sequence[Arrays]]  # with what the reference gives for sets of inputs, also there
+Opened = tuple[
+    PiecewiseModel, Sequence[Arrays]
+]  # with what the reference gives for sets of inputs, also there
 
 
-def quantising(model: onnx.ModelProto) -> OpenedModel | None:
+def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
     """Open a model with static shapes whose steps all quantise; None where it is none, or they are large."""
     if not any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node):
         return None  # far quicker than opening it
@@ -92,7 +94,7 @@ def quantising(model: onnx.ModelProto) -> OpenedModel | None:
     return apart if apart is not None and apart.only_quantises and _small(apart) else None
 
 
-def opened(model: onnx.ModelProto) -> OpenedModel | None:
+def opened(model: onnx.ModelProto) -> PiecewiseModel | None:
     """Open a model with static shapes at its steps; None where it has none that can be opened."""
     graph = Graph(model)
     model, known, varying, nodes = graph.model, graph.known, graph.varying, graph.model.graph.node
@@ -112,7 +114,7 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
     taken = own | {name for node in nodes for name in (*node.input, *node.output)}
     given = {name: _unused(f"{name}, given", taken) for name in before}
     made = {name: _unused(f"{name}, made", taken) for name in after}
-    return OpenedModel(
+    return PiecewiseModel(
         model=_apart(model, numbered, known, given, made),
         before=before,
         after=after,
@@ -159,7 +161,7 @@ def _apart(
     )
 
 
-def moving(model: onnx.ModelProto, apart: OpenedModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
+def moving(model: onnx.ModelProto, apart: PiecewiseModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
     """Return the model with noise added to what its steps read.
 
     `sizes` says by value how large the noise is at most. Each run of the model adds other noise.
@@ -196,7 +198,7 @@ def only(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return graphs.remade(model, list(model.graph.node), list(model.graph.input), outputs)
 
 
-def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
+def exposing(model: onnx.ModelProto, apart: PiecewiseModel) -> onnx.ModelProto:
     """Return the model with the values at its steps among its outputs."""
     exposed = graphs.copied(graphs.inlined(model))
     there = {value.name for value in exposed.graph.output}
@@ -217,7 +219,7 @@ def opened_with(model: onnx.ModelProto, inputs: Sequence[Arrays], limits: Evalua
     return None if isinstance(reference, ReferenceFailure) else (apart, reference.outputs)
 
 
-def _small(apart: OpenedModel) -> bool:
+def _small(apart: PiecewiseModel) -> bool:
     given = (graphs.of_info(value) for value in apart.model.graph.input)
     nbytes = sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in given if v)
     return nbytes <= MOST_BYTES
@@ -283,7 +285,7 @@ def _unused(name: str, taken: set[str]) -> str:
 # Outputs whose rows a TopK orders are found by having it order them otherwise. Where scores nearly tie, two
 # right computations order rows differently. The model is evaluated once more with the rows that a TopK
 # selects in another order: an output that comes out in that order along one axis, however it was computed
-# from the selection, is compared as a set of rows (`honed.runtime.execution.proof`).
+# from the selection, is compared as a set of rows (`honed.runtime.execution.verification`).
 
 _MOST_SELECTIONS = 8  # selections that are looked at
 
@@ -391,7 +393,7 @@ _LEAST = 2.0**-22  # that they are moved by, as a share of the largest: a few ro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProofByParts:
+class PiecewiseVerification:
     """What the proof part by part found.
 
     `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then how far
@@ -418,7 +420,7 @@ def judge(
     tolerance: Sequence[float],
     limits: EvaluationLimits = DEFAULT_LIMITS,
     known: Opened | None = None,
-) -> ProofByParts | None:
+) -> PiecewiseVerification | None:
     """Prove a model with static shapes part by part; None where it has no steps, or they cannot be looked at.
 
     `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and gives its outputs for each,
@@ -438,7 +440,7 @@ def judge(
             for difference in parts.compared_all(given, values, made):
                 if not difference.right:
                     why = f"{difference}, given the reference's own values at each step"
-                    return ProofByParts(wrong=why, blamed=(apart.model, given))
+                    return PiecewiseVerification(wrong=why, blamed=(apart.model, given))
                 errors[difference.output] = max(difference.error, errors.get(difference.output, 0.0))
     except HonedError:
         return None
@@ -467,7 +469,7 @@ def judge(
         f"whole it may be off by {max(allowed):.2g} of its range, as the reference changes by up to "
         f"{max(moved.values()):.2g} when it rounds otherwise"
     )
-    return ProofByParts(
+    return PiecewiseVerification(
         wrong=None, undetermined=undetermined, selections=chosen, tolerance=allowed, note=note
     )
 
@@ -502,7 +504,7 @@ def _allowed(
 class _Parts:
     """Compares what an opened model gave with the reference's values."""
 
-    def __init__(self, apart: OpenedModel, precision: str, limits: EvaluationLimits) -> None:
+    def __init__(self, apart: PiecewiseModel, precision: str, limits: EvaluationLimits) -> None:
         self._original = {made: name for name, made in apart.made.items()}
         self._apart = apart
         self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in BOUNDED}
@@ -572,7 +574,7 @@ _Pairs = Sequence[tuple[Arrays, Arrays]]  # outputs of the reference, and those 
 
 def _shifted(
     model: onnx.ModelProto,
-    apart: OpenedModel,
+    apart: PiecewiseModel,
     inputs: Sequence[Arrays],
     reference: Sequence[Arrays],
     errors: Mapping[str, float],

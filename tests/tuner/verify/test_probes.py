@@ -8,18 +8,18 @@ import pytest
 from onnx import parser
 
 from honed.tuner.demo import lightglue
-from honed.tuner.prove import inputs
-from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.evaluator import ReferenceFailure
-from honed.tuner.prove.probes import Expected, choose
+from honed.tuner.verify import inputs
+from honed.tuner.verify.confined import EvaluationLimits
+from honed.tuner.verify.evaluator import ReferenceFailure
+from honed.tuner.verify.probes import ReferenceProbes, choose
 
 
 def _model(text: str) -> onnx.ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')
 
 
-def _chosen(result: Expected | ReferenceFailure) -> Expected:
-    assert isinstance(result, Expected), result
+def _chosen(result: ReferenceProbes | ReferenceFailure) -> ReferenceProbes:
+    assert isinstance(result, ReferenceProbes), result
     return result
 
 
