@@ -21,7 +21,7 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.workload import parameters
 from honed.tuner.tune.extract import Extracted, extract
 from honed.valhall.bench import predicted
-from honed.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
+from honed.valhall.compiler import ROOT, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.judge import JudgedLaunch, MachineCodeJudge
 
 from .kernels import FILE, Buffer, Launched, Program, save
@@ -72,7 +72,7 @@ def _programs(
     try:
         judged = judge.judge(lowered.source, lowered.launches)
         yield _program(family, name, "default", one, lowered, judged)
-    except NotBuilt as failed:
+    except OfflineCompileFailed as failed:
         print(f"{name}: the default schedule is left out: {failed}")
     begun = [
         (drawn, judge.begin(drawn.lowered.source))
@@ -83,7 +83,7 @@ def _programs(
     for drawn, dump in begun:
         try:
             judged = judge.judge(drawn.lowered.source, drawn.lowered.launches, dump)
-        except NotBuilt:
+        except OfflineCompileFailed:
             continue
         taken = _microseconds(judged, arm=True)
         if taken <= _LONGEST_US:

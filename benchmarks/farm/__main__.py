@@ -132,7 +132,7 @@ def _replay(recording: Recording, farm: RunningFarm, folder: Path, count: int, s
 def _print(recording: Recording, device: str, found: dict[tuple[bool, int], list[Replayed]]) -> None:
     candidates = sum(len(batch.candidates) for batch in recording.batches)
     rulings = list(map(rows.answer, recording.rulings.values()))
-    board = sum(r.verdict["seconds"] for r in rulings if isinstance(r, rows.Ruling))
+    board = sum(r.verdict["seconds"] for r in rulings if isinstance(r, rows.BoardVerdict))
     search = sum(batch.search for batch in recording.batches)
     table = Table(
         "boards", "searching", "candidates/s", "beside one", "90 % of the gain", "beside one", box=None

@@ -12,7 +12,7 @@ from typing import cast
 from tests.extensions.farm.running import RunningFarm
 
 from honed.farm import rows
-from honed.farm.boards import Came, DaskBoards, FarmChoice, join
+from honed.farm.boards import BoardAnswer, DaskBoards, FarmChoice, join
 from honed.farm.measurer import FarmMeasurer
 from honed.jobs import events
 from honed.machine.devices import Device
@@ -97,7 +97,7 @@ class Recorder:
         self._judged[number] = candidate["id"]
         return number
 
-    def came(self, seconds: float) -> Came | None:
+    def came(self, seconds: float) -> BoardAnswer | None:
         """As in `DaskBoards`."""
         came = self._boards.came(seconds)
         if came is None or came.data is None:
@@ -106,7 +106,7 @@ class Recorder:
             task, began = self._loads.pop(came.number)
             self._recording.loading[task] = time.monotonic() - began
         candidate = self._judged.pop(came.number, None)
-        if candidate is not None and isinstance(rows.answer(came.data), rows.Ruling):
+        if candidate is not None and isinstance(rows.answer(came.data), rows.BoardVerdict):
             self._recording.rulings[candidate] = came.data
             if not candidate.startswith("default "):
                 self.order.append(candidate)
@@ -172,6 +172,6 @@ def steady(rulings: Iterable[bytes]) -> float:
     found = sorted(
         answer.verdict["yardstick_s"]
         for answer in map(rows.answer, rulings)
-        if isinstance(answer, rows.Ruling) and answer.verdict["yardstick_s"] is not None
+        if isinstance(answer, rows.BoardVerdict) and answer.verdict["yardstick_s"] is not None
     )
     return float(found[len(found) // 2])

@@ -44,13 +44,13 @@ class StandIn:
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
         """The recorded ruling, in the recorded time."""
         ruling = rows.answer(self._recording.rulings[trial.candidate["id"]])
-        assert isinstance(ruling, rows.Ruling)
+        assert isinstance(ruling, rows.BoardVerdict)
         time.sleep(ruling.verdict["seconds"])
         return replace(ruling, verdict=ruling.verdict | {"yardstick_s": self._yardstick}, faults=())
 
     def settle(self) -> rows.Answer:
         """Nothing can fault."""
-        return rows.Ruling(verdict={}, phases={}, faults=())
+        return rows.BoardVerdict(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
         """There is nothing to leave."""

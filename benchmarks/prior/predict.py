@@ -22,7 +22,7 @@ from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.records.verdict import StoredOutcome, Timing
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.valhall.bench import predicted
-from honed.valhall.compiler import ROOTS, Dump, NotBuilt, OfflineCompiler
+from honed.valhall.compiler import ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.judge import JudgedLaunch, MachineCodeJudge, seconds
 
 from .schedules import Tried, record, schedules
@@ -100,7 +100,7 @@ def _judged(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCod
     launches = inference_launches(task, Candidate.of("", tried.lowered))
     try:
         return judge.judge(tried.lowered.source, launches, begun)
-    except NotBuilt:
+    except OfflineCompileFailed:
         return []
 
 

@@ -28,7 +28,7 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
-from honed.valhall.compiler import ROOTS, Dump, NotBuilt, OfflineCompiler
+from honed.valhall.compiler import ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.judge import FP16_FLOPS, JudgedLaunch, MachineCodeJudge, seconds
 
 from . import check, dots, models, nodes, winograd
@@ -129,7 +129,7 @@ def _judged(
     for name, judge in judges.items():
         try:
             found[name] = judge.judge(source, launches, begun[name])
-        except NotBuilt as failed:
+        except OfflineCompileFailed as failed:
             print(f"{name}: {failed}")
     return found
 

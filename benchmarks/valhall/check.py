@@ -26,7 +26,7 @@ from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, inference_launches
 from honed.tuner.tune.extract import Extracted, extract, workload
-from honed.valhall.compiler import NotBuilt
+from honed.valhall.compiler import OfflineCompileFailed
 from honed.valhall.judge import FP16_FLOPS, MachineCodeJudge, seconds
 
 from .hand import Product, product
@@ -127,7 +127,7 @@ def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
     """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
     try:
         return seconds(judge.judge(lowered.source, launches(one, lowered)))
-    except NotBuilt as failed:
+    except OfflineCompileFailed as failed:
         print(f"left out of its model's sum, {one.task.weight} calls of {one.task.name}: {str(failed)[:80]}")
         return 0.0
 

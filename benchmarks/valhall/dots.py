@@ -22,7 +22,7 @@ from honed.tuner.frontend import Precision, import_relax, normalise
 from honed.tuner.lower import DOT_ADD
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
-from honed.valhall.compiler import NotBuilt
+from honed.valhall.compiler import OfflineCompileFailed
 from honed.valhall.judge import MachineCodeJudge, seconds
 
 from .draws import draws
@@ -123,6 +123,6 @@ def _function(
             source = f"#undef {DOT_ADD}\n{source}"
         try:
             found.append(seconds(judge.judge(source, one.launches)))
-        except NotBuilt:
+        except OfflineCompileFailed:
             continue
     return min(found)

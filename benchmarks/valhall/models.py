@@ -44,7 +44,7 @@ from honed.tuner.search import rules, traces
 from honed.tuner.search.decisions import read
 from honed.tuner.search.sketches import starts
 from honed.tuner.tune.extract import Extracted, extract
-from honed.valhall.compiler import Dump, NotBuilt
+from honed.valhall.compiler import Dump, OfflineCompileFailed
 from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, LAUNCH_SECONDS, JudgedLaunch, MachineCodeJudge, seconds
 
 from .check import launches
@@ -115,7 +115,7 @@ class Totals:
         self.served[one.origin.source] += 1
         try:
             judged = judge.judge(one.lowered.source, launched, one.dump)
-        except NotBuilt as failed:
+        except OfflineCompileFailed as failed:
             self.refused.append(f"{name}: {str(failed)[:90]}")
             return
         times = _times(one, judged)
@@ -281,6 +281,6 @@ def _seconds(one: Extracted, lowered: Lowered, dump: Future[Dump], judge: Machin
     """Return what a rival takes by Mesa's code; None where it is refused or spills."""
     try:
         judged = judge.judge(lowered.source, launches(one, lowered), dump)
-    except NotBuilt:
+    except OfflineCompileFailed:
         return None
     return None if any(each.kernel.spills for each in judged) else seconds(judged, DriverClass.MESA)

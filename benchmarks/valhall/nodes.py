@@ -25,7 +25,7 @@ from honed.tuner.compiler.fusion import fusion_policy
 from honed.tuner.compiler.schedules import untuned_kernels
 from honed.tuner.lower.module import legal_model
 from honed.tuner.lower.target import target_for
-from honed.valhall.compiler import Dump, NotBuilt
+from honed.valhall.compiler import Dump, OfflineCompileFailed
 from honed.valhall.dump import kernels
 from honed.valhall.judge import MachineCodeJudge
 
@@ -74,7 +74,7 @@ def report(judges: Mapping[str, MachineCodeJudge], only: str) -> None:
         refused, spilling = 0, 0
         for together, dump in begun[name]:
             for one, built in _built(judge, together, dump):
-                if isinstance(built, NotBuilt):
+                if isinstance(built, OfflineCompileFailed):
                     refused += 1
                     print(f"{name} refuses {one[0].test}: {built}\n{one[0].source}", flush=True)
                     continue
@@ -140,11 +140,11 @@ def _sources(case: cases.Case, device: DeviceProfile) -> Iterator[str]:
 
 def _built(
     judge: MachineCodeJudge, functions: list[Function], dump: Future[Dump]
-) -> Iterator[tuple[list[Function], Dump | NotBuilt]]:
+) -> Iterator[tuple[list[Function], Dump | OfflineCompileFailed]]:
     """Yield what became of functions: together where they build, else each with the compiler's words."""
     try:
         yield functions, dump.result()
-    except NotBuilt as failed:
+    except OfflineCompileFailed as failed:
         if len(functions) == 1:
             yield functions, failed
             return

@@ -27,7 +27,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload, inference_launches
 from honed.tuner.search.draw import SpaceSampler
 from honed.tuner.tune.extract import workload
-from honed.valhall.compiler import NotBuilt
+from honed.valhall.compiler import OfflineCompileFailed
 from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECONDS, MachineCodeJudge, seconds
 
 from .tasks import profile
@@ -156,6 +156,6 @@ def _taken(made: Workload, lowered: Lowered, judge: MachineCodeJudge) -> float:
     launches = inference_launches(made, Candidate.of("", lowered))
     try:
         return seconds(judge.judge(lowered.source, launches))
-    except NotBuilt as failed:
+    except OfflineCompileFailed as failed:
         print(f"left out of {made.task}: {str(failed)[:80]}")
         return math.inf

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from honed.hub import pulling, remote
-from honed.hub.memory import HubMemory, Shelf
+from honed.hub.memory import HubState, IndexCache
 from honed.jobs.events import Imported
 
 from .test_hub_pull import ATTIC, CELLAR, HERE, NOW
@@ -28,8 +28,8 @@ def resident() -> int:
 
 def main() -> None:
     """Pull so many times from the hub of two boards."""
-    store, memory = remote.store(sys.argv[1]), HubMemory()
-    shelf, trusted = Shelf(store.url), {"attic": ATTIC.public, "cellar": CELLAR.public}
+    store, memory = remote.store(sys.argv[1]), HubState()
+    shelf, trusted = IndexCache(store.url), {"attic": ATTIC.public, "cellar": CELLAR.public}
 
     def take_in(_: str, lines: Iterator[bytes]) -> Imported:
         return Imported(count=sum(1 for _ in lines), merged=0, refused=())

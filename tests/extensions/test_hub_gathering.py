@@ -11,7 +11,7 @@ from honed.hub import index as indexes
 from honed.hub import looking, pushing, remote
 from honed.hub.index import NamedKey
 from honed.hub.looking import Gathered
-from honed.hub.memory import HubMemory
+from honed.hub.memory import HubState
 from honed.hub.minisign import PublicKey
 from honed.protocol.errors import InvalidArgument
 
@@ -32,12 +32,12 @@ def hub(tmp_path: Path) -> Path:
 
 
 def gathered(
-    hub: Path, to: Path, trusted: dict[str, PublicKey] | None = None, memory: HubMemory | None = None
+    hub: Path, to: Path, trusted: dict[str, PublicKey] | None = None, memory: HubState | None = None
 ) -> tuple[Gathered, str]:
     """What is found, and all lines."""
     to.mkdir()
     owner = OWNER.public if trusted is None else None
-    store, seen = remote.store(str(hub)), memory or HubMemory()
+    store, seen = remote.store(str(hub)), memory or HubState()
     done = looking.gather(store, trusted or {}, owner, seen, to, NOW)
     return done, "".join(path.read_text() for path in sorted(to.glob("*.jsonl")))
 
@@ -83,7 +83,7 @@ def test_what_was_changed_is_told_and_left(hub: Path, tmp_path: Path, what: str)
 
 
 def test_an_old_index_is_told_and_left(hub: Path, tmp_path: Path) -> None:
-    memory = HubMemory(seen={ATTIC.public.name: 2**40})
+    memory = HubState(seen={ATTIC.public.name: 2**40})
     done, lines = gathered(hub, tmp_path / "to", memory=memory)
     assert "an old one again" in done.problems[0]
     assert not lines

@@ -14,7 +14,7 @@ import pytest
 from honed.hub import index as indexes
 from honed.hub import looking, objects, pulling, pushing, remote
 from honed.hub.index import BoardIndex, IndexedFile, NamedKey
-from honed.hub.memory import HubMemory
+from honed.hub.memory import HubState
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.protocol.errors import InvalidArgument
 from honed.tool.main import main
@@ -290,7 +290,7 @@ def test_what_is_learned_from_is_bounded(hub: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(looking, "_MOST", 600)
     (to := tmp_path / "to").mkdir()
     store = remote.store(str(hub))
-    done = looking.gather(store, {"a": ATTIC.public, "c": CELLAR.public}, None, HubMemory(), to, NOW)
+    done = looking.gather(store, {"a": ATTIC.public, "c": CELLAR.public}, None, HubState(), to, NOW)
     assert (done.keys, done.records) == (1, 2)
     assert "more than" in done.problems[0]
     assert sum(path.stat().st_size for path in to.iterdir()) < 2 * 600

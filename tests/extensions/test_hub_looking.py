@@ -19,7 +19,7 @@ from honed.hub import index as indexes
 from honed.hub import looking, objects, pushing, remote
 from honed.hub.index import NamedKey, Overview
 from honed.hub.looking import LOOKS, to_ask
-from honed.hub.memory import MAX_FILE, KeptFile, Shelf
+from honed.hub.memory import MAX_FILE, IndexCache, KeptFile
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.protocol.errors import Unavailable
 
@@ -258,12 +258,12 @@ def test_what_is_kept_is_of_one_hub_and_damage_costs_no_more_than_requests(
     board.pull()
     path = tmp_path / "shelf.json"
     board.shelf.save(path)
-    assert Shelf.load(path, board.shelf.url).files == board.shelf.files
-    assert Shelf.load(path, "http://another").files == {}
-    assert Shelf.load(tmp_path / "none", "x").files == {}
+    assert IndexCache.load(path, board.shelf.url).files == board.shelf.files
+    assert IndexCache.load(path, "http://another").files == {}
+    assert IndexCache.load(tmp_path / "none", "x").files == {}
     assert not caplog.text
     path.write_bytes(b"{" + path.read_bytes())
-    assert Shelf.load(path, board.shelf.url).files == {}
+    assert IndexCache.load(path, board.shelf.url).files == {}
     assert "damaged" in caplog.text
 
 
@@ -272,7 +272,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return KeptFile(text="x" * letters, signature="", tag="", looked_s=NOW)
 
     monkeypatch.setattr("honed.hub.memory.MAX_WHOLE", 100)
-    shelf = Shelf("x")
+    shelf = IndexCache("x")
     shelf.put("a", kept(60))
     shelf.put("b", kept(60))
     assert set(shelf.files) == {"a"}

@@ -21,7 +21,7 @@ from honed.hub import index as indexes
 from honed.hub import objects, pulling, pushing, remote
 from honed.hub import web as hub_web
 from honed.hub.index import NamedKey, Withdrawn
-from honed.hub.memory import HubMemory, Shelf
+from honed.hub.memory import HubState, IndexCache
 from honed.hub.minisign import SecretKey
 from honed.hub.pulling import Pulled
 from honed.jobs.events import Imported
@@ -42,7 +42,7 @@ class Machine:
         self.store = remote.store(str(place))
         self.owner = trusted.pop("owner").public if "owner" in trusted else None
         self.trusted = {name: key.public for name, key in trusted.items()}
-        self.memory, self.shelf = HubMemory(), Shelf(self.store.url)
+        self.memory, self.shelf = HubState(), IndexCache(self.store.url)
         self.lines: list[dict[str, Any]] = []
 
     def push(
@@ -309,11 +309,11 @@ def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:
     board = Machine(hub, owner=OWNER)
     board.pull()
     board.memory.save(tmp_path / "state" / "memory.json")
-    assert HubMemory.load(tmp_path / "state" / "memory.json") == board.memory
-    assert HubMemory.load(tmp_path / "none") == HubMemory()
+    assert HubState.load(tmp_path / "state" / "memory.json") == board.memory
+    assert HubState.load(tmp_path / "none") == HubState()
     (tmp_path / "bad").write_text("{")
     with pytest.raises(InvalidArgument, match="damaged"):
-        HubMemory.load(tmp_path / "bad")
+        HubState.load(tmp_path / "bad")
 
 
 def test_a_file_signed_as_another_is_not_taken(hub: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from honed.hub import machine, objects
 from honed.hub.machine import HubConfig
-from honed.hub.memory import HubMemory, Shelf
+from honed.hub.memory import HubState, IndexCache
 from honed.hub.minisign import SecretKey
 from honed.protocol import methods, strict
 from honed.protocol.errors import InvalidArgument, PermissionDenied
@@ -178,14 +178,14 @@ def test_it_pushes_and_pulls(
     assert ("mine", "[5]") not in lines, "of each task the best"
     assert not {workload for workload, _ in lines} & {"theirs", "w1", "w3"}
     folder = tmp_path / "hub"
-    pushed = machine.push(hub, ATTIC, HubMemory(), str(folder))
+    pushed = machine.push(hub, ATTIC, HubState(), str(folder))
     assert pushed.records == len(lines)
 
     settings = HubConfig(
         url=str(folder), push_url="", owner=None, keys={"attic": ATTIC.public}, pull=True, push=False,
         hold=False, hours=6.0,
     )  # fmt: skip
-    pulled = machine.pull(hub, settings, HubMemory(), Shelf(str(folder)), CELLAR.public)
+    pulled = machine.pull(hub, settings, HubState(), IndexCache(str(folder)), CELLAR.public)
     assert (pulled.added + pulled.merged, pulled.refused) == (pushed.records, [])
 
 

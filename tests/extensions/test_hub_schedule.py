@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from honed.hub import main as schedule
 from honed.hub.machine import HubConfig, HubPlace
-from honed.hub.main import Deed, ServiceView, key_of
-from honed.hub.memory import HubMemory
+from honed.hub.main import HubAction, ServiceView, key_of
+from honed.hub.memory import HubState
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.hub.pushing import LASTS
 from honed.protocol.errors import InvalidArgument, PermissionDenied, Unavailable, Unimplemented
@@ -27,50 +27,50 @@ SETTINGS = HubConfig(
 VIEW = ServiceView(models=frozenset({"m"}), trials=7, idle=True, tuning=False, running_s=1e6)
 
 
-def remembered(**changes: object) -> HubMemory:
-    memory = HubMemory(pulled_s=NOW, pushed_s=NOW, models=("m",), trials=7)
+def remembered(**changes: object) -> HubState:
+    memory = HubState(pulled_s=NOW, pushed_s=NOW, models=("m",), trials=7)
     for name, value in changes.items():
         setattr(memory, name, value)
     return memory
 
 
 def due(
-    memory: HubMemory, after: float = 60.0, settings: HubConfig = SETTINGS, view: ServiceView = VIEW
-) -> Deed | None:
+    memory: HubState, after: float = 60.0, settings: HubConfig = SETTINGS, view: ServiceView = VIEW
+) -> HubAction | None:
     return schedule.due(settings, memory, view, NOW + after, 0.5)
 
 
 def test_nothing_is_due_without_a_hub_or_reason() -> None:
     assert due(remembered()) is None
-    assert due(HubMemory(), settings=replace(SETTINGS, url="")) is None
+    assert due(HubState(), settings=replace(SETTINGS, url="")) is None
 
 
 def test_it_pulls_at_first_for_new_models_and_now_and_then() -> None:
-    assert due(HubMemory()) is Deed.PULL
-    assert due(remembered(), view=replace(VIEW, models=frozenset({"m", "new"}))) is Deed.PULL
+    assert due(HubState()) is HubAction.PULL
+    assert due(remembered(), view=replace(VIEW, models=frozenset({"m", "new"}))) is HubAction.PULL
     assert due(remembered(), view=replace(VIEW, models=frozenset())) is None
-    assert due(remembered(), 6.1 * HOUR) is Deed.PULL
-    assert due(remembered(pushed_s=None, trials=0), settings=replace(SETTINGS, pull=False)) is Deed.PUSH
+    assert due(remembered(), 6.1 * HOUR) is HubAction.PULL
+    assert due(remembered(pushed_s=None, trials=0), settings=replace(SETTINGS, pull=False)) is HubAction.PUSH
 
 
 def test_a_busy_machine_is_waited_for_but_not_for_ever() -> None:
     busy = replace(VIEW, idle=False)
     assert due(remembered(), 6.1 * HOUR, view=busy) is None
-    assert due(remembered(), 24.5 * HOUR, view=busy) is Deed.PULL
+    assert due(remembered(), 24.5 * HOUR, view=busy) is HubAction.PULL
 
 
 def test_it_pushes_once_a_day_when_tuning_has_ended() -> None:
     settings, more = replace(SETTINGS, pull=False), replace(VIEW, trials=99)
     assert due(remembered(), 10 * HOUR, settings, more) is None
-    assert due(remembered(), 21 * HOUR, settings, more) is Deed.PUSH
+    assert due(remembered(), 21 * HOUR, settings, more) is HubAction.PUSH
     assert due(remembered(), 21 * HOUR, settings, replace(more, tuning=True)) is None
     assert due(remembered(), 21 * HOUR, settings) is None
-    assert due(remembered(), LASTS / 2 + 60, settings) is Deed.PUSH  # or it would expire
+    assert due(remembered(), LASTS / 2 + 60, settings) is HubAction.PUSH  # or it would expire
     assert due(remembered(), 21 * HOUR, replace(settings, push=False), more) is None
 
 
 def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
-    memory, now, asked = HubMemory(), NOW, 0
+    memory, now, asked = HubState(), NOW, 0
     while now < NOW + 24 * HOUR:
         if schedule.due(SETTINGS, memory, VIEW, now, 0.5) is not None:
             schedule.failed(memory, "pull: http://hub cannot be read", now, 0.5)
@@ -84,7 +84,7 @@ def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
 
 @given(st.integers(0, 10_000), st.floats(0, 1))
 def test_no_wait_is_longer_than_six_hours(failures: int, chance: float) -> None:
-    memory = HubMemory(failures=failures)
+    memory = HubState(failures=failures)
     schedule.failed(memory, "", NOW, chance)
     assert 0 < memory.retry_s - NOW <= 6 * HOUR
 
@@ -95,11 +95,11 @@ def test_a_clock_set_back_holds_nothing_up(
 ) -> None:
     """It pulls at once; after a failure no later than that may take with a clock that is right."""
     view, then = replace(VIEW, idle=idle, tuning=tuning), NOW - back - 1
-    assert schedule.due(SETTINGS, remembered(), view, then, chance) is Deed.PULL
-    memory = HubMemory(failures=failures)
+    assert schedule.due(SETTINGS, remembered(), view, then, chance) is HubAction.PULL
+    memory = HubState(failures=failures)
     schedule.failed(memory, "pull: the hub is away", NOW, chance)
     told = [schedule.due(SETTINGS, memory, view, now, chance) for now in (then, then + 6 * HOUR)]
-    assert Deed.PULL in told
+    assert HubAction.PULL in told
 
 
 @given(
@@ -117,10 +117,12 @@ def test_what_is_overdue_waits_for_a_part_of_half_an_hour_and_no_longer(
     memory, now = remembered(), NOW + overdue + off
     told = schedule.due(settings, memory, view, now, chance)
     if running >= min(0.5, hours) * HOUR:
-        assert told is Deed.PULL
+        assert told is HubAction.PULL
     elif running < chance * min(0.5, hours) * HOUR:
         assert told is None
-    assert schedule.due(settings, HubMemory(), view, now, chance) is Deed.PULL  # the first waits for nobody
+    assert (
+        schedule.due(settings, HubState(), view, now, chance) is HubAction.PULL
+    )  # the first waits for nobody
 
 
 def busiest(times: list[float], window: float) -> int:
@@ -133,7 +135,7 @@ def test_machines_that_fail_together_come_back_apart(chances: list[float], failu
     """Each at a moment of its own, as far apart as their chances are, within the latter half of the wait."""
     waits = []
     for chance in chances:
-        memory = HubMemory(failures=failures)
+        memory = HubState(failures=failures)
         schedule.failed(memory, "", NOW, chance)
         waits.append(memory.retry_s - NOW)
     longest = min(300.0 * 2**failures, 6 * HOUR)
@@ -149,7 +151,7 @@ def test_machines_that_come_on_together_pull_apart(chances: list[float], days: f
             running += 60.0
         return running
 
-    def due_at(now: float, running: float, chance: float) -> Deed | None:
+    def due_at(now: float, running: float, chance: float) -> HubAction | None:
         settings = replace(SETTINGS, push=False)
         return schedule.due(settings, remembered(), replace(VIEW, running_s=running), now, chance)
 

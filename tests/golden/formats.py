@@ -131,7 +131,7 @@ def stored() -> dict[str, Entry]:
         "apps": plain_of(user_models.UserQuotas),
         "tuner": plain_of(view._File),
         "prior": plain_of(priorfile._PriorHeader),
-        "hub state": plain_of(memory.HubMemory),
+        "hub state": plain_of(memory.HubState),
         "hub cache": plain_of(memory._Whole),
         "hub index": plain_of(index.BoardIndex),
         "hub keyring": plain_of(index.Keyring),

@@ -120,9 +120,9 @@ class MeasuringBoard:
         The ruling has the faults that have come to light.
         """
         if self._measurer is None:
-            return rows.Ruling(verdict={}, phases={}, faults=())
+            return rows.BoardVerdict(verdict={}, phases={}, faults=())
         self._measurer.settle()
-        return rows.Ruling(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
+        return rows.BoardVerdict(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
 
     def rest(self) -> None:
         """Nothing was asked of it for a while: leave the device to others."""
@@ -141,10 +141,10 @@ class MeasuringBoard:
         """Do what needs the device, once this machine's service lets it."""
         try:
             if self._gate is not None and not self._gate.enter():
-                return rows.NotNow(why=f"it is in use: {self._gate.why}", seconds=_AWAY_SECONDS)
+                return rows.BoardBusy(why=f"it is in use: {self._gate.why}", seconds=_AWAY_SECONDS)
             return do()
         except (DeviceError, Unavailable) as error:
-            return rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS)
+            return rows.BoardBusy(why=str(error), seconds=_BROKEN_SECONDS)
         finally:
             if self._gate is not None:
                 self._gate.leave()
@@ -163,7 +163,9 @@ class MeasuringBoard:
 
     def _judge(self, trial: rows.FarmTrial) -> rows.Answer:
         if self._measurer is None or self._workload is None or self._workload.task != trial.task:
-            return rows.NotNow(why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True)
+            return rows.BoardBusy(
+                why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True
+            )
         verdict = self._measurer.measure(rows.candidate_of(trial), trial.best)
         return _ruling(verdict, self._measurer.spent, rows.log_lines(self._measurer.take_faults()))
 
@@ -201,17 +203,19 @@ class BenchBoard:
         with self._lock:
             workload = self._workload
         if workload is None or workload.task != trial.task:
-            return rows.NotNow(why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True)
+            return rows.BoardBusy(
+                why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True
+            )
         judging = BenchMeasurer(self._compiler, self._profile, lambda _: None)
         judging.load(workload)
         try:
             return _ruling(judging.measure(rows.candidate_of(trial)), judging.spent, ())
         except DeviceError as error:
-            return rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS)
+            return rows.BoardBusy(why=str(error), seconds=_BROKEN_SECONDS)
 
     def settle(self) -> rows.Answer:
         """As in `MeasuringBoard`: nothing runs, so nothing can fault."""
-        return rows.Ruling(verdict={}, phases={}, faults=())
+        return rows.BoardVerdict(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
         """As in `MeasuringBoard`: there is nothing to leave."""
@@ -226,8 +230,8 @@ FarmBoard = MeasuringBoard | BenchBoard  # judges candidates in a worker, `threa
 
 def _ruling(
     verdict: Verdict, phases: dict[str, float], faults: tuple[rows.LogLine, ...]
-) -> rows.Ruling:  # fmt: skip
-    return rows.Ruling(verdict=to_plain(verdict), phases=dict(phases), faults=faults)
+) -> rows.BoardVerdict:  # fmt: skip
+    return rows.BoardVerdict(verdict=to_plain(verdict), phases=dict(phases), faults=faults)
 
 
 class BoardPlace:
@@ -244,17 +248,17 @@ class BoardPlace:
         """Return the board's answer to a search; with `search` "", to whatever search has the board."""
         board, now = self.board, self._clock()
         if board is None or self.leaving:
-            return rows.pack(rows.NotNow(why="it is leaving the farm", seconds=_BROKEN_SECONDS))
+            return rows.pack(rows.BoardBusy(why="it is leaving the farm", seconds=_BROKEN_SECONDS))
         if search not in ("", self._search) and self._search and now - self.asked < _TURN_SECONDS:
-            return rows.pack(rows.NotNow(why="another search has it", seconds=_AWAY_SECONDS, reload=True))
+            return rows.pack(rows.BoardBusy(why="another search has it", seconds=_AWAY_SECONDS, reload=True))
         self._search = search or self._search
         self.asked = now
         try:
             return rows.pack(do(board))
         except InvalidArgument as error:
-            return rows.pack(rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS))
+            return rows.pack(rows.BoardBusy(why=str(error), seconds=_BROKEN_SECONDS))
         except HonedError as error:
-            return rows.pack(rows.NotNow(why=str(error), seconds=_AWAY_SECONDS))
+            return rows.pack(rows.BoardBusy(why=str(error), seconds=_AWAY_SECONDS))
         finally:
             self.asked = self._clock()
 

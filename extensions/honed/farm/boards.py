@@ -29,7 +29,7 @@ _LATER_SECONDS = 2.0  # for others, once one has answered
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class BoardAnswer:
     """What a board answered to the call of `number`; None where it, or the way to it, failed: `why`."""
 
     number: int
@@ -99,7 +99,7 @@ class DaskBoards:
         """Call `board.settle`."""
         return self._call(address, board.settle)
 
-    def came(self, seconds: float) -> Came | None:
+    def came(self, seconds: float) -> BoardAnswer | None:
         """Return the next answer, of any board; None where none comes within the time."""
         while True:
             try:
@@ -131,18 +131,18 @@ class DaskBoards:
         return number
 
     @staticmethod
-    def _answer(number: int, future: Future) -> Came:
+    def _answer(number: int, future: Future) -> BoardAnswer:
         if future.status != "finished":
             why = str(future.exception()) if future.status == "error" else str(future.status)
-            return Came(number, None, why)
+            return BoardAnswer(number, None, why)
         try:
             data = future.result(_ANSWER_SECONDS)
         except (OSError, TimeoutError, CancelledError) as error:
             future.cancel()
-            return Came(number, None, f"its answer was lost ({error or 'it is gone'})")
+            return BoardAnswer(number, None, f"its answer was lost ({error or 'it is gone'})")
         if not isinstance(data, bytes):
-            return Came(number, None, "it answered something that is no row")
-        return Came(number, data)
+            return BoardAnswer(number, None, "it answered something that is no row")
+        return BoardAnswer(number, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from honed.tuner.tune.opening import MeasurementBackend, Sharing
 from honed.valhall.bench import AHEAD, YARDSTICK
 
 from . import rows
-from .boards import Came, DaskBoards, FarmChoice, join
-from .worklist import Action, BoardBlame, HandOut, LoadTask, Settle, Tell, WorkList
+from .boards import BoardAnswer, DaskBoards, FarmChoice, join
+from .worklist import Action, AssignCandidate, BoardBlame, BoardNotice, LoadBoardTask, Settle, WorkList
 
 _LOOK_SECONDS = 1.0  # between two looks at who is there
 _PATIENCE_SECONDS = 1800.0  # without any answer, after which a search ends
@@ -89,7 +89,9 @@ class FarmMeasurer:
         self._asked: dict[str, _Asked] = {}  # by name in the work list
         self._names: dict[str, str] = {}  # the latest name of a candidate, by its id
         self._count = 0
-        self._calls: dict[int, tuple[str, Callable[[Came], None]]] = {}  # boards, and what takes the answers
+        self._calls: dict[
+            int, tuple[str, Callable[[BoardAnswer], None]]
+        ] = {}  # boards, and what takes the answers
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
@@ -193,17 +195,17 @@ class FarmMeasurer:
 
     def _done(self, action: Action) -> list[Action]:
         match action:
-            case LoadTask(board=board, task=task):
+            case LoadBoardTask(board=board, task=task):
                 number = self._boards.load(board, self._memory)
                 self._calls[number] = board, partial(self._take_load, board, task)
-            case HandOut(ticket=ticket, board=board, candidate=name):
+            case AssignCandidate(ticket=ticket, board=board, candidate=name):
                 return self._hand_out(ticket, board, name)
             case Settle(ticket=ticket, candidate=name, board=board, ratio=ratio):
                 self._settled(*self._rulings.pop(ticket), name, board, ratio)
             case BoardBlame(candidate=name, deaths=deaths):
                 reason = f"{deaths} boards left the farm while they ran it"
                 self._asked[name].verdict = Verdict(outcome=Outcome.CRASH, reason=reason)
-            case Tell(board=board, text=text):
+            case BoardNotice(board=board, text=text):
                 self._tell(f"{self._host(board)} {text}")
         return []
 
@@ -272,7 +274,7 @@ class FarmMeasurer:
             self._hosts.pop(board, None)
         self._present = present
 
-    def _take_greeting(self, board: str, came: Came) -> None:
+    def _take_greeting(self, board: str, came: BoardAnswer) -> None:
         if not came.data:
             return  # somebody else's worker, or one that is gone again
         try:
@@ -289,7 +291,7 @@ class FarmMeasurer:
                 self.peaks = roofline.higher(self.peaks, profile.peaks)
             self._do(self._list.join(board, greeting.depth, self._clock()))
 
-    def _take_load(self, board: str, task: str, came: Came) -> None:
+    def _take_load(self, board: str, task: str, came: BoardAnswer) -> None:
         answer = _answer(came)
         if isinstance(answer, rows.BoardReady):
             if task == self._list.task:
@@ -299,19 +301,19 @@ class FarmMeasurer:
             away = self._put_off(board, answer)
             self._do(self._list.loaded(board, None, self._clock(), away=away))
 
-    def _take_settled(self, came: Came) -> None:
+    def _take_settled(self, came: BoardAnswer) -> None:
         answer = _answer(came)
-        if isinstance(answer, rows.Ruling):
+        if isinstance(answer, rows.BoardVerdict):
             self._faults += rows.stories(answer.faults)
 
-    def _take_ruling(self, board: str, ticket: int, came: Came) -> None:
+    def _take_ruling(self, board: str, ticket: int, came: BoardAnswer) -> None:
         answer = _answer(came)
         try:
-            if not isinstance(answer, rows.Ruling):
+            if not isinstance(answer, rows.BoardVerdict):
                 raise InvalidArgument("it is no ruling")
             verdict = _checked(answer)
         except InvalidArgument as error:
-            put_off = answer if isinstance(answer, rows.NotNow) else _unfit(str(error))
+            put_off = answer if isinstance(answer, rows.BoardBusy) else _unfit(str(error))
             away, now = self._put_off(board, put_off), self._clock()
             self._do(self._list.give_back(ticket, now, away=away, reload=put_off.reload))
             return
@@ -323,7 +325,7 @@ class FarmMeasurer:
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:
         """Seconds that a board is left alone; why is told once."""
-        if not isinstance(answer, rows.NotNow):
+        if not isinstance(answer, rows.BoardBusy):
             return _BROKEN_SECONDS
         if self._complained.get(board) != answer.why:
             self._complained[board] = answer.why
@@ -336,19 +338,19 @@ class FarmMeasurer:
         return host if alone else f"{host} ({board})"
 
 
-def _answer(came: Came) -> rows.Answer:
+def _answer(came: BoardAnswer) -> rows.Answer:
     try:
         return _unfit(came.why) if came.data is None else rows.answer(came.data)
     except InvalidArgument as error:
         return _unfit(str(error))
 
 
-def _unfit(why: str) -> rows.NotNow:
+def _unfit(why: str) -> rows.BoardBusy:
     """In the place of an answer that did not come, or makes no sense."""
-    return rows.NotNow(why=why, seconds=_BROKEN_SECONDS, reload=True)
+    return rows.BoardBusy(why=why, seconds=_BROKEN_SECONDS, reload=True)
 
 
-def _checked(ruling: rows.Ruling) -> Verdict:
+def _checked(ruling: rows.BoardVerdict) -> Verdict:
     """Return the verdict; raise InvalidArgument for a verdict that cannot be."""
     verdict = rows.verdict_of(ruling)
     check_verdict(verdict)

@@ -76,7 +76,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
+class BoardVerdict:
     """A board's verdict; `phases` are the wall seconds of its parts, `faults` are new since the last."""
 
     verdict: Map
@@ -85,7 +85,7 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotNow:
+class BoardBusy:
     """A board did nothing; it may be asked again after so many seconds. `why` is a sentence.
 
     With `reload` the task must be loaded again first.
@@ -96,8 +96,12 @@ class NotNow:
     reload: bool = False
 
 
-Answer = BoardReady | Ruling | NotNow
-_ANSWERS: Final[dict[str, type[Answer]]] = {"boardready": BoardReady, "ruling": Ruling, "notnow": NotNow}
+Answer = BoardReady | BoardVerdict | BoardBusy
+_ANSWERS: Final[dict[str, type[Answer]]] = {
+    "boardready": BoardReady,
+    "ruling": BoardVerdict,
+    "notnow": BoardBusy,
+}
 _NAMES: Final = {kind: name for name, kind in _ANSWERS.items()}
 
 
@@ -171,7 +175,7 @@ def candidate_of(trial: FarmTrial) -> Candidate:
     return _read("a candidate", Candidate, trial.candidate, "inner")
 
 
-def verdict_of(ruling: Ruling) -> Verdict:
+def verdict_of(ruling: BoardVerdict) -> Verdict:
     """Return the verdict of a ruling; raise InvalidArgument where it cannot be read."""
     return replace(_read("a verdict", Verdict, ruling.verdict), story=None, host=None)
 

@@ -81,7 +81,7 @@ def _within(ratio: float, factor: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadTask:
+class LoadBoardTask:
     """Have a board make a task's memory ready."""
 
     board: str
@@ -89,7 +89,7 @@ class LoadTask:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOut:
+class AssignCandidate:
     """Have a board judge a candidate."""
 
     ticket: int
@@ -116,14 +116,14 @@ class BoardBlame:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class BoardNotice:
     """Something of a board that people should know; `text` goes on behind its name."""
 
     board: str
     text: str
 
 
-Action = LoadTask | HandOut | Settle | BoardBlame | Tell
+Action = LoadBoardTask | AssignCandidate | Settle | BoardBlame | BoardNotice
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ class WorkList:
             ratio = standing.ratio
             if standing.aside:
                 if board.away_until <= now:
-                    yield Tell(
+                    yield BoardNotice(
                         ticket.board,
                         f"takes {ratio:.2f} times as long as its peers for the same work; it is set aside "
                         f"for {_ASIDE_SECONDS:.0f} s, and what it had is measured by others",
@@ -279,7 +279,7 @@ class WorkList:
                 return
             if not 1 / TOLD <= ratio / board.reported <= TOLD:
                 board.reported = ratio
-                yield Tell(
+                yield BoardNotice(
                     ticket.board, f"takes {ratio:.2f} times the farm's usual time; its times are scaled"
                 )
         if ticket.candidate is not None:
@@ -292,7 +292,7 @@ class WorkList:
         for name, board in self.boards.items():
             if board.ready != self.task and not board.loading and board.away_until <= now:
                 board.loading = True
-                yield LoadTask(name, self.task)
+                yield LoadBoardTask(name, self.task)
 
     def _hand_outs(self, now: float) -> Iterator[Action]:
         """As many as boards take, each to one that has least."""
@@ -309,7 +309,7 @@ class WorkList:
             self._count += 1
             self.tickets[self._count] = _Ticket(name, candidate)
             self.boards[name].tickets.append(self._count)
-            yield HandOut(self._count, name, candidate)
+            yield AssignCandidate(self._count, name, candidate)
         self.waiting.extendleft(reversed(passed))
 
     def _may_take(self, board: _Board, candidate: str, now: float) -> bool:

@@ -19,7 +19,7 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 from . import index as indexes
 from . import objects
 from .index import BoardIndex, Keyring
-from .memory import MAX_PROBLEM, HubMemory, KeptFile, Shelf
+from .memory import MAX_PROBLEM, HubState, IndexCache, KeptFile
 from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
 from .remote import HubStore
 
@@ -44,8 +44,8 @@ def look(
     store: HubStore,
     trusted: Mapping[str, PublicKey],
     owner: PublicKey | None,
-    memory: HubMemory,
-    shelf: Shelf,
+    memory: HubState,
+    shelf: IndexCache,
     now: float,
     *,
     own: PublicKey | None = None,
@@ -105,8 +105,8 @@ def signed(store: HubStore, name: str, key: PublicKey) -> bytes:
 @dataclass(slots=True)
 class _Hub:
     store: HubStore
-    memory: HubMemory
-    shelf: Shelf
+    memory: HubState
+    shelf: IndexCache
     now: float
     away: int = 0  # files that could not be read
 
@@ -255,7 +255,7 @@ def gather(
     store: HubStore,
     trusted: Mapping[str, PublicKey],
     owner: PublicKey | None,
-    memory: HubMemory,
+    memory: HubState,
     folder: Path,
     now: float,
 ) -> Gathered:

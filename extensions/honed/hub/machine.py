@@ -24,7 +24,7 @@ from honed.runtime.client import Client
 
 from . import pulling, pushing, remote
 from .index import Withdrawn
-from .memory import HubMemory, KeyStanding, Shelf
+from .memory import HubState, IndexCache, KeyStanding
 from .minisign import PublicKey, SecretKey
 from .pulling import Pulled
 from .pushing import Pushed
@@ -106,19 +106,19 @@ class HubPlace:
             return None
 
     @contextmanager
-    def shelved(self, url: str) -> Iterator[Shelf]:
+    def shelved(self, url: str) -> Iterator[IndexCache]:
         """Yield what is kept of that hub, and save it also where the work fails.
 
         The caller holds the lock of `changing`.
         """
-        shelf = Shelf.load(self.shelf, url)
+        shelf = IndexCache.load(self.shelf, url)
         try:
             yield shelf
         finally:
             shelf.save(self.shelf)
 
     @contextmanager
-    def changing(self) -> Iterator[HubMemory]:
+    def changing(self) -> Iterator[HubState]:
         """Yield what is remembered, to be changed by no other process meanwhile.
 
         It is saved also where the work fails. Raises Unavailable where another process changes it,
@@ -149,10 +149,10 @@ class HubPlace:
         if not mine:
             raise PermissionDenied(self._whose())
 
-    def remembered(self) -> HubMemory:
+    def remembered(self) -> HubState:
         """Return what is remembered, to be read only. Raises PermissionDenied where it is another user's."""
         try:
-            return HubMemory.load(self.memory)
+            return HubState.load(self.memory)
         except PermissionError:
             raise PermissionDenied(self._whose()) from None
 
@@ -173,8 +173,8 @@ def place(environ: Mapping[str, str], uid: int) -> HubPlace:
 def pull(
     client: Client,
     settings: HubConfig,
-    memory: HubMemory,
-    shelf: Shelf,
+    memory: HubState,
+    shelf: IndexCache,
     own: PublicKey | None,
     names: frozenset[str] | None = None,
 ) -> Pulled:
@@ -201,7 +201,7 @@ def pull(
     return pulled
 
 
-def push(client: Client, key: SecretKey, memory: HubMemory, url: str) -> Pushed:
+def push(client: Client, key: SecretKey, memory: HubState, url: str) -> Pushed:
     """Put what this machine has learned there."""
     lines = measured(client)
     quarantined = [line for line in lines if line["state"] == "quarantined"]
@@ -309,7 +309,7 @@ def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubS
     if not url:
         return status
     try:
-        shelf = Shelf.load(place.shelf, url)
+        shelf = IndexCache.load(place.shelf, url)
         looked = pull(client, replace(settings, hold=True), memory, shelf, own)
     except (Unavailable, InvalidArgument) as error:
         return replace(status, problem=str(error))

@@ -21,7 +21,7 @@ from honed.runtime.client import Client
 
 from . import machine
 from .machine import HubConfig, HubPlace
-from .memory import HubMemory
+from .memory import HubState
 from .minisign import SecretKey
 from .pushing import LASTS
 
@@ -32,7 +32,7 @@ _SPREAD: Final = 0.2  # of the hours between pulls, so that not all machines com
 _TOGETHER: Final = 1800.0  # within which machines pull that came on at the same moment
 
 
-class Deed(StrEnum):
+class HubAction(StrEnum):
     """What is to be done."""
 
     PULL = "pull"
@@ -50,14 +50,16 @@ class ServiceView:
     running_s: float
 
 
-def due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> Deed | None:
+def due(
+    settings: HubConfig, memory: HubState, view: ServiceView, now: float, chance: float
+) -> HubAction | None:
     """Return what is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
     if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
         return None
     if settings.pull and _pull_due(settings, memory, view, now, chance):
-        return Deed.PULL
+        return HubAction.PULL
     if settings.push and _push_due(memory, view, now):
-        return Deed.PUSH
+        return HubAction.PUSH
     return None
 
 
@@ -71,7 +73,7 @@ def apart(hours: float, chance: float) -> float:
     return chance * min(_TOGETHER, hours * 3600.0)
 
 
-def failed(memory: HubMemory, problem: str, now: float, chance: float) -> None:
+def failed(memory: HubState, problem: str, now: float, chance: float) -> None:
     """Leave the hub alone for a while: longer each time, up to six hours.
 
     The wait is half to all of that, so that machines that found the hub away together come back one by one.
@@ -80,12 +82,12 @@ def failed(memory: HubMemory, problem: str, now: float, chance: float) -> None:
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
-def done(memory: HubMemory) -> None:
+def done(memory: HubState) -> None:
     """Note that the work with the hub went well."""
     memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
 
 
-def _pull_due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: float, chance: float) -> bool:
+def _pull_due(settings: HubConfig, memory: HubState, view: ServiceView, now: float, chance: float) -> bool:
     if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
         return True
     waited, hours = now - memory.pulled_s, interval(settings.hours, chance)
@@ -94,7 +96,7 @@ def _pull_due(settings: HubConfig, memory: HubMemory, view: ServiceView, now: fl
     return view.idle or waited >= _PATIENCE * hours
 
 
-def _push_due(memory: HubMemory, view: ServiceView, now: float) -> bool:
+def _push_due(memory: HubState, view: ServiceView, now: float) -> bool:
     if view.tuning:
         return False  # when it has ended: then there is more to tell
     waited = float("inf") if memory.pushed_s is None or now < memory.pushed_s else now - memory.pushed_s
@@ -163,7 +165,7 @@ def key_of(place: HubPlace) -> SecretKey:
     return SecretKey.load(place.key)
 
 
-def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -> Deed | None:
+def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -> HubAction | None:
     """Do what is due, and tell what was done. Raises Unavailable where there is no service.
 
     It has looked for `running_s` seconds. What goes wrong with the hub is remembered, and it is left alone
@@ -187,9 +189,9 @@ def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -
     return deed
 
 
-def _do(deed: Deed, client: Client, settings: HubConfig, place: HubPlace, memory: HubMemory) -> str:
+def _do(deed: HubAction, client: Client, settings: HubConfig, place: HubPlace, memory: HubState) -> str:
     key = key_of(place)
-    if deed is Deed.PUSH:
+    if deed is HubAction.PUSH:
         pushed = machine.push(client, key, memory, settings.push_url)
         return f"pushed {pushed.records} records" if pushed.changed else "the hub has all that is here"
     with place.shelved(settings.url) as shelf:

@@ -30,7 +30,7 @@ class KeyStanding:
 
 
 @dataclass(slots=True, kw_only=True)
-class HubMemory:
+class HubState:
     """Serials and files seen, and the results of the last pull and push; times are seconds since 1970."""
 
     serial: int = 0  # of the last index pushed
@@ -49,7 +49,7 @@ class HubMemory:
     problem: str = ""  # of the last pull or push
 
     @classmethod
-    def load(cls, path: Path) -> HubMemory:
+    def load(cls, path: Path) -> HubState:
         """Load what is kept at `path`; nothing where nothing is.
 
         Raises InvalidArgument where it is damaged.
@@ -87,7 +87,7 @@ class _Whole:
     files: dict[str, KeptFile]
 
 
-class Shelf:
+class IndexCache:
     """What is kept of the hub at `url`, by name, so that what did not change is not read again.
 
     It is no place of trust: what comes from it is checked like what comes from the hub.
@@ -100,7 +100,7 @@ class Shelf:
         self._letters = 0
 
     @classmethod
-    def load(cls, path: Path, url: str) -> Shelf:
+    def load(cls, path: Path, url: str) -> IndexCache:
         """Load what is kept at `path` of that hub. Damaged parts are logged, and read anew from the hub."""
         shelf = cls(url)
         try:

@@ -16,7 +16,7 @@ from . import index as indexes
 from . import looking, objects
 from .index import IndexedFile, Withdrawn
 from .looking import FoundIndex
-from .memory import MAX_PROBLEM, HubMemory, KeyStanding, Shelf
+from .memory import MAX_PROBLEM, HubState, IndexCache, KeyStanding
 from .minisign import PublicKey
 from .remote import HubStore
 
@@ -53,8 +53,8 @@ def pull(
     trusted: Mapping[str, PublicKey],
     here: Mapping[DeviceIdentity, str],
     take_in: TakeIn,
-    memory: HubMemory,
-    shelf: Shelf,
+    memory: HubState,
+    shelf: IndexCache,
     now: float,
     *,
     owner: PublicKey | None = None,
@@ -83,7 +83,7 @@ def pull(
 class _Pull:
     store: HubStore
     take_in: TakeIn
-    memory: HubMemory
+    memory: HubState
     withdrawn: Collection[Withdrawn]
     hold: bool
     done: Pulled = field(default_factory=Pulled)

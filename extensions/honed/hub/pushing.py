@@ -15,7 +15,7 @@ from . import index as indexes
 from . import objects
 from .index import BoardIndex, IndexedFile, Keyring, NamedKey, Withdrawn
 from .looking import signed
-from .memory import HubMemory
+from .memory import HubState
 from .minisign import PublicKey, SecretKey
 from .remote import HubStore
 
@@ -41,7 +41,7 @@ def push(
     quarantined: Iterable[Mapping[str, Any]],
     spread: Iterable[Mapping[str, Any]],
     withdrawn: Iterable[Withdrawn],
-    memory: HubMemory,
+    memory: HubState,
     now: float,
 ) -> Pushed:
     """Put records there, as `hone records export` has them, in place of what this board had there.

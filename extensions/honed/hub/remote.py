@@ -17,7 +17,7 @@ from honed.machine.files import open_regular, replacing
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
 from . import web
-from .web import WHOLE_SECONDS, Looked, bounded, said
+from .web import WHOLE_SECONDS, FetchResult, bounded, said
 
 T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 3600.0  # with a server, of one pull
@@ -40,7 +40,7 @@ class HubStore(ABC):
         return data
 
     @abstractmethod
-    def look(self, name: str, most: int, tag: str = "") -> Looked:
+    def look(self, name: str, most: int, tag: str = "") -> FetchResult:
         """Read a file, unless it is as it was when it had this tag; raise what `read` raises."""
 
     @abstractmethod
@@ -77,10 +77,10 @@ class _Folder(HubStore):
         super().__init__(str(path))
         self._path = path
 
-    def look(self, name: str, most: int, tag: str = "") -> Looked:
+    def look(self, name: str, most: int, tag: str = "") -> FetchResult:
         try:
             with open_regular(self._at(name)) as file:
-                return Looked(bounded(file.read, most, name))
+                return FetchResult(bounded(file.read, most, name))
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.is_dir():
                 raise Unavailable(f"there is no folder {self.url}; make or mount it") from None
@@ -116,7 +116,7 @@ class _Folder(HubStore):
 
 
 class _Web(HubStore):
-    def look(self, name: str, most: int, tag: str = "") -> Looked:
+    def look(self, name: str, most: int, tag: str = "") -> FetchResult:
         self._hurry()
         try:
             return web.get(f"{self.url}/{quote(name)}", most, tag)
@@ -142,17 +142,17 @@ class _Other(HubStore):
         except (ImportError, ValueError) as error:
             raise InvalidArgument(f"hub {url!r} cannot be read: {error}") from error
 
-    def look(self, name: str, most: int, tag: str = "") -> Looked:
+    def look(self, name: str, most: int, tag: str = "") -> FetchResult:
         self._hurry()
         path = f"{self._root}/{name}"
 
-        def work() -> Looked:
+        def work() -> FetchResult:
             known = self._files.info(path)
             now = str(known.get("ETag") or known.get("etag") or "")  # what S3 and others tell
             if now and now == tag:
-                return Looked(None, now)
+                return FetchResult(None, now)
             with self._files.open(path, "rb") as file:
-                return Looked(bounded(file.read, most, name), now)
+                return FetchResult(bounded(file.read, most, name), now)
 
         return self._reached(name, work)
 

@@ -41,7 +41,7 @@ _DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class FetchResult:
     """A file, None where it is as it was when it had the `tag` that was given; and its tag now.
 
     "" is the tag of a file that is to be read whole each time.
@@ -75,7 +75,7 @@ class _Moved:
     address: str
 
 
-def get(address: str, most: int, tag: str = "") -> Looked:
+def get(address: str, most: int, tag: str = "") -> FetchResult:
     """Return the file at an address.
 
     Raises NotFound, Unavailable, or InvalidArgument for a file of more than `most` bytes, or one that is at
@@ -84,24 +84,24 @@ def get(address: str, most: int, tag: str = "") -> Looked:
     with _Alarm(WHOLE_SECONDS) as alarm:
         for _ in range(_REDIRECTIONS + 1):
             answer = _once(address, most, tag, alarm)
-            if isinstance(answer, Looked):
+            if isinstance(answer, FetchResult):
                 return answer
             address = _followed(address, answer.address)
     raise InvalidArgument(f"{address} leads on and on")
 
 
-def _once(address: str, most: int, tag: str, alarm: _Alarm) -> Looked | _Moved:
+def _once(address: str, most: int, tag: str, alarm: _Alarm) -> FetchResult | _Moved:
     condition = {"If-None-Match" if _ETAG.fullmatch(tag) else "If-Modified-Since": tag} if tag else {}
     request = urllib.request.Request(address, headers=condition)
     try:
         with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
             data = bounded(answer.read1, most, address)
             alarm.check(address)  # what was ended looks like the end of a file
-            return Looked(data, _tag(answer.headers))
+            return FetchResult(data, _tag(answer.headers))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == _UNCHANGED and tag:
-            return Looked(None, tag)
+            return FetchResult(None, tag)
         if error.code in _MOVED and (location := error.headers.get("Location")):
             return _Moved(location)
         if error.code in _GONE:

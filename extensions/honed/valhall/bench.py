@@ -22,7 +22,7 @@ from honed.tuner.records.verdict import Outcome, Timing, Verdict
 from honed.tuner.setup import PREDICTED
 from honed.tuner.tune.opening import MeasurementBackend, Sharing
 
-from .compiler import ROOT, ROOTS, Dump, NotBuilt, OfflineCompiler
+from .compiler import ROOT, ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from .judge import MachineCodeJudge, seconds
 
 BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
@@ -105,7 +105,7 @@ class BenchMeasurer:
         try:
             launches = inference_launches(self._loaded(), candidate)
             judged = self._judge.judge(candidate.source, launches, dump)
-        except NotBuilt as failed:
+        except OfflineCompileFailed as failed:
             return Verdict(outcome=Outcome.BUILD, reason=str(failed), seconds=time.monotonic() - began)
         found = seconds(judged, self._profile.driver)
         timing = Timing(median_s=found, low_s=found, high_s=found, repeats=1)

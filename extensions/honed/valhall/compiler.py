@@ -56,7 +56,7 @@ class Dump:
     stats: str
 
 
-class NotBuilt(Exception):
+class OfflineCompileFailed(Exception):
     """The compiler refused a program, crashed on it, or took too long; the text says which."""
 
 
@@ -112,7 +112,7 @@ class OfflineCompiler:
                 self._servers.append(server)
             path.write_text(f"{_DOTS}\n{source}")
             status = server.build(f"/{path.relative_to(self._root)}")
-        except (OSError, DeviceError, NotBuilt):
+        except (OSError, DeviceError, OfflineCompileFailed):
             server = None
             raise
         finally:
@@ -122,7 +122,7 @@ class OfflineCompiler:
             path.with_name(path.name + end).unlink(missing_ok=True)
         if status != "built":
             log = " ".join(dump.stats.split())[-300:]
-            raise NotBuilt(f"the compiler {status}{f': {log}' if log else ''}")
+            raise OfflineCompileFailed(f"the compiler {status}{f': {log}' if log else ''}")
         return dump
 
 
@@ -155,11 +155,11 @@ class _Server:
         except DeviceError:
             if self._process.returncode < 0:
                 by = signal.strsignal(-self._process.returncode)
-                raise NotBuilt(f"the compiler was ended by {by}") from None
+                raise OfflineCompileFailed(f"the compiler was ended by {by}") from None
             raise
         if status is None:
             self.close()
-            raise NotBuilt(f"the compiler did not end within {_DEADLINE:g} seconds")
+            raise OfflineCompileFailed(f"the compiler did not end within {_DEADLINE:g} seconds")
         return status
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from honed.machine.families import DriverClass
 from honed.tuner.lower.program import KernelLaunch
 
-from .compiler import Dump, NotBuilt, OfflineCompiler
+from .compiler import Dump, OfflineCompileFailed, OfflineCompiler
 from .count import Counted, Counts, counted
 from .dump import KernelDump, Unreadable, kernels
 from .lanes import CORES, LaunchGeometry
@@ -129,14 +129,14 @@ class MachineCodeJudge:
         try:
             found = kernels((dump or self.begin(source)).result())
         except Unreadable as error:
-            raise NotBuilt(str(error)) from error
+            raise OfflineCompileFailed(str(error)) from error
         return [self._launch(source, launch, found) for launch in launches]
 
     @staticmethod
     def _launch(source: str, launch: KernelLaunch, found: dict[str, KernelDump]) -> JudgedLaunch:
         kernel = found.get(launch.entry) or found.get(f"__wrapped_{launch.entry}")
         if kernel is None:
-            raise NotBuilt(f"the compiler made {', '.join(found)}, and no {launch.entry}")
+            raise OfflineCompileFailed(f"the compiler made {', '.join(found)}, and no {launch.entry}")
         geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
         counts = counted(kernel, geometry)
         least = by_arm(counts.whole, vectors=bool(_VECTORS.search(source)))

@@ -12,7 +12,7 @@ import pytest
 
 from honed.hub import machine
 from honed.hub.machine import HubPlace
-from honed.hub.main import Deed, key_of, look
+from honed.hub.main import HubAction, key_of, look
 from honed.tool.main import main
 from tests.daemon.running import Service, serving
 from tests.tuner.records.test_records import FAULT, add, right
@@ -159,16 +159,16 @@ def test_the_program_pulls_and_pushes_and_comes_back_after_a_hub_was_away(
     key_of(cellar)
     with service.client() as client:
         assert machine.trials(client) == 0  # nobody has told the service of these records yet
-    assert look(socket, attic, 0.5, 0.0) is Deed.PULL
+    assert look(socket, attic, 0.5, 0.0) is HubAction.PULL
     assert look(socket, attic, 0.5, 0.0) is None
     hone("attic", "push")
     away = hub.rename(tmp_path / "away")
-    assert look(socket, cellar, 0.5, 0.0) is Deed.PULL
+    assert look(socket, cellar, 0.5, 0.0) is HubAction.PULL
     assert "make or mount it" in hone("cellar", "status")["last_problem"]
     assert hone("cellar", "status")["retry_seconds"] > 0
     assert look(socket, cellar, 0.5, 0.0) is None
     away.rename(hub)
     with cellar.changing() as memory:
         memory.retry_s = 0.0
-    assert look(socket, cellar, 0.5, 0.0) is Deed.PULL
+    assert look(socket, cellar, 0.5, 0.0) is HubAction.PULL
     assert cellar.remembered().sources[0].records == 2

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from honed.farm import rows
-from honed.farm.boards import Came
+from honed.farm.boards import BoardAnswer
 from honed.machine import profilefile
 from honed.machine.profile import DeviceProfile
 from honed.protocol.strict import to_plain
 from honed.tuner.records.verdict import Outcome, Timing, Verdict
 
 
-def right(seconds: float = 1e-3, yardstick: float = 1e-4) -> rows.Ruling:
+def right(seconds: float = 1e-3, yardstick: float = 1e-4) -> rows.BoardVerdict:
     """A board's verdict on a right candidate."""
     timing = Timing(median_s=seconds, low_s=seconds, high_s=seconds, repeats=6)
     verdict = Verdict(outcome=Outcome.RIGHT, timing=timing, yardstick_s=yardstick)
-    return rows.Ruling(verdict=to_plain(verdict), phases={"build": 0.2, "time": 0.1}, faults=())
+    return rows.BoardVerdict(verdict=to_plain(verdict), phases={"build": 0.2, "time": 0.1}, faults=())
 
 
 @dataclass
@@ -61,13 +61,13 @@ class PlantedBoards:
     def settle(self, address: str) -> int:
         return self._call(address, "settle", b"")
 
-    def came(self, seconds: float) -> Came | None:
+    def came(self, seconds: float) -> BoardAnswer | None:
         while self._queue:
             number, address, what, data = self._queue.popleft()
             board = self.boards.get(address)
             answer = self._answer(board, what, data) if board is not None else None
             if answer is not None:
-                return Came(number, answer)
+                return BoardAnswer(number, answer)
             self.boards.pop(address, None)
         self.now += seconds
         return None
@@ -94,7 +94,7 @@ class PlantedBoards:
         if what == "load":
             return rows.pack(rows.BoardReady(rate=1e9))
         if what == "settle":
-            return rows.pack(rows.Ruling(verdict={}, phases={}, faults=()))
+            return rows.pack(rows.BoardVerdict(verdict={}, phases={}, faults=()))
         trial = rows.unpack(rows.FarmTrial, data)
         board.judged.append(trial.candidate["id"])
         board.bests.append(trial.best)

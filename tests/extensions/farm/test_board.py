@@ -58,8 +58,8 @@ def trial(workload: Workload) -> rows.FarmTrial:
 
 
 def ready(board: MeasuringBoard, workload: Workload) -> None:
-    answer: rows.Answer = rows.NotNow(why="", seconds=0.0)
-    while isinstance(answer, rows.NotNow):  # a service that was just started is not idle yet
+    answer: rows.Answer = rows.BoardBusy(why="", seconds=0.0)
+    while isinstance(answer, rows.BoardBusy):  # a service that was just started is not idle yet
         answer = board.load(rows.memory_of(workload, "s"))
 
 
@@ -70,7 +70,7 @@ def test_it_measures_under_the_lease_and_rests_without(
     with service.client() as client:
         assert client.status()["lease"]["state"] == "granted"
         answer = board.judge(trial(workload))
-        assert isinstance(answer, rows.Ruling)
+        assert isinstance(answer, rows.BoardVerdict)
         assert rows.verdict_of(answer).outcome is Outcome.RIGHT
         board.rest()
         wait_for(lambda: client.status()["lease"]["state"] == "free", "the lease to be given up")
@@ -99,7 +99,7 @@ def test_without_its_service_a_board_gives_candidates_back(
     board = MeasuringBoard(device.spec, cache_dir, LeasedGate(str(tmp_path / "none")), lambda: None)
     answer = board.load(rows.memory_of(workload, "s"))
     board.close()
-    assert isinstance(answer, rows.NotNow)
+    assert isinstance(answer, rows.BoardBusy)
     assert answer.why.startswith("it is in use: ")
     assert answer.seconds > 0
 
@@ -109,7 +109,7 @@ def test_a_task_that_is_not_loaded_is_asked_for(device: Device, cache_dir: Path,
     board.load(rows.memory_of(workload, "s"))
     answer = board.judge(replace(trial(workload), task="another"))
     board.close()
-    assert isinstance(answer, rows.NotNow)
+    assert isinstance(answer, rows.BoardBusy)
     assert answer.reload
 
 
@@ -120,12 +120,12 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
     assert (greeting.bench, greeting.depth) == ("mali-g610", 4)
     asked = rows.FarmTrial(search="s", task="sums", candidate=rows.candidate_map(known(source)), best=None)
     early = board.judge(asked)
-    assert isinstance(early, rows.NotNow)
+    assert isinstance(early, rows.BoardBusy)
     assert early.reload
     assert board.load(rows.memory_of(sums, "s")) == rows.BoardReady(rate=0.0)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(board.judge, [asked] * 4))
-    verdicts = [rows.verdict_of(answer) for answer in answers if isinstance(answer, rows.Ruling)]
+    verdicts = [rows.verdict_of(answer) for answer in answers if isinstance(answer, rows.BoardVerdict)]
     assert [verdict.outcome for verdict in verdicts] == [Outcome.RIGHT] * 4
     assert len({verdict.timing for verdict in verdicts}) == 1
     board.close()
@@ -135,18 +135,18 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
 def test_searches_take_turns() -> None:
     now = 100.0
     place, done = BoardPlace(lambda: now), rows.BoardReady(rate=1.0)
-    assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.NotNow), "there is no board"
+    assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.BoardBusy), "there is no board"
     place.board = BenchBoard("mali-g610", OneProgram({}), 1)
     assert rows.answer(place.answer("one", lambda _: done)) == done
     now = 110.0
     other = rows.answer(place.answer("two", lambda _: done))
-    assert isinstance(other, rows.NotNow)
+    assert isinstance(other, rows.BoardBusy)
     assert (other.why, other.reload) == ("another search has it", True)
     assert rows.answer(place.answer("one", lambda _: done)) == done
     now = 126.0
     assert rows.answer(place.answer("two", lambda _: done)) == done
-    assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.NotNow)
+    assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.BoardBusy)
     place.leaving = True
     left = rows.answer(place.answer("two", lambda _: done))
-    assert isinstance(left, rows.NotNow)
+    assert isinstance(left, rows.BoardBusy)
     assert left.why == "it is leaving the farm"

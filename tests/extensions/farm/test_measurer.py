@@ -152,7 +152,7 @@ def test_a_throttled_board_is_set_aside_and_its_times_are_not_used(workload: Wor
 
 
 def test_a_busy_board_leaves_its_candidates_to_others(workload: Workload) -> None:
-    busy = PlantedBoard(lambda _: rows.NotNow(why="it is in use: the model m is served", seconds=10.0))
+    busy = PlantedBoard(lambda _: rows.BoardBusy(why="it is in use: the model m is served", seconds=10.0))
     told, all_ = Told(), candidates(workload, 10)
     measurer = measuring(PlantedBoards(PROFILE, a=busy, b=PlantedBoard()), told, workload)
     for candidate in all_:

@@ -37,7 +37,7 @@ VERDICTS = st.builds(
     seconds=FINITE,
 )
 RULINGS = st.builds(
-    rows.Ruling,
+    rows.BoardVerdict,
     verdict=VERDICTS.map(to_plain),
     phases=st.dictionaries(TEXT, FINITE, max_size=3),
     faults=st.lists(LINES, max_size=3).map(tuple),
@@ -45,7 +45,7 @@ RULINGS = st.builds(
 ANSWERS = (
     RULINGS
     | st.builds(rows.BoardReady, rate=FINITE)
-    | st.builds(rows.NotNow, why=TEXT, seconds=FINITE, reload=st.booleans())
+    | st.builds(rows.BoardBusy, why=TEXT, seconds=FINITE, reload=st.booleans())
 )
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | FINITE | TEXT | st.binary(max_size=9),
@@ -61,9 +61,9 @@ def test_answers_come_as_they_went(answer: rows.Answer) -> None:
 
 @given(VERDICTS)
 def test_verdicts_come_as_they_went(verdict: Verdict) -> None:
-    ruling = rows.Ruling(verdict=to_plain(verdict), phases={}, faults=())
+    ruling = rows.BoardVerdict(verdict=to_plain(verdict), phases={}, faults=())
     found = rows.answer(rows.pack(ruling))
-    assert isinstance(found, rows.Ruling)
+    assert isinstance(found, rows.BoardVerdict)
     assert rows.verdict_of(found) == verdict
 
 
@@ -79,7 +79,7 @@ def test_whatever_comes_is_a_row_or_refused(data: bytes) -> None:
 @given(st.dictionaries(TEXT, PLAIN, max_size=4))
 def test_whatever_a_row_holds_is_read_or_refused(plain: dict[str, object]) -> None:
     with suppress(InvalidArgument):
-        rows.verdict_of(rows.Ruling(verdict=plain, phases={}, faults=()))
+        rows.verdict_of(rows.BoardVerdict(verdict=plain, phases={}, faults=()))
     with suppress(InvalidArgument):
         rows.candidate_of(rows.FarmTrial(search="", task="", candidate=plain, best=None))
     with pytest.raises(InvalidArgument):

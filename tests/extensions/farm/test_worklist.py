@@ -9,7 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.farm.worklist import Action, BoardBlame, Clocks, HandOut, LoadTask, Settle, Tell, WorkList
+from honed.farm.worklist import (
+    Action,
+    AssignCandidate,
+    BoardBlame,
+    BoardNotice,
+    Clocks,
+    LoadBoardTask,
+    Settle,
+    WorkList,
+)
 
 BOARDS = ("a", "b", "c", "d")
 
@@ -25,9 +34,9 @@ class Farm(RuleBasedStateMachine):
         self.wanted: set[str] = set()  # of the present task, and not dropped
         self.ended: Counter[str] = Counter()
         self.depths: dict[str, int] = {}
-        self.handed: dict[int, HandOut] = {}  # every ticket ever
+        self.handed: dict[int, AssignCandidate] = {}  # every ticket ever
         self.open: list[int] = []  # that a board has, or had when it left
-        self.loading: list[LoadTask] = []
+        self.loading: list[LoadBoardTask] = []
         self.ready: dict[str, str | None] = {}
         self.away: dict[str, float] = {}
         self.suspects: set[str] = set()  # boards died of them
@@ -39,11 +48,11 @@ class Farm(RuleBasedStateMachine):
 
     def see(self, action: Action) -> None:
         match action:
-            case LoadTask(board=board, task=task):
+            case LoadBoardTask(board=board, task=task):
                 assert task == self.list.task
                 assert board in self.depths
                 self.loading.append(action)
-            case HandOut(ticket=ticket, board=board, candidate=candidate):
+            case AssignCandidate(ticket=ticket, board=board, candidate=candidate):
                 assert ticket not in self.handed
                 assert candidate in self.wanted
                 assert not self.ended[candidate]
@@ -63,7 +72,7 @@ class Farm(RuleBasedStateMachine):
                 self.ended[candidate] += 1
             case BoardBlame(candidate=candidate):
                 self.ended[candidate] += 1
-            case Tell():
+            case BoardNotice():
                 pass
 
     @rule(number=st.integers(1, 5))
@@ -202,8 +211,8 @@ class Listed:
             self.list.loaded(board, "t", 0.0)
 
 
-def handed(actions: list[Action]) -> list[HandOut]:
-    return [action for action in actions if isinstance(action, HandOut)]
+def handed(actions: list[Action]) -> list[AssignCandidate]:
+    return [action for action in actions if isinstance(action, AssignCandidate)]
 
 
 def test_a_candidate_goes_to_the_board_that_has_least() -> None:
@@ -245,7 +254,7 @@ def test_a_busy_board_is_left_alone_for_its_time() -> None:
 def test_a_board_that_lost_its_task_loads_it_again() -> None:
     listed = Listed("a")
     (given,) = handed(listed.list.want("c", 0.0))
-    assert listed.list.give_back(given.ticket, 0.0, away=0.0, reload=True) == [LoadTask("a", "t")]
+    assert listed.list.give_back(given.ticket, 0.0, away=0.0, reload=True) == [LoadBoardTask("a", "t")]
 
 
 def judged(listed: Listed, board: str, yardstick: float, now: float = 0.0) -> list[Action]:
@@ -265,7 +274,7 @@ def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:
     while listed.list.boards["c"].tickets:
         had = listed.list.tickets[listed.list.boards["c"].tickets[0]].candidate
         slow = judged(listed, "c", 2.0)
-    assert [a.text.split(";")[0] for a in slow if isinstance(a, Tell)]
+    assert [a.text.split(";")[0] for a in slow if isinstance(a, BoardNotice)]
     assert not any(isinstance(a, Settle) for a in slow)
     assert had in [*listed.list.waiting, *listed.list.out]  # others measure it
     (probe,) = [h for h in handed(listed.list.tick(61.0)) if h.board == "c"]
@@ -284,7 +293,7 @@ def test_a_board_with_another_clock_is_scaled_and_told_of_once() -> None:
         said += judged(listed, "b", 1.3)
     ratios = {a.board: a.ratio for a in said if isinstance(a, Settle)}
     assert ratios == {"a": 1.0, "b": pytest.approx(1.3)}
-    assert [a.board for a in said if isinstance(a, Tell)] == ["b"]
+    assert [a.board for a in said if isinstance(a, BoardNotice)] == ["b"]
 
 
 def test_a_farm_that_is_slowed_as_a_whole_sets_nobody_aside() -> None:

@@ -27,7 +27,7 @@ from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import ModelTasks, TuningTask
 from honed.tuner.tune.trials import Trials
 from honed.valhall.bench import BENCHES, DRIVER, YARDSTICK, BenchMeasurer, predicted
-from honed.valhall.compiler import Dump, NotBuilt, OfflineCompiler
+from honed.valhall.compiler import Dump, OfflineCompileFailed, OfflineCompiler
 from honed.valhall.count import Counts
 from honed.valhall.judge import (
     BANDWIDTH,
@@ -58,7 +58,7 @@ class OneProgram:
         if source in self.known:
             future.set_result(self.known[source])
         else:
-            future.set_exception(NotBuilt("the compiler refused: no such program"))
+            future.set_exception(OfflineCompileFailed("the compiler refused: no such program"))
         return future
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ def test_a_launch_is_judged_by_its_kernel(compiler: OneProgram, source: str) -> 
     assert judged.plain.sfu == pytest.approx(867 * (ITEMS // 16 // 4) / CLOCK_HZ)
     assert judged.arm.fma == judged.plain.fma / 2, "the source has vectors of halves"
     assert seconds([judged, judged]) == 2 * (judged.arm.seconds + LAUNCH_SECONDS)
-    with pytest.raises(NotBuilt, match="no other"):
+    with pytest.raises(OfflineCompileFailed, match="no other"):
         MachineCodeJudge(compiler).judge(source, [launch("other")])
 
 

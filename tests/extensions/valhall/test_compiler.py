@@ -11,7 +11,7 @@ import pytest
 
 from honed.runtime.errors import DeviceError
 from honed.valhall import compiler
-from honed.valhall.compiler import NotBuilt, OfflineCompiler
+from honed.valhall.compiler import OfflineCompileFailed, OfflineCompiler
 
 _SERVER = """
 import pathlib, signal, sys
@@ -50,18 +50,18 @@ def test_a_program_that_is_not_built_in_time_is_refused_alone(
     assert offline.build("built").result().code == "built"
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "_DEADLINE", 0.05)
-        with pytest.raises(NotBuilt, match=r"did not end within 0\.05 seconds"):
+        with pytest.raises(OfflineCompileFailed, match=r"did not end within 0\.05 seconds"):
             offline.build("wait").result()
     assert offline.build("built").result().code == "built", "by another server"
 
 
 def test_what_the_compiler_refuses_is_told(offline: OfflineCompiler) -> None:
-    with pytest.raises(NotBuilt, match="the compiler refused"):
+    with pytest.raises(OfflineCompileFailed, match="the compiler refused"):
         offline.build("refused").result()
 
 
 def test_a_program_that_the_compiler_crashes_on_costs_a_start(offline: OfflineCompiler) -> None:
-    with pytest.raises(NotBuilt, match="the compiler was ended by Segmentation fault"):
+    with pytest.raises(OfflineCompileFailed, match="the compiler was ended by Segmentation fault"):
         offline.build("crash").result()
     assert offline.build("built").result().code == "built", "by another server"
 
