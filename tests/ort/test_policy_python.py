@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from honed.ort.policy import Account, Route
+from honed.ort.policy import Route, SwitchingCost
 
 SCENARIOS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "policy.json").read_text())["scenarios"]
 
@@ -19,7 +19,7 @@ class Player:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.now = 1000 * 10**9
         half = settings.get("precision") == "auto"
-        self.account = Account(self.now)
+        self.account = SwitchingCost(self.now)
         self.route = Route(self.account, settings.get("allowance", 1.0), half=half, now=self.now)
 
     def play(self, step: dict[str, Any]) -> None:

@@ -64,13 +64,13 @@ def prepare(threads: int) -> ThreadPlacement:
     return placed
 
 
-class RunningNow(threading.local):
+class ThreadRunOptions(threading.local):
     """Options by which ONNX Runtime is told to end the runs of this thread."""
 
     options: onnxruntime.RunOptions | None = None
 
 
-running_now = RunningNow()
+running_now = ThreadRunOptions()
 
 
 class BoundSession:

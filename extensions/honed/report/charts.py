@@ -111,7 +111,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class MarkerLine:
     """A line across the field where something began."""
 
     x: float
@@ -129,7 +129,7 @@ class Chart:
     lines: Sequence[Sequence[tuple[float, float]]]
     steps: bool = False
     dots: Sequence[Dot] = ()
-    rules: Sequence[Rule] = ()
+    rules: Sequence[MarkerLine] = ()
 
 
 def drawn(chart: Chart, ids: Ids) -> Element:
@@ -240,7 +240,7 @@ def served(history: ModelHistory) -> Chart | None:
             [(point.time, point.us / size) for point in line] for line in _lines(points, _GAP * (end - begin))
         ],
         rules=[
-            Rule(x=point.time, label=f"v{point.version}")
+            MarkerLine(x=point.time, label=f"v{point.version}")
             for before, point in pairwise((None, *points))
             if point is not None and (before is None or before.version != point.version)
         ],

@@ -29,14 +29,14 @@ FAILED = "a routed run failed"
 BUDGET = "switching has cost 2 % of the app's time"
 
 
-class Account:
+class SwitchingCost:
     """What one process has spent on switching since it `begun`, in all its routes."""
 
     def __init__(self, now: int) -> None:
         self.begun, self.excess = now, 0
 
 
-class Row:
+class LatestTimes:
     """The latest times; `count` is of all that were added since it was cleared."""
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class Route:
     A form in fp16 may answer where `half` is set.
     """
 
-    def __init__(self, account: Account, allowance: float, *, half: bool, now: int) -> None:
+    def __init__(self, account: SwitchingCost, allowance: float, *, half: bool, now: int) -> None:
         self.account, self.allowance, self.half = account, allowance, half
         self.state, self.why = OWN, LEARNING
-        self.own, self.routed = Row(), Row()
+        self.own, self.routed = LatestTimes(), LatestTimes()
         self.own_median = self.routed_median = 0  # of the last comparison
         self.form_time, self.overhead = 0, _OVERHEAD  # in the service; of a request beside it
         self.asking = False  # the service has not answered yet

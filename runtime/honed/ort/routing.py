@@ -28,7 +28,7 @@ from honed.runtime.calling.steps import Reply, RpcRequest
 from honed.runtime.client import Client, SocketLink
 from honed.runtime.dtypes import DTYPES
 
-from .policy import NOTHING, OWN, REPORT, Account, Route
+from .policy import NOTHING, OWN, REPORT, Route, SwitchingCost
 
 _MOST_KINDS = 64  # of a session, that have routes
 _NEVER = 1 << 62
@@ -74,7 +74,7 @@ class _Process:
     """What the sessions of this process share; a forked child has another."""
 
     def __init__(self) -> None:
-        self.account = Account(_now())
+        self.account = SwitchingCost(_now())
         self.free: list[_Bounded] = []
         self._asked: queue.SimpleQueue[tuple[_Session, _Kind, bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

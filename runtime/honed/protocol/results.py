@@ -86,7 +86,7 @@ class InferredOutput:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Prepared:
+class PrepareResult:
     """The result of ModelPrepare: the number of the request for ModelRun on this connection."""
 
     number: int

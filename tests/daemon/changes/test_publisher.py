@@ -20,7 +20,7 @@ from honed.daemon.core.model import Canary, ServedModel
 from honed.daemon.core.state import Registry
 from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.commits import StoreWriter
-from honed.daemon.serving.trial import TrialResult
+from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import CompiledFileInfo, summarise
 from honed.daemon.store.files import StoredFile, describe
@@ -50,8 +50,8 @@ class Loader:
     async def load(self, key: str, path: str, **_: object) -> LoadReport:
         return LoadReport(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
-    async def compare(self, old: str, new: str, allowance: float) -> TrialResult:
-        return TrialResult(runs=PairedTiming(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
+    async def compare(self, old: str, new: str, allowance: float) -> PairedTrialResult:
+        return PairedTrialResult(runs=PairedTiming(allowance, pairs=[(2e-7, 1e-7)] * 7), wrong="")
 
 
 async def _at_once(seconds: float) -> None:

@@ -14,7 +14,7 @@ from honed.daemon.features.decoders import Decoders
 from honed.daemon.features.decoding import DecoderBucket, DecoderModel, decoder_of
 from honed.daemon.features.form_trials import FormTrial
 from honed.daemon.serving.selection import EngineChoice
-from honed.daemon.serving.trial import TrialResult
+from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.versions import GAIN
 from honed.daemon.worker.calls import InferenceResult, RunStep, SetSequence, StepResult
@@ -40,13 +40,13 @@ class Engine:
     pid: int = 0
     engine: Any = field(default_factory=lambda: SimpleNamespace(on_processor=False, fingerprint="x"))
 
-    answers: TrialResult | None = None
+    answers: PairedTrialResult | None = None
     compared: list[tuple[str, str]] = field(default_factory=list)
 
-    async def compare(self, old: str, new: str, allowance: float, *, most: int) -> TrialResult:
+    async def compare(self, old: str, new: str, allowance: float, *, most: int) -> PairedTrialResult:
         assert (most, self.answers is not None) == (LEAST, True)
         self.compared.append((old, new))
-        return cast(TrialResult, self.answers)
+        return cast(PairedTrialResult, self.answers)
 
     async def step(self, call: Any) -> Any:
         if isinstance(call, SetSequence):
@@ -161,7 +161,7 @@ def test_a_new_version_of_a_form_is_compared_by_its_answers_and_then_by_steps(wr
     assert decoders.version_comparer(cast(Any, model)) is None, "the model itself is no form"
     comparer = decoders.version_comparer(cast(Any, variant))
     assert comparer is not None
-    device = Engine(2.0, faster=0.5, answers=TrialResult(runs=PairedTiming(1.0), wrong=wrong))
+    device = Engine(2.0, faster=0.5, answers=PairedTrialResult(runs=PairedTiming(1.0), wrong=wrong))
     result = asyncio.run(cast(Any, comparer(cast(Any, device), "served", "faster", 1 / GAIN)))
     assert device.compared == [("served", "faster")]
     assert (result.wrong, bool(device.steps)) == (wrong, not wrong)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.serving.trial import TrialResult
+from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import begin, new_version
 from honed.daemon.store.versions import (
@@ -117,8 +117,8 @@ def test_there_is_always_one_served_version_with_its_file(steps: list[tuple[str,
         assert all(history.get(s.number) for s in history.deployments)
 
 
-def compared(old: float, new: float, wrong: str = "", allowance: float = 1 / GAIN) -> TrialResult:
-    return TrialResult(runs=PairedTiming(allowance, pairs=[(old / 1e3, new / 1e3)] * 3), wrong=wrong)
+def compared(old: float, new: float, wrong: str = "", allowance: float = 1 / GAIN) -> PairedTrialResult:
+    return PairedTrialResult(runs=PairedTiming(allowance, pairs=[(old / 1e3, new / 1e3)] * 3), wrong=wrong)
 
 
 def test_a_comparison_takes_the_faster_and_right_one() -> None:
@@ -132,7 +132,7 @@ def test_runs_that_other_work_made_longer_do_not_count() -> None:
         runs = PairedTiming(allowance)
         for pair in zip((10, 10, 11, 10, 10, 11, 10), (8, 20, 8, 21, 8, 19, 22), strict=True):
             runs.add(*pair)
-        assert TrialResult(runs=runs, wrong="").objection == ""
+        assert PairedTrialResult(runs=runs, wrong="").objection == ""
 
 
 def test_in_service_noise_does_not_send_it_back() -> None:

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from honed.machine import devices
 from honed.tuner.compiler.verification import run_model
 from honed.tuner.frontend import normalise
-from honed.tuner.lower.functions.sorting import Runs
+from honed.tuner.lower.functions.sorting import SortedRuns
 
 pytestmark = pytest.mark.tvm
 Array = np.ndarray[Any, Any]
@@ -102,7 +102,7 @@ def test_no_value_is_much_larger_than_the_row(size: int, count: int) -> None:
     sizes = [math.prod(d.dim_value for d in v.type.tensor_type.shape.dim) for v in made]
     assert max(sizes) <= size
     assert sum(numpy_helper.to_array(t).nbytes for t in done.model.graph.initializer) <= 16 * size
-    runs, launches = Runs.first(1, size, count), 1
+    runs, launches = SortedRuns.first(1, size, count), 1
     while runs.count > 1:
         assert runs.held <= size
         runs, launches = runs.merged(count), launches + 1

@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from honed.tuner.verify import ranges
-from honed.tuner.verify.graphs import Graph
+from honed.tuner.verify.graphs import SourceGraph
 from honed.tuner.verify.ranges import NAMES, RULES, NameRule, Rule, of_inputs
 
 
@@ -30,10 +30,10 @@ def test_a_rule_alone_decides_the_range_of_its_example(
 ) -> None:
     model = example(row)
     name = "i" if isinstance(row, Rule) else re.split(r"[ ,]", row.example)[1]
-    found = of_inputs(Graph(model), shaping=True)[name]
+    found = of_inputs(SourceGraph(model), shaping=True)[name]
     if isinstance(row, Rule):
         others = {place: each for place, each in ranges._BY_PLACE.items() if each is not row}
         monkeypatch.setattr(ranges, "_BY_PLACE", others)
     else:
         monkeypatch.setattr(ranges, "NAMES", tuple(each for each in NAMES if each is not row))
-    assert of_inputs(Graph(model), shaping=True)[name] != found
+    assert of_inputs(SourceGraph(model), shaping=True)[name] != found

@@ -27,7 +27,7 @@ from honed.daemon.observe.latencies import Latencies
 from honed.daemon.serving.engine_server import EngineServer
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice, choose, compare
-from honed.daemon.serving.trial import TrialResult
+from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.store.compiled import CompiledFileInfo
 from honed.daemon.store.files import StoredFile, receive
 from honed.daemon.store.store import new_version, version_file
@@ -361,7 +361,7 @@ def _check_interface(before: CompiledFileInfo, model: CompiledFileInfo) -> None:
 
 
 def _accepted(
-    entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: TrialResult
+    entry: ServedModel, version: ModelVersion, choice: EngineChoice | None, compared: PairedTrialResult
 ) -> ModelPublished:
     """Return the result for a successor that was accepted, and log it."""
     ratio = compared.first_us / compared.second_us

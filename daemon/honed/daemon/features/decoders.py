@@ -35,7 +35,7 @@ from honed.daemon.serving.loader import Loader, VersionComparer
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.serving.selection import EngineChoice
-from honed.daemon.serving.trial import TrialResult
+from honed.daemon.serving.trial import PairedTrialResult
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import Limits
 from honed.daemon.store.compiled import Interface
@@ -357,7 +357,7 @@ class Decoders(Feature):
         if (form := self.form_of(entry)) is None:
             return None
 
-        async def compare(device: Loader, old: str, new: str, allowance: float) -> TrialResult:
+        async def compare(device: Loader, old: str, new: str, allowance: float) -> PairedTrialResult:
             answers = await device.compare(old, new, allowance, most=LEAST)
             if answers.wrong:
                 return answers

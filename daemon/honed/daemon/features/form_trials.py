@@ -18,7 +18,7 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.serving.loader import Loader
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.serving.selection import EngineChoice, choose, engines_timed
-from honed.daemon.serving.trial import Trial, TrialResult
+from honed.daemon.serving.trial import PairedTrial, PairedTrialResult
 from honed.daemon.worker.calls import ComparisonRun, RunStep, SetSequence, StepResult
 from honed.daemon.worker.shared_memory import RegionTable
 from honed.daemon.worker.step_inputs import StepSize
@@ -73,12 +73,12 @@ class FormTrial:
         tokens = f"{self._tokens} token{'s' * (self._tokens > 1)}"
         return dataclasses.replace(choice, why=f"{choice.why}, as steps of {tokens} after {levels} others")
 
-    async def beside_successor(self, successor: FormTrial, allowance: float) -> TrialResult:
+    async def beside_successor(self, successor: FormTrial, allowance: float) -> PairedTrialResult:
         """Have both versions of a form run steps in turns; raise a HonedError where one cannot."""
         for version in (self, successor):
             for level, rows in enumerate(self._levels):
                 await version._begin(level, rows, self.device)
-        return await Trial(self._by_form, successor._by_form, allowance).run()
+        return await PairedTrial(self._by_form, successor._by_form, allowance).run()
 
     @property
     def _tokens(self) -> int:

@@ -21,7 +21,7 @@ from honed.daemon.core.state import Registry
 from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.daemon.serving.loader import made_up
-from honed.daemon.serving.trial import Trial
+from honed.daemon.serving.trial import PairedTrial
 from honed.daemon.store.store import Manifest, Store
 from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
@@ -112,7 +112,7 @@ class HalfForms(Feature):
             for key in keys:
                 for turn in range(_WARM):
                     await run(key, turn)
-            trial = Trial(partial(run, keys[0]), partial(run, keys[1]), _FASTER, (loader.pid,))
+            trial = PairedTrial(partial(run, keys[0]), partial(run, keys[1]), _FASTER, (loader.pid,))
             async with loader.comparing:
                 result = await trial.run()
         finally:

@@ -32,7 +32,7 @@ from honed.daemon.worker.calls import InferenceResult
 from honed.protocol.errors import HonedError, NotPrepared
 from honed.protocol.methods import check_version
 from honed.protocol.params import InferParams, PrepareParams, RunParams
-from honed.protocol.results import Prepared
+from honed.protocol.results import PrepareResult
 from honed.protocol.strict import Map
 
 MOST_PREPARED: Final = 256  # requests of a connection
@@ -83,7 +83,7 @@ class InferencePipeline:
         if self.stopping:
             raise service_stops()
 
-    async def prepare(self, connection: Connection, params: PrepareParams) -> Prepared:
+    async def prepare(self, connection: Connection, params: PrepareParams) -> PrepareResult:
         """Return the result of ModelPrepare; a new one takes the place of the connection's oldest."""
         check_version(params.model_version)
         entry = self.registry.model(params.model_name)
@@ -95,7 +95,7 @@ class InferencePipeline:
             del held[next(iter(held))]
         number = next(self._numbers)
         held[number] = _PreparedRequest(params, {}, entry.manifest.owner)
-        return Prepared(number=number)
+        return PrepareResult(number=number)
 
     def run(self, call: MethodCall, params: RunParams) -> Driven[Map]:
         """Return the work for ModelRun; raise NotPrepared."""

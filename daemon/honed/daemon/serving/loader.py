@@ -44,7 +44,7 @@ from honed.protocol.results import ComparedOutput, Empty, ModelChecked, OrtSessi
 from honed.runtime import HONED_VERSION
 from honed.runtime.comparison import MOST
 
-from .trial import Trial, TrialResult
+from .trial import PairedTrial, PairedTrialResult
 
 # ---- Which files a device has answered rightly for, remembered over restarts of the service ----
 #
@@ -275,7 +275,7 @@ class Loader:
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> TrialResult:
+    async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> PairedTrialResult:
         """Run two loaded files in turns, `most` pairs at most; inferences wait for one run at most.
 
         Raises WorkerDied where the worker died of it.
@@ -285,7 +285,7 @@ class Loader:
             return await self._careful(RunComparison(old=old, new=new, pair=turn, which=which))
 
         async with self.comparing:
-            return await Trial(partial(run, 0), partial(run, 1), allowance, most=most).run()
+            return await PairedTrial(partial(run, 0), partial(run, 1), allowance, most=most).run()
 
     async def time_cpu_run(self, key: str, compiled: Path, turn: int) -> ComparisonRun:
         """Run a model of the CPU engine once, on inputs of the probes of its compiled form."""
@@ -384,7 +384,7 @@ class Loader:
 
 
 # Compares two loaded versions of a model: with the device's loader, their keys and the allowance.
-VersionComparer = Callable[[Loader, str, str, float], Awaitable[TrialResult]]
+VersionComparer = Callable[[Loader, str, str, float], Awaitable[PairedTrialResult]]
 
 
 def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[InputSpec, ...]:

@@ -14,7 +14,7 @@ from honed.runtime.engines import allowance, compiled_serves
 
 from .engine_server import EngineServer
 from .loader import LONGEST_OWN_MS, Loader
-from .trial import Runner, Trial
+from .trial import PairedTrial, Runner
 
 Kind = Literal["gpu", "cpu"]
 
@@ -52,7 +52,7 @@ async def engines_timed(device: Loader, cpu: Loader, by_device: Runner, by_cpu: 
     """Have a compiled form and the CPU engine take turns at the same work; raise what a turn raises."""
     same_cores = device.engine.on_processor
     allowed, processes = allowance(same_cores=same_cores), (device.pid, cpu.pid)
-    result = await Trial(by_cpu, by_device, allowed, processes).run()
+    result = await PairedTrial(by_cpu, by_device, allowed, processes).run()
     cpu_seconds, gpu_seconds = result.runs.times
     return EngineTimes(
         gpu_ms=1e3 * gpu_seconds,

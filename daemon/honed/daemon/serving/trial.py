@@ -18,7 +18,7 @@ Runner = Callable[[int], Awaitable[ComparisonRun]]  # runs a model on the inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
+class PairedTrialResult:
     """The times of two runners, and what the second one answered `wrong`, or "".
 
     Times are provisional where other programs took `others_percent` of the processors; None: they hold.
@@ -55,7 +55,7 @@ class TrialResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PairedTrial:
     """Two runners of the same work; the second is fast enough at `allowed` times the time of the first.
 
     They take `most` turns each at most, but as many as there are sets of inputs, and stop at the first wrong
@@ -69,7 +69,7 @@ class Trial:
     processes: tuple[int, ...] = ()
     most: int = MOST
 
-    async def run(self) -> TrialResult:
+    async def run(self) -> PairedTrialResult:
         """Take turns; raise what a runner raises."""
         others, since = None, time.monotonic()
         if self.processes:
@@ -83,9 +83,9 @@ class Trial:
             first, second = both
             runs.add(first.ns / 1e9, second.ns / 1e9, (first.clock_hz, second.clock_hz))
             if wrong := first.wrong or second.wrong:
-                return TrialResult(runs=runs, wrong=wrong)
+                return PairedTrialResult(runs=runs, wrong=wrong)
         if others is None:
-            return TrialResult(runs=runs)
+            return PairedTrialResult(runs=runs)
         await asyncio.sleep(since + _LOOK_SECONDS - time.monotonic())
         percent = await in_thread(others.percent)
-        return TrialResult(runs=runs, others_percent=percent if percent > _BUSY_PERCENT else None)
+        return PairedTrialResult(runs=runs, others_percent=percent if percent > _BUSY_PERCENT else None)

@@ -18,7 +18,7 @@ from honed.runtime.execution.verification import Difference, aligned, compare
 from . import graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import Reference, ReferenceFailure, at_level, evaluate
-from .graphs import MOVING, Graph, info
+from .graphs import MOVING, SourceGraph, info
 from .tolerance import compared, work
 
 # A function into [-1, 1] that an output comes from is a step, too: it hides what it is given where that is
@@ -96,7 +96,7 @@ def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
 
 def opened(model: onnx.ModelProto) -> PiecewiseModel | None:
     """Open a model with static shapes at its steps; None where it has none that can be opened."""
-    graph = Graph(model)
+    graph = SourceGraph(model)
     model, known, varying, nodes = graph.model, graph.known, graph.varying, graph.model.graph.node
     ends = _ends(model)
     numbered = {

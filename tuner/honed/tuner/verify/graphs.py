@@ -344,7 +344,7 @@ def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) ->
     return copy
 
 
-class Graph:
+class SourceGraph:
     """A model as it was given, without functions of its own, and what is computed of it, once."""
 
     def __init__(self, model: onnx.ModelProto) -> None:

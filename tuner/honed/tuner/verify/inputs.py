@@ -13,7 +13,7 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import Precondition
 
 from . import graphs
-from .graphs import Graph, TypedValue
+from .graphs import SourceGraph, TypedValue
 from .ranges import Range, of_inputs
 
 _WHOLE = 8  # bound of integers that nothing else bounds, so that sums and products do not overflow
@@ -38,8 +38,8 @@ class Inputs:
         preconditions: Sequence[Precondition] = (),
     ) -> None:
         self.values = graphs.inputs(model)
-        self.own = of_inputs(Graph(model))  # by the model's nodes alone
-        more = of_inputs(Graph(whole), shaping=True) if whole is not None else {}
+        self.own = of_inputs(SourceGraph(model))  # by the model's nodes alone
+        more = of_inputs(SourceGraph(whole), shaping=True) if whole is not None else {}
         self.ranges = {name: more.get(name, each).meet(each) for name, each in self.own.items()}
         for bound in preconditions:
             one = self.ranges[bound.input]

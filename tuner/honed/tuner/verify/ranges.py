@@ -20,7 +20,7 @@ import onnx
 from honed.protocol.errors import ModelRefused
 
 from . import graphs
-from .graphs import MOVING, Graph, TypedValue
+from .graphs import MOVING, SourceGraph, TypedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +71,10 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class InputUse:
     """A place where a value is consumed, and how the value comes of an input."""
 
-    graph: Graph
+    graph: SourceGraph
     node: onnx.NodeProto
     position: int
     path: _Path
@@ -148,7 +148,7 @@ _MOST_PATHS = 4  # on which one input comes to one value; more are not followed
 _UNBOUNDED = Range()
 
 
-def of_inputs(graph: Graph, *, shaping: bool = False) -> dict[str, Range]:
+def of_inputs(graph: SourceGraph, *, shaping: bool = False) -> dict[str, Range]:
     """Return the range of every input of a model with static shapes, by name.
 
     With `shaping` inputs may decide shapes and axes. Otherwise raises ModelRefused for them, because a
@@ -164,7 +164,7 @@ def of_inputs(graph: Graph, *, shaping: bool = False) -> dict[str, Range]:
         for name, paths in _reached(value.name, graph).items():
             for node, position in graph.consumers.get(name, ()):
                 for path in paths:
-                    use = Use(graph, node, position, path, whole)
+                    use = InputUse(graph, node, position, path, whole)
                     allowed = allowed.meet(_of_use(value.name, use, shaping=shaping))
         found[value.name] = allowed
     return found
@@ -178,7 +178,7 @@ def _pixels(model: onnx.ModelProto) -> Range | None:
     return Range(low=ends[said][0], high=ends[said][1]) if said in ends else None
 
 
-def _reached(name: str, graph: Graph) -> dict[str, set[_Path]]:
+def _reached(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
     """Return the values that depend on `name` by moving or by arithmetic with one constant, and how."""
     reached: dict[str, set[_Path]] = {name: {_Path()}}
     waiting = [name]
@@ -227,7 +227,7 @@ def _computed(op: str, position: int, path: _Path, constant: float) -> _Path | N
     return path.then(factor, 0) if factor else None
 
 
-def _of_use(name: str, use: Use, *, shaping: bool) -> Range:
+def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:
     node, path = use.node, use.path
     domain = "" if node.domain == "ai.onnx" else node.domain
     decides = _SHAPING.get(node.op_type) if domain in ("", "com.microsoft") else None
@@ -259,7 +259,7 @@ def _of_use(name: str, use: Use, *, shaping: bool) -> Range:
 _HIDING = 1e4  # what is multiplied by a constant as large, and added to scores, hides them
 
 
-def _compared(use: Use) -> Range:
+def _compared(use: InputUse) -> Range:
     """Return the range of values compared with constants: some on either side, some equal."""
     other = use.node.input[1 - use.position]
     if not use.whole:
@@ -272,7 +272,7 @@ def _compared(use: Use) -> Range:
     return Range(low=least + 1, high=greatest + 1)  # how many places of a row count
 
 
-def _hidden(use: Use) -> Range:
+def _hidden(use: InputUse) -> Range:
     """Return the range of a mask.
 
     A mask is 0 or 1, or 1 - mask, and is multiplied by a number of a magnitude that no score comes near.
@@ -286,7 +286,7 @@ def _hidden(use: Use) -> Range:
     return Range(mark=True) if of_one_less or negative or (use.whole and not path.offset) else _UNBOUNDED
 
 
-def _counted(use: Use) -> Range:
+def _counted(use: InputUse) -> Range:
     """Return the range of a mask whose ones are counted for a cache's length: the new rows have room."""
     after, reached = list(use.node.output), 0
     while after:
@@ -298,22 +298,22 @@ def _counted(use: Use) -> Range:
     return Range(low=0, high=1, mark=True, leading=reached) if reached else _UNBOUNDED
 
 
-def _to_bool(use: Use) -> Range:
+def _to_bool(use: InputUse) -> Range:
     """Return the range of a value that is cast to bool: both true and false should occur."""
     to = graphs.attribute(use.node, "to", 0)
     return Range(low=0, high=1, mark=True) if to == onnx.TensorProto.BOOL else _UNBOUNDED
 
 
-def _along(use: Use, default: int = 0, axis: str = "axis") -> int:
+def _along(use: InputUse, default: int = 0, axis: str = "axis") -> int:
     return graphs.attribute(use.node, axis, default) % max(len(use.shape(0)), 1)
 
 
-def _gather(use: Use) -> Range:
+def _gather(use: InputUse) -> Range:
     size = use.shape(0)[_along(use)]
     return Range(low=-size, high=size - 1)
 
 
-def _tuples(use: Use) -> Range:
+def _tuples(use: InputUse) -> Range:
     """Return the range of index tuples.
 
     Every component must fit its own axis, so the smallest indexed axis bounds all.
@@ -324,11 +324,11 @@ def _tuples(use: Use) -> Range:
     return Range(low=-size, high=size - 1)
 
 
-def _reduces(use: Use) -> bool:
+def _reduces(use: InputUse) -> bool:
     return any(a.name == "reduction" and a.s not in (b"", b"none") for a in use.node.attribute)
 
 
-def _scatter(use: Use) -> Range:
+def _scatter(use: InputUse) -> Range:
     axis = _along(use)
     size = use.shape(0)[axis]
     if _reduces(use):
@@ -336,25 +336,25 @@ def _scatter(use: Use) -> Range:
     return Range(low=-size, high=size - 1, distinct_axis=axis)
 
 
-def _scatter_nd(use: Use) -> Range:
+def _scatter_nd(use: InputUse) -> Range:
     if _reduces(use):
         return _tuples(use)
     return Range(rows=use.shape(0)[: use.shape(1)[-1]])
 
 
-def _one_hot(use: Use) -> Range:
+def _one_hot(use: InputUse) -> Range:
     depth = use.constant(1)
     size = int(depth.reshape(-1)[0]) if depth is not None and depth.size == 1 else 1
     return Range(low=-size, high=size - 1)
 
 
-def _shift(use: Use) -> Range:
+def _shift(use: InputUse) -> Range:
     value = use.graph.known.get(use.node.input[1])
     bits = np.dtype(value.dtype).itemsize * 8 if value else 8
     return Range(low=0, high=bits - 1)
 
 
-def _base(use: Use) -> Range:
+def _base(use: InputUse) -> Range:
     """Return the range of the base of a power: a negative base has powers for whole exponents only."""
     exponent = use.constant(1)
     whole = exponent is not None and bool(np.all(exponent == np.round(exponent)))
@@ -363,19 +363,19 @@ def _base(use: Use) -> Range:
     return replace(allowed, nonzero=negative)
 
 
-def _exponent(use: Use) -> Range:
+def _exponent(use: InputUse) -> Range:
     """Return the range of an exponent: an integer has no negative powers that are integers."""
     base = use.graph.known.get(use.node.input[0])
     return Range(low=-3 if base is None or base.dtype.startswith("float") else 0, high=3)
 
 
-def _slots(use: Use) -> Range:
+def _slots(use: InputUse) -> Range:
     """Return the range of positions at which TensorScatter starts to write: the whole update must fit."""
     axis = graphs.attribute(use.node, "axis", -2)
     return Range(low=0, high=use.shape(0)[axis] - use.shape(1)[axis], ends=True)
 
 
-def _places(use: Use) -> Range:
+def _places(use: InputUse) -> Range:
     """Return the range of positions in the planes that MaxUnpool fills.
 
     The flattened planes have at least as many positions as the operator is given.
@@ -383,25 +383,25 @@ def _places(use: Use) -> Range:
     return Range(low=0, high=math.prod(use.shape(0)) - 1)
 
 
-def _below(position: int, axis: int) -> Callable[[Use], Range]:
+def _below(position: int, axis: int) -> Callable[[InputUse], Range]:
     """Return a rule for numbers of the rows of another input along an axis."""
     return lambda use: Range(low=0, high=use.shape(position)[axis] - 1)
 
 
-def _turns(use: Use) -> Range:
+def _turns(use: InputUse) -> Range:
     """Return the range of places to turn by: one for each, or the first of as many as the input is long."""
     rows = use.shape(2)[0]
     first = math.prod(use.shape(1)) == 1
     return Range(low=0, high=rows - use.shape(0)[-2] if first else rows - 1)
 
 
-def _mask(use: Use) -> Range:
+def _mask(use: InputUse) -> Range:
     """Return the range of a mask of 0 and 1 for places, or of how many places there are to see."""
     shape = use.shape(use.position)
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
-def _cache(use: Use) -> tuple[int, int, int | None, bool]:
+def _cache(use: InputUse) -> tuple[int, int, int | None, bool]:
     """Return what GroupQueryAttention's lengths are about: new rows, those of its cache, all where known.
 
     The last is whether several rows of several sequences are new, which then are prompts.
@@ -414,14 +414,14 @@ def _cache(use: Use) -> tuple[int, int, int | None, bool]:
     return new, rows, whole, batch > 1 and new > 1 and before >= new
 
 
-def _cache_end(use: Use) -> Range:
+def _cache_end(use: InputUse) -> Range:
     """Return the range of the last row that GroupQueryAttention writes; a prompt may be padded behind it."""
     new, rows, whole, prompts = _cache(use)
     prompt = rows == new or (prompts if whole is None else whole == new)
     return Range(low=0 if prompt else new - 1, high=rows - 1, ends=True)
 
 
-def _cache_whole(use: Use) -> Range:
+def _cache_whole(use: InputUse) -> Range:
     """Return the range of the rows in all of GroupQueryAttention: those of its cache, or of a prompt."""
     new, rows, _, prompts = _cache(use)
     before = use.shape(3)[2] if use.node.input[3] else 0
@@ -430,22 +430,22 @@ def _cache_whole(use: Use) -> Range:
     return Range(low=new, high=new if prompts else rows, ends=True)
 
 
-def _filled(use: Use) -> Range:
+def _filled(use: InputUse) -> Range:
     """Return the range of how many keys are there for Attention."""
     return Range(low=0, high=use.shape(1)[-2], ends=True)
 
 
-def _room_left(use: Use) -> Range:
+def _room_left(use: InputUse) -> Range:
     """Return the range of the rows that are there already where a past of fixed length takes new ones."""
     return Range(low=0, high=use.shape(6)[2] - use.shape(0)[1], ends=True)
 
 
-def _reversed(use: Use) -> Range:
+def _reversed(use: InputUse) -> Range:
     """Return the range of the steps that ReverseSequence reverses."""
     return Range(low=0, high=use.shape(0)[_along(use, 0, "time_axis")], ends=True)
 
 
-def _up_to(axis: str, default: int = 0) -> Callable[[Use], Range]:
+def _up_to(axis: str, default: int = 0) -> Callable[[InputUse], Range]:
     """Return a rule for a count, at most the extent of the first input's axis that an attribute names."""
     return lambda use: Range(low=1, high=use.shape(0)[_along(use, default, axis)])
 
@@ -462,7 +462,7 @@ def _lengths(value: TypedValue, given: Sequence[TypedValue]) -> Range:
 
 # Examples of rules are inputs, constants and nodes ("ms." stands for the domain of ONNX Runtime's operators).
 # The rule's input is called `i`, or is the first one for a name.
-Draws = Range | Callable[[Use], Range]
+Draws = Range | Callable[[InputUse], Range]
 
 
 class Rule(NamedTuple):

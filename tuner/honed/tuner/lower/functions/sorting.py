@@ -21,7 +21,7 @@ _OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class SortedRuns:
     """Ordered runs, one behind the other in each row: all of `length`, but that the last may be shorter."""
 
     rows: int
@@ -35,19 +35,19 @@ class Runs:
         return -(-self.held // self.length)
 
     @classmethod
-    def first(cls, rows: int, size: int, wanted: int) -> Runs:
+    def first(cls, rows: int, size: int, wanted: int) -> SortedRuns:
         """Return the best `wanted` elements of each _FIRST elements of the rows, which become runs."""
         length, given = min(_FIRST, size, wanted), min(_FIRST, size)
         others = -(-size // given) - 1
         last = min(size - others * given, length)
         return cls(rows=rows, size=size, length=length, held=others * length + last)
 
-    def merged(self, wanted: int) -> Runs:
+    def merged(self, wanted: int) -> SortedRuns:
         """Return the runs that pairs of these become, of which the best `wanted` elements are kept."""
         length = min(2 * self.length, wanted)
         pairs = -(-self.count // 2)
         last = min(self.held - 2 * (pairs - 1) * self.length, length)
-        return Runs(rows=self.rows, size=self.size, length=length, held=(pairs - 1) * length + last)
+        return SortedRuns(rows=self.rows, size=self.size, length=length, held=(pairs - 1) * length + last)
 
 
 def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -58,7 +58,7 @@ def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     given = call.args[0]
     rows, size = (int(extent) for extent in given.ty.shape)
     wanted, largest, dtype = int(call.attrs.k), bool(call.attrs.largest), str(given.ty.dtype)
-    kept = Runs.first(rows, size, wanted)
+    kept = SortedRuns.first(rows, size, wanted)
     function = _first(kept, dtype, largest=largest)
     places = _called(builder, function, [given], kept, "order_runs")
     while kept.count > 1:
@@ -72,7 +72,7 @@ def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _called(
-    builder: relax.BlockBuilder, function: tirx.PrimFunc, given: list[relax.Expr], runs: Runs, name: str
+    builder: relax.BlockBuilder, function: tirx.PrimFunc, given: list[relax.Expr], runs: SortedRuns, name: str
 ) -> relax.Var:
     marked = function.with_attr("op_pattern", _OPAQUE)
     kind = relax.TensorType([runs.rows, runs.held], _PLACE)
@@ -91,7 +91,7 @@ def _better(one: ir.Expr, other: ir.Expr, *, largest: bool) -> ir.Expr:
     return one > other if largest else one < other
 
 
-def _first(kept: Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
+def _first(kept: SortedRuns, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     """Return a function that puts each run in order by counting how many elements are before each."""
     length = min(_FIRST, kept.size)
     with IRBuilder() as made, T.prim_func(private=True, s_tir=True):
@@ -122,7 +122,7 @@ def _first(kept: Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     return made.get()
 
 
-def _merge(given: Runs, merged: Runs, dtype: str, *, largest: bool) -> tirx.PrimFunc:
+def _merge(given: SortedRuns, merged: SortedRuns, dtype: str, *, largest: bool) -> tirx.PrimFunc:
     """Return a function that merges each run with the next."""
     with IRBuilder() as made, T.prim_func(private=True, s_tir=True):
         x = T.arg("x", T.buffer((given.rows, given.size), dtype, layout=None))
