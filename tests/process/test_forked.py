@@ -30,7 +30,7 @@ def end(_: object) -> None:
 
 @pytest.mark.parametrize("processes", [0, 1, 3])
 def test_jobs_are_done_with_what_is_inherited(processes: int) -> None:
-    with ForkPool(processes, TOOLS) as forked:
+    with ForkPool(processes, TOOLS) as pool:
         begun = [pool.begin(twice, number) for number in range(20)]
         results = [one.result() for one in begun]
     assert [number for number, _ in results] == list(range(0, 40, 2))
@@ -40,7 +40,7 @@ def test_jobs_are_done_with_what_is_inherited(processes: int) -> None:
 
 
 def test_an_error_travels_and_the_others_go_on() -> None:
-    with ForkPool(2, TOOLS) as forked:
+    with ForkPool(2, TOOLS) as pool:
         refused, done = pool.begin(refuse, "no such number"), pool.begin(twice, 4)
         with pytest.raises(ValueError, match="no such number"):
             refused.result()
@@ -52,7 +52,7 @@ def take(_: object, mib: int) -> int:
 
 
 def test_each_may_take_so_much_memory_of_its_own() -> None:
-    with ForkPool(1, TOOLS) as forked:
+    with ForkPool(1, TOOLS) as pool:
         assert pool.begin(take, OWN_MIB // 2).result()
         with pytest.raises(MemoryError):
             pool.begin(take, 4 * OWN_MIB).result()  # what was freed before may be taken again
