@@ -29,9 +29,9 @@ from honed.runtime.client import Client
 from .serving import service
 
 _CONFIG = '[serve]\nengine = "opencl"\n[tuner]\nspawn = false\n'
-_OPSET = 13  # the first that quantises by channel
-_SECONDS = 3600.0  # that adding may take
-_SETS = 2  # of inputs that ranges are taken from
+_OPSET = 13  # The first that quantises by channel
+_SECONDS = 3600.0  # That adding may take
+_SETS = 2  # Of inputs that ranges are taken from
 
 
 class _Inputs(CalibrationDataReader):  # type: ignore[misc]
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--quantised", action="store_true", help="each of float32 in uint8, too")
     options = parser.parse_args()
-    logging.getLogger().setLevel(logging.ERROR)  # the tools' advice
+    logging.getLogger().setLevel(logging.ERROR)  # The tools' advice
     print("| model | all, s | OpenCL compiler, s | the rest, s |\n|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="honed-adding-") as name:
         folder = Path(name)

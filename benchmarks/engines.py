@@ -32,7 +32,7 @@ from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.strict import Map
 from honed.runtime.client import Client
 
-_TOLERANCE = 1e-3  # of the largest value of an output
+_TOLERANCE = 1e-3  # Of the largest value of an output
 _LEAST = 1e-3
 _CONFIG = """
 [serve]

@@ -26,7 +26,7 @@ from .running import Arrays, apart, first_served, in_turns, normalised, ready
 
 _TOKENS = (1, 64)
 _TURNS = 30
-_VOCABULARY = 100  # made-up tokens are below
+_VOCABULARY = 100  # Made-up tokens are below
 
 
 def main() -> None:

@@ -29,14 +29,14 @@ from .serving import service
 
 _CONFIG = '[serve]\nengine = "onnxruntime"\n[tuner]\nspawn = false\n[sequences]\nmax_mib = 2048\n'
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-_VOCABULARY = 100  # tokens of the prompt are below
+_VOCABULARY = 100  # Tokens of the prompt are below
 _TURNS = 3
 _BLOCK = 16
-_QUIET = 0.05  # seconds of processor time within one
-_ALLOWED = 0.05  # of the largest value: products in int8 depend on the threads
+_QUIET = 0.05  # Seconds of processor time within one
+_ALLOWED = 0.05  # Of the largest value: products in int8 depend on the threads
 _AUDIO = (1, 80, 3000)  # Whisper's features of 30 s
 Array = NDArray[Any]
-_Row = tuple[str, float, float, int]  # what, ms by honed, ms in the app, bytes over the socket
+_Row = tuple[str, float, float, int]  # What, ms by honed, ms in the app, bytes over the socket
 
 
 class _InApp:

@@ -49,7 +49,7 @@ class Variant:
 
     label: str
     normalised: Normalised
-    joins: JoinsOf = fusion_policy  # which functions are one kernel
+    joins: JoinsOf = fusion_policy  # Which functions are one kernel
     passes: FusionPasses = ALL_PASSES
 
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
-_RUN: Final = "RunModel"  # what a worker is asked for
+_RUN: Final = "RunModel"  # What a worker is asked for
 PARTS: Final = ("daemon", "extensions", "runtime", "tuner")
 # What a board works without, in commits before it had a folder of its own, too.
 _EXTENSION: Final = re.compile(
@@ -33,7 +33,7 @@ _EXTENSION: Final = re.compile(
 )
 PAGE: Final = "docs/dev/architecture.md"
 _PAGES: Final = ("benchmarks", "docs", "tests")
-WAYS: Final = (  # that the page leads through the code
+WAYS: Final = (  # That the page leads through the code
     "The way of a request",
     "From an ONNX file to a served model",
     "From a draw to a new version",
@@ -46,10 +46,10 @@ _TOGETHER: Final = ("service", "assembly", "config")
 # which is a protocol itself: jobs, typed calls, and whatever has the standard library's pickles.
 _STARTERS: Final = frozenset({"spawn", "start", "output"})
 _CHILDREN: Final = ("honed.process.children", "honed.process.rpc")
-_LOOP: Final = "honed.process.aio"  # typed calls in an event loop
+_LOOP: Final = "honed.process.aio"  # Typed calls in an event loop
 _PICKLES: Final = frozenset({"multiprocessing", "ProcessPoolExecutor"})
-_CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # arguments by which a child can answer
-_SHORT: Final = {  # folders as the page has them, by their first part
+_CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # Arguments by which a child can answer
+_SHORT: Final = {  # Folders as the page has them, by their first part
     **dict.fromkeys(
         ("protocol", "machine", "process", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"
     ),

@@ -32,8 +32,8 @@ from tests.tuner.running import MEASURING, SEARCHING, Tuning
 from honed.jobs.surveying import survey
 
 VICTIMS = {"tuner": "", "searching child": SEARCHING, "measuring child": MEASURING}
-_TRIALS = 5  # of a run that is left to its end
-_RUNS = 4  # over the same tasks
+_TRIALS = 5  # Of a run that is left to its end
+_RUNS = 4  # Over the same tasks
 _DEADLINE = 120.0
 
 
@@ -52,10 +52,10 @@ class Story:
     """What all runs came to."""
 
     victims: Counter[str] = field(default_factory=Counter)
-    missed: int = 0  # the run had ended, or had no such child at that moment
-    reported: int = 0  # trials
-    in_flight: int = 0  # candidates found so after a kill
-    went_on: int = 0  # runs that ended well although a child was killed
+    missed: int = 0  # The run had ended, or had no such child at that moment
+    reported: int = 0  # Trials
+    in_flight: int = 0  # Candidates found so after a kill
+    went_on: int = 0  # Runs that ended well although a child was killed
     ended_early: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]
     began = time.monotonic()
     with Tuning(model, records, cache, f"--trials={_TRIALS}") as run:
         run.finish()
-    whole = time.monotonic() - began  # within which a kill comes
+    whole = time.monotonic() - began  # Within which a kill comes
     before = _check(run, records, {}, story, "the first run, in peace")
     while story.victims.total() < kills:
         victim, moment = pick.choice(victims), pick.uniform(0.02, 1.0) * whole

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-if __package__:  # else this is a client of any checkout
+if __package__:  # Else this is a client of any checkout
     from tests.decoders import decoder
 
 _HERE = Path(__file__).resolve()
@@ -46,7 +46,7 @@ _CASES: dict[str, tuple[list[int], list[int]]] = {
     "detector": ([3 * 320 * 320], [2560] * 12),
     "step": ([], []),
 }
-_STEPS = 200  # of a sequence
+_STEPS = 200  # Of a sequence
 _CONFIG = "[tuner]\nspawn = false\n"
 _READY_SECONDS = 120.0
 _REST_SECONDS = 3.0
@@ -85,7 +85,7 @@ def serve_blocks(socket: str, folder: str) -> None:
     from honed.runtime import Client
 
     with Client(socket) as client:
-        vars(client)["_in_app"] = None  # another checkout's client may run small models itself
+        vars(client)["_in_app"] = None  # Another checkout's client may run small models itself
         end = time.monotonic() + _READY_SECONDS
         while not _is_ready(client):
             if time.monotonic() > end:
@@ -234,7 +234,7 @@ def compare(roots: dict[str, Path], cases: list[str], requests: int, blocks: int
         kinds = [(case, engine) for case in cases for engine in (_ENGINES if case != "step" else ("cpu",))]
         turns = [(side, *kind) for side in sides for kind in kinds]
         for side, case, engine in turns:
-            side.block(case, engine, requests)  # does not count
+            side.block(case, engine, requests)  # Does not count
         for _ in range(blocks):
             for side, case, engine in order.sample(turns, len(turns)):
                 side.blocks[case, engine].append(side.block(case, engine, requests))

@@ -22,7 +22,7 @@ from tests.runtime.builder import add_constant
 
 from honed.runtime import Client
 
-SIZE = 8  # elements of the model's input
+SIZE = 8  # Elements of the model's input
 # Only requests count here, and the machine is idle again at once: it may be busy with other things.
 CONFIG = """[idle]
 quiet_seconds = 0.0

@@ -26,8 +26,8 @@ from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
 _IMAGE = (1, 16, 125, 127)
-_VERSIONS, _SECONDS, _AFTER = 3, 300.0, 45.0  # versions to wait for, at most so long, and how long then
-_BURST, _PAUSE_SECONDS = 5, 5.0  # requests, and between two bursts
+_VERSIONS, _SECONDS, _AFTER = 3, 300.0, 45.0  # Versions to wait for, at most so long, and how long then
+_BURST, _PAUSE_SECONDS = 5, 5.0  # Requests, and between two bursts
 
 
 def main() -> None:

@@ -37,9 +37,9 @@ from .lease import CONFIG
 
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")
-BOUND_SECONDS = 2.0  # for each model
-TOLERANCE = 1e-3  # of an output's range, to the answers before
-PAUSE_SECONDS = 0.01  # between two tries of an app while nobody listens
+BOUND_SECONDS = 2.0  # For each model
+TOLERANCE = 1e-3  # Of an output's range, to the answers before
+PAUSE_SECONDS = 0.01  # Between two tries of an app while nobody listens
 Arrays = dict[str, np.ndarray]
 
 
@@ -51,8 +51,8 @@ class App:
     model: str
     inputs: Arrays
     expected: Arrays
-    usual: float  # seconds that an answer takes
-    answered: float = 0.0  # monotonic
+    usual: float  # Seconds that an answer takes
+    answered: float = 0.0  # Monotonic
     wrong: int = 0
 
     def ask(self) -> None:
@@ -130,7 +130,7 @@ def offer_wrong(service: Service, name: str, folder: Path) -> None:
             sources = (
                 file.model.sources[0] + "\n",
                 *file.model.sources[1:],
-            )  # other kernels than those served
+            )  # Other kernels than those served
             modelfile.write(path, dataclasses.replace(file.model, sources=sources), values)
         published = client.publish(name, path, expected=expected, why="made wrong on purpose")
         assert not published["published"], published

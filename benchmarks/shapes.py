@@ -31,9 +31,9 @@ from honed.onnxfile.reading import forget_names
 from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 
-_FIRST, _SHARE = 1.2, 0.3  # how slow a first answer may be; of requests that have one of the common pairs
+_FIRST, _SHARE = 1.2, 0.3  # How slow a first answer may be; of requests that have one of the common pairs
 _SIZE = 64
-_TOLERANCE = 1e-3  # of the largest value of an output
+_TOLERANCE = 1e-3  # Of the largest value of an output
 _CONFIG = """
 [serve]
 engine = "fastest"
@@ -48,8 +48,8 @@ max_load_per_core = 1000
 spawn = {tuner}
 """
 T = TypeVar("T")
-Sizes = tuple[int, ...]  # of the letters, in their order
-Shapes = dict[str, tuple[str, ...]]  # of inputs: numbers, and letters for sizes that are open
+Sizes = tuple[int, ...]  # Of the letters, in their order
+Shapes = dict[str, tuple[str, ...]]  # Of inputs: numbers, and letters for sizes that are open
 Arrays = dict[str, np.ndarray]
 
 

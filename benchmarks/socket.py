@@ -18,7 +18,7 @@ from tests.runtime.builder import add_constant
 
 from honed.runtime import load
 
-SIZES = (8, 65_536, 1_000_000)  # elements of the input and of the output
+SIZES = (8, 65_536, 1_000_000)  # Elements of the input and of the output
 
 
 def median_us(call: Callable[[], object], count: int) -> float:

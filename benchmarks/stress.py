@@ -35,9 +35,9 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 CONFIG = '[serve]\nengine = "cpu"\n' + NO_TUNER
-PATIENCE_SECONDS = 60.0  # of a client of an innocent model, which is that of the clients' library
-HANGS = 10_000_000  # rounds, minutes
-PAUSE_SECONDS = 0.5  # of each client, on average, between two requests
+PATIENCE_SECONDS = 60.0  # Of a client of an innocent model, which is that of the clients' library
+HANGS = 10_000_000  # Rounds, minutes
+PAUSE_SECONDS = 0.5  # Of each client, on average, between two requests
 # A client that is killed by SIGKILL: it asks a model that hangs, or sends half of a request.
 DOOMED = "import socket,sys,time; s=socket.socket(1); s.connect(sys.argv[1]); "
 DOOMED += "s.sendall(sys.stdin.buffer.read()); print(flush=True); time.sleep(600)"

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from honed.protocol import strict
 
 ROOT = Path(__file__).parents[1]
-_LOSSES = 5  # children that may be lost before the rest is left out
+_LOSSES = 5  # Children that may be lost before the rest is left out
 
 
 class Outcome(Protocol):

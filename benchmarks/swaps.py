@@ -26,9 +26,9 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 CLIENTS, REQUESTS, SWAPS = 4, 10_000, 10
-NEAR_SECONDS = 2.0  # of a publication, from its begin to this long after its end
+NEAR_SECONDS = 2.0  # Of a publication, from its begin to this long after its end
 TURNS, STEP = 60_000, 0.85
-Row = tuple[float, float, str]  # when it was sent and answered, and what was wrong
+Row = tuple[float, float, str]  # When it was sent and answered, and what was wrong
 
 
 def model(folder: Path, number: int) -> Path:
@@ -105,7 +105,7 @@ def main() -> None:
                 go.set()
                 swaps: list[tuple[float, float, dict[str, Any]]] = []
                 while sum(reported["published"] for _, _, reported in swaps) < SWAPS:
-                    number = len(swaps) + 1  # one that was not faster just then is followed by a faster one
+                    number = len(swaps) + 1  # One that was not faster just then is followed by a faster one
                     wait_for(lambda: not client.history("m")["on_trial"], "the trial to end", service)
                     begun = time.monotonic()
                     expected = client.show("m")["sha256"]

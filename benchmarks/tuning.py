@@ -28,8 +28,8 @@ from honed.tuner.demo import lightglue
 
 from .lightglue import _error, _interleaved, _session, _summary
 
-# cases.md, case 1: the auto-scheduler over RPC, on an RK3588's Mali-G610.
-FULL = 8  # candidates of a batch that a rank correlation says something of
+# Cases.md, case 1: the auto-scheduler over RPC, on an RK3588's Mali-G610.
+FULL = 8  # Candidates of a batch that a rank correlation says something of
 CASE_TRIALS, CASE_SECONDS, CASE_TUNED, CASE_TASKS = 1408, 10_564, 4, 14
 
 

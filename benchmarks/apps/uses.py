@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = ("honed serves models", "tuned while the board sleeps", "RK3588 0123456789")
-_SECONDS = 120.0  # for an app's own service to be ready
+_SECONDS = 120.0  # For an app's own service to be ready
 Use = Callable[[], Any]
 
 
@@ -382,7 +382,7 @@ def immich(models: Path) -> Use:
         "MACHINE_LEARNING_CACHE_FOLDER": str(models / "immich"),
         "MACHINE_LEARNING_MODEL_TTL": "0",
         "NO_COLOR": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # it starts "python"
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # It starts "python"
     }
     _serve([sys.executable, "-m", "immich_ml"], settings)
     buffer = io.BytesIO()
@@ -464,7 +464,7 @@ def main() -> None:
                 os.killpg(service.pid, signal.SIGTERM)
             service.wait()
             end = time.monotonic() + _SECONDS
-            with contextlib.suppress(ProcessLookupError):  # until all of its processes have ended
+            with contextlib.suppress(ProcessLookupError):  # Until all of its processes have ended
                 while time.monotonic() < end:
                     os.killpg(service.pid, 0)
                     time.sleep(0.05)

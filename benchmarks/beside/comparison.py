@@ -29,7 +29,7 @@ import psutil
 from benchmarks.serving import service
 from honed.runtime.client import Client
 
-CLIENTS = Path("/var/cache/honed-clients")  # where programs are installed
+CLIENTS = Path("/var/cache/honed-clients")  # Where programs are installed
 # The machine counts as idle whatever else goes on.
 _CONFIG = """
 [tuner]
@@ -43,10 +43,10 @@ max_gpu_percent = 100
 [apps]
 compile_seconds = 86400
 """
-_REST_SECONDS = 0.2  # before each use: after a run threads of ONNX Runtime in a program spin for a while
-_TURN_SECONDS = 2.0  # of uses of one program while all settle
-_MOST_SECONDS = 40.0  # of the turns of one program
-_QUIET_SECONDS = 120.0  # at most, for the service to end what it compiles
+_REST_SECONDS = 0.2  # Before each use: after a run threads of ONNX Runtime in a program spin for a while
+_TURN_SECONDS = 2.0  # Of uses of one program while all settle
+_MOST_SECONDS = 40.0  # Of the turns of one program
+_QUIET_SECONDS = 120.0  # At most, for the service to end what it compiles
 _TOLERANCE = 1e-2
 _ROUTED = re.compile(r"^honed: .* (\d+) of (\d+) runs routed$", re.MULTILINE)
 _COST = re.compile(r"^honed: switching has cost ([\d.]+) ms in ([\d.]+) s$", re.MULTILINE)
@@ -115,7 +115,7 @@ class Running:
     def _answer(self) -> float:
         assert self._process.stdout is not None
         line = "x"
-        while line and not line.startswith("{"):  # programs print, too
+        while line and not line.startswith("{"):  # Programs print, too
             line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"{self._command} ended with {self._process.wait()}: {self._read_log()[-3000:]}")
@@ -145,7 +145,7 @@ class _Row:
     alone: Running
     beside: Running
     same: bool = True
-    answered: int = 0  # by the service, while it was measured
+    answered: int = 0  # By the service, while it was measured
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
     def look(self) -> None:
@@ -242,7 +242,7 @@ def _await_quiet(client: Client) -> None:
     """Wait until the service compiles nothing."""
     served, end = psutil.Process(client.status()["pid"]), time.monotonic() + _QUIET_SECONDS
     while time.monotonic() < end:
-        with contextlib.suppress(psutil.NoSuchProcess):  # a compiler has ended
+        with contextlib.suppress(psutil.NoSuchProcess):  # A compiler has ended
             children = served.children(recursive=True)
             spent = _processor_seconds(children)
             time.sleep(2)

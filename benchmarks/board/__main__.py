@@ -36,10 +36,10 @@ from . import anchors, kernels, machine, measuring, models, report
 from .anonymous import anonymous, secrets
 from .hone import Failed, Service, hone
 
-_PEAKS_SHARE, _KERNELS_SHARE = 0.2, 0.3  # of the time; the models get the rest
+_PEAKS_SHARE, _KERNELS_SHARE = 0.2, 0.3  # Of the time; the models get the rest
 _DOCTOR_SECONDS = 120.0
 _MACHINE_SECONDS, _MACHINE_SHARE = 60.0, 0.1
-_KERNEL_SHARE = 0.05  # of the time, for one of them
+_KERNEL_SHARE = 0.05  # Of the time, for one of them
 
 
 def main() -> int:
@@ -59,9 +59,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.json and options.what != "machine":
         parser.error("--json is for `machine`; the whole report is text")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the service ends, too
     with tempfile.TemporaryDirectory(prefix="honed-board-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # what drivers keep is to be gone afterwards, too
+        os.environ["XDG_CACHE_HOME"] = cache  # What drivers keep is to be gone afterwards, too
         if options.what == "machine":
             return _machine(options.device, as_json=options.json)
         hidden = secrets(
@@ -167,7 +167,7 @@ def _comparable(name: str) -> str:
 
 def _models(spec: str, cache: Path, end: float) -> Iterator[str]:
     try:
-        with Service(spec, cache) as service:  # on a slow machine this takes its time, too
+        with Service(spec, cache) as service:  # On a slow machine this takes its time, too
             found = models.measure(service, end - time.monotonic())
             yield report.model_table(found) + anchors.beside(found)
     except Failed as failed:

@@ -15,7 +15,7 @@ from .report import columns, heading
 
 _FILE = Path(__file__).with_name("anchors.toml")
 SQUEEZENET, LIGHTGLUE = "SqueezeNet 1.1", "LightGlue-192"
-_SERVED = {"squeezenet": SQUEEZENET, "lightglue": LIGHTGLUE}  # the report's models that others measured, too
+_SERVED = {"squeezenet": SQUEEZENET, "lightglue": LIGHTGLUE}  # The report's models that others measured, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

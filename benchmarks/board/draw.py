@@ -27,9 +27,9 @@ from honed.valhall.judge import JudgedLaunch, MachineCodeJudge
 from .kernels import FILE, Buffer, Launched, Program, save
 from .tasks import TASKS, Precision
 
-_SLOW = 0.9  # the quantile of a slow draw
-_LONGEST_US = 20_000.0  # what takes longer is left out: the boards have ten minutes
-_LONGEST_SOURCE = 12_000  # characters
+_SLOW = 0.9  # The quantile of a slow draw
+_LONGEST_US = 20_000.0  # What takes longer is left out: the boards have ten minutes
+_LONGEST_SOURCE = 12_000  # Characters
 
 
 def main() -> int:

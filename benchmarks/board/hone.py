@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_CONFIG = "[tuner]\nspawn = false\n"  # nothing is tuned but what is asked for
+_CONFIG = "[tuner]\nspawn = false\n"  # Nothing is tuned but what is asked for
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 

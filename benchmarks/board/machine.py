@@ -34,14 +34,14 @@ from .kernels import PREDICTED_FOR
 from .report import columns, heading
 
 COMMAND = (sys.executable, "-m", "benchmarks.board.machine")
-_EACH_SECONDS = 20.0  # of a kernel, with what the driver takes to build it
-_LONG_SECONDS = 2e-3  # of a launch: long beside what launching takes
+_EACH_SECONDS = 20.0  # Of a kernel, with what the driver takes to build it
+_LONG_SECONDS = 2e-3  # Of a launch: long beside what launching takes
 _MOST_TURNS = 1 << 20
-_ITEMS_PER_UNIT, _GROUP = 2048, 64  # as many work-items as keep a compute unit busy
-_LINE = 16  # floats in a line of memory, and lanes in a warp
-_LOADS_APART = 1024  # bytes, which 16 lanes a line apart touch
+_ITEMS_PER_UNIT, _GROUP = 2048, 64  # As many work-items as keep a compute unit busy
+_LINE = 16  # Floats in a line of memory, and lanes in a warp
+_LOADS_APART = 1024  # Bytes, which 16 lanes a line apart touch
 _WAITS = 100
-_PREFIX = "machine_"  # of the kernels' names, as `fma` is taken
+_PREFIX = "machine_"  # Of the kernels' names, as `fma` is taken
 
 _CHAINS = "float a0 = x, a1 = x + 1, a2 = x + 2, a3 = x + 3, a4 = x + 4, a5 = x + 5, a6 = x + 6, a7 = x + 7;"
 _FMA = " ".join(f"a{n} = mad(a{n}, b, c);" for n in range(8))
@@ -124,10 +124,10 @@ KERNELS: Mapping[str, str] = {
     "texels": _texels("texels", texels=True, pairs=False),
     "pairs": _texels("pairs", texels=False, pairs=True),
     "texels_pairs": _texels("texels_pairs", texels=True, pairs=True),
-    "queued": "",  # an empty kernel
+    "queued": "",  # An empty kernel
     "waited": "",
 }
-_FLOATS = 8 << 10  # of memory that is loaded from
+_FLOATS = 8 << 10  # Of memory that is loaded from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ def table(found: Settled) -> str:
 def main(spec: str, first: str) -> int:
     """Measure from kernel FIRST on, and tell each result."""
     with os.fdopen(os.dup(1), "w", buffering=1) as printed:
-        os.dup2(2, 1)  # drivers print
+        os.dup2(2, 1)  # Drivers print
         bench = Bench(devices.select(spec))
         for number, (name, source) in enumerate(KERNELS.items()):
             if number >= int(first):
@@ -370,8 +370,8 @@ def _turn(bench: Bench, kernel: Any, *images: Any) -> float:
 def _waited(bench: Bench) -> float:
     """Return the microseconds of a launch that the host waits for, by its clock: the median of many."""
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
-    queue = cl.CommandQueue(bench.context)  # as the executor's, which takes no times
-    sink, taken = bench.buffer(64), list[float]()  # kernels do not hold their buffers
+    queue = cl.CommandQueue(bench.context)  # As the executor's, which takes no times
+    sink, taken = bench.buffer(64), list[float]()  # Kernels do not hold their buffers
     kernel.set_args(sink)
     for _ in range(_WAITS):
         began = time.perf_counter()

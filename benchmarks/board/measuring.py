@@ -26,8 +26,8 @@ from honed.runtime.execution.programs import OPTIONS
 from .kernels import Program, in_turns, load
 
 COMMAND = (sys.executable, "-m", "benchmarks.board.measuring")
-_SECONDS = 0.4  # of runs, for one kernel
-_LEAST, _MOST = 7, 100  # runs
+_SECONDS = 0.4  # Of runs, for one kernel
+_LEAST, _MOST = 7, 100  # Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Measured:
 def main(spec: str, first: str) -> int:
     """Measure, and tell."""
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
-        os.dup2(2, 1)  # drivers print
+        os.dup2(2, 1)  # Drivers print
         _measure_all(spec, int(first), out)
     return 0
 
@@ -76,7 +76,7 @@ def _measured(device: Device, queue: Any, program: Program, answers: dict[str, l
         buffers = [_buffer(queue, program, n) for n in range(len(program.buffers))]
         commands = _commands(built, program, buffers)
         times, end = list[float](), 0.0
-        _run(queue, commands)  # drivers compile at the first launch
+        _run(queue, commands)  # Drivers compile at the first launch
         while len(times) < _LEAST or (time.monotonic() < end and len(times) < _MOST):
             end = end or time.monotonic() + _SECONDS
             times.append(_run(queue, commands))

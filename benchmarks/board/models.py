@@ -14,13 +14,13 @@ _MODELS = (
     ("squeezenet", "squeezenet_fp16.onnx", ""),
     ("super-resolution", "super_resolution.onnx", ""),
     ("yolox-nano", "yolox_nano.onnx", ""),
-    ("lightglue", "", ""),  # written by `hone demo`
+    ("lightglue", "", ""),  # Written by `hone demo`
 )
 _RUNS = 10
 # Seconds of tuning that are worth beginning: it makes and times every default schedule first, which takes
 # up to twice as long as adding the model did (MobileNet on PoCL, on two busy cores).
 _LEAST, _BASELINE = 40.0, 2.0
-_FEW = 60.0  # seconds for what is short, and for ending what was begun
+_FEW = 60.0  # Seconds for what is short, and for ending what was begun
 
 
 @dataclass(slots=True, kw_only=True)

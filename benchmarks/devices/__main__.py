@@ -28,10 +28,10 @@ from .beds import Bed
 from .kernels import Made
 from .running import Executed
 
-_SECONDS = 7200.0  # of one device
-_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # of one file; llvmpipe takes seconds to build a kernel
-_WIDTH = 120  # columns, at least
-_PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # in the order of their files' names
+_SECONDS = 7200.0  # Of one device
+_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # Of one file; llvmpipe takes seconds to build a kernel
+_WIDTH = 120  # Columns, at least
+_PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # In the order of their files' names
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from honed.tuner.measure.candidate import Workload
 from honed.tuner.tune.extract import workload
 from honed.tuner.verify.probes import ReferenceProbes
 
-_ALIGNMENT = 512  # bytes: what the strictest of the drivers here wants of sub-buffers
+_ALIGNMENT = 512  # Bytes: what the strictest of the drivers here wants of sub-buffers
 _SEED = 1
 
 

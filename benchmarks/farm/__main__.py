@@ -33,7 +33,7 @@ from honed.tuner.records.verdict import Outcome
 from .recorded import Recording, keep, record
 
 _BOARDS = (1, 2, 4)
-_SHARE = 0.9  # of the final gain
+_SHARE = 0.9  # Of the final gain
 
 
 @dataclass(frozen=True, slots=True)

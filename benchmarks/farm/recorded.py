@@ -40,7 +40,7 @@ class Recording:
     """By candidate's id what was sent of it and the ruling on it; by task its memory, and seconds to load."""
 
     weights: dict[str, int] = field(default_factory=dict)
-    defaults: dict[str, float] = field(default_factory=dict)  # seconds of default schedules
+    defaults: dict[str, float] = field(default_factory=dict)  # Seconds of default schedules
     batches: list[Batch] = field(default_factory=list)
     sent: dict[str, Map] = field(default_factory=dict)
     rulings: dict[str, bytes] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Recorder:
         self._boards, self._recording = boards, recording
         self._loads: dict[int, tuple[str, float]] = {}
         self._judged: dict[int, str] = {}
-        self.order: list[str] = []  # of candidates that were judged
+        self.order: list[str] = []  # Of candidates that were judged
 
     def present(self) -> frozenset[str]:
         """As in `DaskBoards`, like all below."""

@@ -63,7 +63,7 @@ class Machine:
     folder: Path
     client: Client
     pulled: int = 0
-    ways: Counter[str] = field(default_factory=Counter)  # trials, by how the search came to them
+    ways: Counter[str] = field(default_factory=Counter)  # Trials, by how the search came to them
     tuning_seconds: float = 0.0
     seconds: list[float] = field(default_factory=list)
 

@@ -42,7 +42,7 @@ def install(folder: Path) -> None:
         models.write_denoiser(folder / "gtcrn.onnx")
         (folder / "installed").touch()
     for script in (*_HERE.glob("[!_]*.*js"), *_HERE.glob("[!_]*.py"), _HERE.parent / "beside" / "turns.py"):
-        shutil.copy(script, folder)  # beside node_modules, where node looks
+        shutil.copy(script, folder)  # Beside node_modules, where node looks
 
 
 def install_debian(folder: Path) -> None:

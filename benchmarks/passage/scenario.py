@@ -19,8 +19,8 @@ from onnx import helper
 from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
-REQUESTS = 8  # windows of one request each: the first of a client is the cold one
-REQUEST, FILE, CANDIDATE, REST = 1, 50, 100, 150  # numbers of windows
+REQUESTS = 8  # Windows of one request each: the first of a client is the cold one
+REQUEST, FILE, CANDIDATE, REST = 1, 50, 100, 150  # Numbers of windows
 IDLE = """
 [idle]
 quiet_seconds = 0.2

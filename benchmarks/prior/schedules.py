@@ -18,7 +18,7 @@ from honed.tuner.search import traces
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import Extracted
 
-_EACH = 6  # draws from each sketch
+_EACH = 6  # Draws from each sketch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,8 +26,8 @@ _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024, 2048)
 _LENGTHS = (1, 16, 49, 50, 64, 77, 100, 128, 196, 197, 256, 384, 400)
 _ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "LeakyRelu(c)", "Identity(c)")
 _BOUNDS = "<float low = {0.0}, float high = {6.0}>"
-_WEIGHTS = ("w", "s", "b")  # inputs that are constants in networks
-_MOST_OPERATIONS = 1.5e9  # of one layer: a candidate must be quick to measure
+_WEIGHTS = ("w", "s", "b")  # Inputs that are constants in networks
+_MOST_OPERATIONS = 1.5e9  # Of one layer: a candidate must be quick to measure
 
 
 def main() -> int:

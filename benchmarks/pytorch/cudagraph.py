@@ -27,7 +27,7 @@ class CudaGraph:
         torch.backends.cudnn.benchmark = True  # cuDNN's fastest, found while warming up
         model = onnx.load(path)
         self._nodes, self._outputs = model.graph.node, [each.name for each in model.graph.output]
-        self._softmax_axis = 1 if model.opset_import[0].version < 13 else -1  # where a node names none
+        self._softmax_axis = 1 if model.opset_import[0].version < 13 else -1  # Where a node names none
         self._constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
         self._kept = {name: _tensor(array) for name, array in self._constants.items()}
         self._inputs = {name: _tensor(array) for name, array in given.items()}

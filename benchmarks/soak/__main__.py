@@ -55,11 +55,11 @@ engine = "fastest"
 spawn = true
 """
 CLIENTS: Final = 3
-BUSY_SECONDS, REST_SECONDS = 45.0, 75.0  # of a cycle
-KILLED_SECONDS: Final = 30.0  # in which sequences may be lost that a killed worker had
-STEPS: Final = 12  # of a sequence
-INPUTS: Final = 4  # sets of inputs for each model
-TOLERANCE: Final = 2e-3  # of the range of an output
+BUSY_SECONDS, REST_SECONDS = 45.0, 75.0  # Of a cycle
+KILLED_SECONDS: Final = 30.0  # In which sequences may be lost that a killed worker had
+STEPS: Final = 12  # Of a sequence
+INPUTS: Final = 4  # Sets of inputs for each model
+TOLERANCE: Final = 2e-3  # Of the range of an output
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Row:
     model: str
     ms: float = 0.0
     failed: str = ""
-    disturbed: bool = False  # the service was being restarted, or a killed worker had its state
-    error: float = 0.0  # largest difference, of the range of the output
+    disturbed: bool = False  # The service was being restarted, or a killed worker had its state
+    error: float = 0.0  # Largest difference, of the range of the output
 
 
 def reference(path: Path) -> ort.InferenceSession:
@@ -200,8 +200,8 @@ class Load:
 
     def __init__(self, service: Service, subjects: list[Subject], seconds: float) -> None:
         self.rows: list[Row] = []
-        self.disturbed = threading.Event()  # the service is being restarted
-        self.killed = float("-inf")  # when a worker was, last
+        self.disturbed = threading.Event()  # The service is being restarted
+        self.killed = float("-inf")  # When a worker was, last
         self._service = service
         self._subjects = subjects
         self.began = time.monotonic()
@@ -243,7 +243,7 @@ class Load:
             with Client(self._service.socket) as client:
                 for course in courses:
                     self._course(client, subject, course)
-        except HonedError as error:  # of the connection
+        except HonedError as error:  # Of the connection
             row.failed, row.disturbed = f"{type(error).__name__}: {error}", self.disturbed.is_set()
             self.rows.append(row)
 

@@ -23,7 +23,7 @@ from honed.runtime.compiled.model import CompiledModel, Launch, Step
 from honed.runtime.errors import HonedError
 
 EVERY_SECONDS = (15.0, 30.0)
-MARK = 12345.0  # as the first element of an input, where a successor crashes
+MARK = 12345.0  # As the first element of an input, where a successor crashes
 WILD = "{ ((volatile __global int*)0)[get_global_id(0) + (1L << 40)] = 1; }"
 FOREIGN = f"""
 import sys
@@ -194,7 +194,7 @@ class Faults:
             with client.export(name) as held:
                 (self._folder / "given.honed").write_bytes(held.compiled.read())
             expected = client.infer(name, marked)
-            client.pin(name, slower)  # a rollback would put the present version aside
+            client.pin(name, slower)  # A rollback would put the present version aside
             client.pin(name, 0)
             result = client.publish(
                 name, made(self._folder / "given.honed"), expected=client.show(name)["sha256"], why="a soak"

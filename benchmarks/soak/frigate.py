@@ -34,8 +34,8 @@ class Tally:
     wrong: int = 0
     lost_at_kills: int = 0
     lost: int = 0
-    late: int = 0  # right, and more than 200 ms after they were sent
-    rate: float = 0.0  # a second, of those that were right
+    late: int = 0  # Right, and more than 200 ms after they were sent
+    rate: float = 0.0  # A second, of those that were right
     milliseconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:

@@ -48,7 +48,7 @@ _CASE_CALLS = {
     "4x192x192x64": ((4, 192, 192), (4, 192, 64), 74_367 / 36),
 }
 _SQUEEZENET = Path(__file__).parents[2] / "tests/models/squeezenet_fp16.onnx"
-_LONG = 1 << 20  # bytes of a source: TVM prints longer ones than a device is given
+_LONG = 1 << 20  # Bytes of a source: TVM prints longer ones than a device is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Row:
     unit: str
     measured: float
     predicted: float
-    same: str  # how far the kernel is the same
+    same: str  # How far the kernel is the same
 
     @property
     def optimism(self) -> float:

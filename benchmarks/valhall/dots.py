@@ -38,7 +38,7 @@ class Layer:
 
     image: tuple[int, ...]
     weights: tuple[int, ...]
-    operations: int  # of one run
+    operations: int  # Of one run
     attributes: Mapping[str, list[int]]
 
     def model(self, *, bytes_: bool) -> onnx.ModelProto:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
-ROWS, COLUMNS, STEPS = 4, 8, 4  # of a work-item's tile, and of the reduction at once
-_ALONG, _GROUP = 16, 64  # work-items of a group along the columns at most, and in all
+ROWS, COLUMNS, STEPS = 4, 8, 4  # Of a work-item's tile, and of the reduction at once
+_ALONG, _GROUP = 16, 64  # Work-items of a group along the columns at most, and in all
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class TaskTimes:
     memory: float
     launches: float
     origin: str
-    limiter: str  # of the launch that takes longest by pipes
+    limiter: str  # Of the launch that takes longest by pipes
     pipes: float
     alu: float
 
@@ -96,16 +96,16 @@ class Totals:
     """The kernels of a model's inference by one judge. Times are without the refused."""
 
     kernels: int = 0
-    launches: int = 0  # of an inference
-    served: Counter[str] = field(default_factory=Counter)  # functions, by what speaks for their schedules
+    launches: int = 0  # Of an inference
+    served: Counter[str] = field(default_factory=Counter)  # Functions, by what speaks for their schedules
     refused: list[str] = field(default_factory=list)
     spilling: list[str] = field(default_factory=list)
-    spilling_tiles: int = 0  # of those, from tables
-    uncertain: list[str] = field(default_factory=list)  # whose loops count once: how many turns is unknown
+    spilling_tiles: int = 0  # Of those, from tables
+    uncertain: list[str] = field(default_factory=list)  # Whose loops count once: how many turns is unknown
     pipes: float = 0.0
     alu: float = 0.0
-    losses: list[tuple[float, str]] = field(default_factory=list)  # of tables' tiles to the best known
-    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # by their keys
+    losses: list[tuple[float, str]] = field(default_factory=list)  # Of tables' tiles to the best known
+    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # By their keys
 
     def add(self, one: Served, judge: MachineCodeJudge) -> None:
         """Add a task's kernels."""
@@ -155,8 +155,8 @@ class Totals:
 
 
 _HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", "worst of tables")
-_NAME = 40  # characters of a task's
-_WORST = 4  # of the losses that are printed
+_NAME = 40  # Characters of a task's
+_WORST = 4  # Of the losses that are printed
 
 
 def report(

@@ -31,7 +31,7 @@ from honed.valhall.judge import MachineCodeJudge
 
 from .tasks import profile
 
-_TOGETHER = 16  # functions of a program
+_TOGETHER = 16  # Functions of a program
 _NAME = "node"
 _KERNEL = "__kernel"
 
@@ -98,7 +98,7 @@ def joined(functions: Sequence[Function]) -> str:
 
 def _programs(counts: Counts, only: str, device: DeviceProfile) -> Iterator[list[Function]]:
     """Yield functions that make one program, as the tests are compiled."""
-    waiting = dict[str, list[Function]]()  # by what is before their kernels
+    waiting = dict[str, list[Function]]()  # By what is before their kernels
     seen = set[str]()
     names = [name for name in sorted(cases.all_cases()) if only in name]
     for n, name in enumerate(names):

@@ -33,7 +33,7 @@ from honed.valhall.judge import BANDWIDTH, FP16_FLOPS, FP32_FLOPS, LAUNCH_SECOND
 from .tasks import profile
 
 _MODELS = ("squeezenet_fp16", "super_resolution", "yolox_nano")
-_RESNET = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels, rows and columns
+_RESNET = ((64, 56), (128, 28), (256, 14), (512, 7))  # Channels, rows and columns
 _WINDOW = 3
 # Additions and multiplications by constants that transform a tile of the image, and one of the sums (Lavin
 # and Gray, 4.1 to 4.3), by m.
@@ -144,7 +144,7 @@ def _kernels(func: tirx.PrimFunc, count: int) -> Iterator[Lowered]:
     target = target_for(device)
     yield untuned_kernels(func, "main", target, device)[1]
     drawing = SpaceSampler(narrow_indices(func), device, _SEED)
-    for sketch in drawing.that_take("TransformLayout", 2):  # packed ones
+    for sketch in drawing.that_take("TransformLayout", 2):  # Packed ones
         for one in islice(drawing.of(sketch), count):
             try:
                 yield lower_function(one.scheduled, "main", target, device)

@@ -21,10 +21,10 @@ from honed.runtime import HONED_VERSION
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ENDPOINT: Final = re.compile(r"(ipc|tcp)://(.+)")
 _TCP: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:([0-9]{1,5})")
-_MAX_SOCKET_PATH: Final = 107  # bytes of sun_path
+_MAX_SOCKET_PATH: Final = 107  # Bytes of sun_path
 T = TypeVar("T")
 _MAX_BYTES: Final = 64 << 10
-_MOST: Final = 1e9  # of any number: more is a slip of the pen
+_MOST: Final = 1e9  # Of any number: more is a slip of the pen
 
 
 def ip_address(text: str) -> IpAddress:
@@ -126,7 +126,7 @@ def launch(
 ) -> int:
     """Read the settings and serve; gives the exit status: 0 stopped when told to, 1 failed, 2 misused."""
     options = options_of.parse_args(arguments)
-    os.umask(0o077)  # what a bridge makes is nobody else's until it says so
+    os.umask(0o077)  # What a bridge makes is nobody else's until it says so
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(level=level, stream=sys.stderr, format=f"{options_of.prog}: %(message)s")
     try:

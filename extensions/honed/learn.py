@@ -38,8 +38,8 @@ from honed.tuner.search.draw import features_of
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import BENCHES, predicted
 
-LEAST_TASKS = 5  # to be judged by
-LEAST_CANDIDATES = 8  # of a task that is judged
+LEAST_TASKS = 5  # To be judged by
+LEAST_CANDIDATES = 8  # Of a task that is judged
 _FOLDS = 5
 _ROUNDS = 160
 _PARAMETERS = {
@@ -52,7 +52,7 @@ _PARAMETERS = {
     "tree_method": "hist",
     "verbosity": 0,
     "seed": 0,
-    "nthread": 1,  # several wait for each other longer than they help where others use the processor
+    "nthread": 1,  # Several wait for each other longer than they help where others use the processor
 }
 # Why records are left out.
 OTHER_FAMILY = "of another family of devices"
@@ -61,7 +61,7 @@ NO_TIME = "of a trial that was cut off"
 UNFIT = "of a schedule that does not fit its task any more"
 UNREADABLE = "not readable"
 _KINDS = (".jsonl", ".jsonl.gz")
-_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # in names that PoCL, Intel and Mesa give to processors
+_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # In names that PoCL, Intel and Mesa give to processors
 Emit = Callable[[Stage | Note], None]
 
 
@@ -152,7 +152,7 @@ def samples(
     The same candidate recorded again, as another export of the same board has it, counts once.
     """
     left_out: Counter[str] = Counter()
-    wanted: dict[tuple[str, str], float] = {}  # seconds by task and trace
+    wanted: dict[tuple[str, str], float] = {}  # Seconds by task and trace
     workloads: dict[str, str] = {}
     drivers: dict[str, DriverClass] = {}
     for line in records:
@@ -265,7 +265,7 @@ def _one(samples: Samples, of_task: np.ndarray, predicted: Array, scores: Array)
     """Without a prior the default rule is taken; where it was not recorded, any of the candidates."""
     ruled = samples.ruled[of_task]
     ranked = ranking(predicted, samples.seconds[of_task])
-    assert ranked is not None  # one candidate is right
+    assert ranked is not None  # One candidate is right
     return LearnedTask(
         task=str(samples.workloads[of_task[0]]),
         candidates=len(of_task),

@@ -45,7 +45,7 @@ class Parts(RpcServer):
         super().__init__(connected, FRAMES)
         self._threads = threads
         self._parts: dict[int, tuple[Session, tuple[PartitionTensor, ...]]] = {}
-        self._memory: Array = np.empty(0, np.uint8)  # shared
+        self._memory: Array = np.empty(0, np.uint8)  # Shared
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer a failed call with: a bug in one call must not end the others."""

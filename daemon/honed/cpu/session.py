@@ -39,14 +39,14 @@ from .profiling import NodeRun
 
 Array = NDArray[Any]
 T = TypeVar("T")
-_MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
-_FEW = 1 << 26  # elements of a made-up input at most
+_MADE_UP = 1  # For a size that the file leaves open, where inputs are made up
+_FEW = 1 << 26  # Elements of a made-up input at most
 # Types that NumPy does not have go into ONNX Runtime and out of it as bits.
 _NARROW = frozenset(narrow.name for narrow in NARROW)
-_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
-_ARENA_FROM = 512 << 20  # bytes that the process may have: less, and its models do without arenas
-_PLAIN_TRIES = 3  # runs that failed and are tried without optimisation; each loads the model once more
-_STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
+_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # Of those that are less than a byte
+_ARENA_FROM = 512 << 20  # Bytes that the process may have: less, and its models do without arenas
+_PLAIN_TRIES = 3  # Runs that failed and are tried without optimisation; each loads the model once more
+_STACK = 512 << 10  # Bytes for each of ONNX Runtime's threads, which is what it has on macOS
 
 
 def prepare(threads: int) -> ThreadPlacement:
@@ -157,7 +157,7 @@ class Session:
             except ModelRefused:
                 raise refused from None
             self.lowered = str(refused) if self._level == LOWEST else ""
-        self._by_names = True  # dimensions of one name share memory
+        self._by_names = True  # Dimensions of one name share memory
         self.interface = _interface(model, self._session)
         given_back = self._session.get_outputs()
         self._outputs = [each.name for each in given_back]
@@ -166,7 +166,7 @@ class Session:
         self._narrow = any(_is_narrow(end.type) for end in ends)
         # Inputs that may be the same memory as their output, with room for more rows than are used.
         self.in_place = _in_place(model)
-        self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
+        self._asked: dict[str, tuple[int, ...]] = {}  # Shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model and return its outputs by name.
@@ -235,7 +235,7 @@ class Session:
         Returns None, and changes nothing, where it fails so as well. What fails is tried a few times only:
         inputs that no level takes must not cost a load each.
         """
-        ended = running_now.options is not None and running_now.options.terminate  # as nobody waits for it
+        ended = running_now.options is not None and running_now.options.terminate  # As nobody waits for it
         if self._level == LOWEST or not self._tries or ended:
             return None
         self._tries -= 1
@@ -306,7 +306,7 @@ def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.Mode
     """
     try:
         model, external = read(path, external_bytes=0) if alone else read(path)
-    except MissingFiles as missing:  # a subclass does not travel
+    except MissingFiles as missing:  # A subclass does not travel
         raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
     changed = forget_names(model, UNNAMED) if by_names else forget_names(model)
     # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.

@@ -25,8 +25,8 @@ from .session import BoundSession, Session, given_value, taken_value
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
-_UNBOUNDED = 1 << 62  # rows
-_SPARE = 64  # rows at least that a cache has room for when it is made, where it is appended to
+_UNBOUNDED = 1 << 62  # Rows
+_SPARE = 64  # Rows at least that a cache has room for when it is made, where it is appended to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

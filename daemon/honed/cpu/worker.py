@@ -103,7 +103,7 @@ class CpuEngine(Host):
         self._threads = threads
         self._models: dict[str, _Loaded] = {}
         self._sequences = CpuSequences()
-        self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
+        self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # Of the model compared now
 
     def loaded(self, key: str) -> Session:
         """Return a loaded model; raise NotLoaded where none has that key."""
@@ -142,7 +142,7 @@ class CpuEngine(Host):
 
     def lowered(self, key: str) -> str:
         """Return once what ONNX Runtime said to an optimised form that is not run any more, else ""."""
-        if (held := self._models.get(key)) is None:  # it had to make room meanwhile
+        if (held := self._models.get(key)) is None:  # It had to make room meanwhile
             return ""
         said, held.session.lowered = held.session.lowered, ""
         return said
@@ -155,7 +155,7 @@ class CpuEngine(Host):
 
     def _load(self, call: BuildModel) -> BuiltModel:
         held, asked = self._models.get(call.key), OrtSessionConfig(call.level, call.half)
-        if held is None or held.asked != asked:  # the one before answers until this one is there
+        if held is None or held.asked != asked:  # The one before answers until this one is there
             session = Session(Path(call.path), self._threads.threads, level=call.level)
             self._models[call.key] = held = _Loaded(session, asked)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)

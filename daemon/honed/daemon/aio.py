@@ -26,7 +26,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # nobody waits for it any more
+            task.exception()  # Nobody waits for it any more
         raise
 
 
@@ -100,7 +100,7 @@ class Ending:
         """End it, as its task is cancelled; False where it has ended."""
         if self.ended:
             return False
-        self.end(asyncio.CancelledError(), later=True)  # who cancels may go through its tasks
+        self.end(asyncio.CancelledError(), later=True)  # Who cancels may go through its tasks
         return True
 
     def result(self) -> None:
@@ -122,7 +122,7 @@ class Driven(Generic[T]):
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
-        self._waits: Any = None  # what it waits for
+        self._waits: Any = None  # What it waits for
         self._cancelled = False
         self._done: Callable[[Any, BaseException | None], None] = lambda _, __: None
 
@@ -194,7 +194,7 @@ class DeadlineWatch(Generic[K]):
         self._timer = None
         now = time.monotonic()
         for key in sorted((key for key, end in self._ends.items() if end <= now), key=self._ends.__getitem__):
-            if self._ends.pop(key, None) is not None:  # else it was dropped when another was late
+            if self._ends.pop(key, None) is not None:  # Else it was dropped when another was late
                 self._late(key)
         if self._ends and self._timer is None:
             self._wait_until(min(self._ends.values()))

@@ -60,7 +60,7 @@ class SharedServices:
     """What the other parts stand on: models, what serves and changes them, and what is known of their use."""
 
     config: Config
-    started: float  # by time.monotonic
+    started: float  # By time.monotonic
     store: Store
     registry: Registry
     curves: Keeper

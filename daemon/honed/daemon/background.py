@@ -12,7 +12,7 @@ from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.protocol.errors import HonedError
 
-_RETRY_SECONDS = 300.0  # after a failure that says nothing of the model
+_RETRY_SECONDS = 300.0  # After a failure that says nothing of the model
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 _log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Pauses:
     """Pauses between tries of the same work, by name: 60 s at first, then twice the last, an hour at most."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, tuple[float, float]] = {}  # seconds of the last pause, and when it ends
+        self._ends: dict[str, tuple[float, float]] = {}  # Seconds of the last pause, and when it ends
 
     def over(self, name: str) -> bool:
         """Return whether the work may be tried now."""
@@ -44,7 +44,7 @@ class Background:
     leasing: Leasing
     jobs: Collection[str]
     sources: Sequence[Feature]
-    not_before: dict[int, float] = field(init=False, default_factory=dict)  # by the place of the source
+    not_before: dict[int, float] = field(init=False, default_factory=dict)  # By the place of the source
 
     async def run(self) -> None:
         """Look until cancelled."""

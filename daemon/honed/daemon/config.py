@@ -78,7 +78,7 @@ def lines_of(text: str) -> dict[str, int]:
 # setting keeps its origin.
 
 MAX_FILE_BYTES = 256 << 10
-_MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
+_MAX_DOTS = 200  # On a line: what TOML's parser takes for a key grows with the square of its parts
 DEFAULT_ORIGIN: Final = "default"
 # Settings that left, and what to do: files that still have them are read.
 REMOVED: Final = {
@@ -106,9 +106,9 @@ class Config:
     idle: IdleSettings
     tuner: TunerSettings
     hub: HubSettings
-    files: tuple[Path, ...]  # read, in order
+    files: tuple[Path, ...]  # Read, in order
     origins: Mapping[str, str]
-    notes: tuple[str, ...] = ()  # on settings in the files that left
+    notes: tuple[str, ...] = ()  # On settings in the files that left
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
@@ -431,7 +431,7 @@ class Reloader:
         task.add_done_callback(self._tasks.discard)
 
     async def _reload_for_log(self) -> None:
-        with contextlib.suppress(HonedError):  # the log has it already
+        with contextlib.suppress(HonedError):  # The log has it already
             await self.reload()
 
     def _apply(self, new: Config) -> ConfigReloaded:

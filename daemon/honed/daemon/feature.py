@@ -28,7 +28,7 @@ T = TypeVar("T")
 Known = dict[Hashable, tuple[object, Any]]
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class MethodCall:
     """A request, by whom, with its number, parameters and descriptors."""
 
@@ -50,7 +50,7 @@ Handler = Callable[
 Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class FeatureRequest:
     """A request on its way through the features of its model `entry`.
 
@@ -120,7 +120,7 @@ class Feature:
     """Optional behaviour of the service. What a feature does not change stays as it is here."""
 
     __slots__ = ()
-    makes_variants: ClassVar[bool] = False  # that a client asks for with a model
+    makes_variants: ClassVar[bool] = False  # That a client asks for with a model
 
     # Requests
 

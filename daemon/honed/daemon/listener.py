@@ -27,8 +27,8 @@ from .transport.connection import Connection, Work
 from .transport.fairness import RoundRobin, Usage
 
 _BACKLOG = 128
-_ACCEPT_PAUSE = 0.1  # seconds, after running out of descriptors
-_CLOSE_SECONDS = 2.0  # for clients to take their last answers
+_ACCEPT_PAUSE = 0.1  # Seconds, after running out of descriptors
+_CLOSE_SECONDS = 2.0  # For clients to take their last answers
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ def listen(path: Path) -> socket.socket:
                     f"{path} is there and is no socket; remove it, or choose another --socket"
                 )
             path.unlink()
-        mask = os.umask(0o111)  # so that there is no moment in which it refuses some
+        mask = os.umask(0o111)  # So that there is no moment in which it refuses some
         try:
             listening.bind(str(path))
         finally:
@@ -182,6 +182,6 @@ class SocketServer:
 
 
 def _refuse(connected: socket.socket, error: HonedError) -> None:
-    with connected, contextlib.suppress(OSError):  # who is gone needs no reason
+    with connected, contextlib.suppress(OSError):  # Who is gone needs no reason
         connected.setblocking(False)
         connected.send(encode(Notification(method="Error", params=error_to_map(error))))

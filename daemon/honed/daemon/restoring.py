@@ -53,7 +53,7 @@ def without_chosen_sessions(models: Mapping[str, Manifest]) -> dict[str, Manifes
         check = manifest.optimisation
         if check is None or (session := check.session) is None:
             continue
-        on_first = session.first.startswith(f"{session.threads} thread")  # as all models run
+        on_first = session.first.startswith(f"{session.threads} thread")  # As all models run
         kept = dataclasses.replace(session, threads=0, spinning=True, arena=None)
         if kept != session:
             altered.append(name)

@@ -43,7 +43,7 @@ _log = logging.getLogger("honed.daemon")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the service; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
     options = _parser().parse_args(arguments)
-    os.umask(0o077)  # what the service and its children write is for nobody else
+    os.umask(0o077)  # What the service and its children write is for nobody else
     systemd = None
     try:
         systemd = Systemd(os.environ)

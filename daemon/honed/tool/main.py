@@ -71,13 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; prints, and raises nothing."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller closed it
+        if getattr(sys, name) is None:  # The caller closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone, and knows it
+    except BrokenPipeError:  # The reader of our output has gone, and knows it
         _give_up_stdout()
         return BROKEN_PIPE
 
@@ -152,7 +152,7 @@ def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence
     for reason in (r for r in reasons if r not in message):
         print(f"  - {clean(reason)}", file=sys.stderr)
     if as_json:
-        with contextlib.suppress(OSError):  # it may be stdout that failed; stderr has the sentence
+        with contextlib.suppress(OSError):  # It may be stdout that failed; stderr has the sentence
             print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
         _flush_or_give_up()
     return status

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Console: TypeAlias = "rich.console.Console"
 RenderableType: TypeAlias = "rich.console.RenderableType"
 Table: TypeAlias = "rich.table.Table"
-_WIDTH = (200, 24)  # where the output is no terminal: tables need not be folded for a reader of columns
+_WIDTH = (200, 24)  # Where the output is no terminal: tables need not be folded for a reader of columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def console(stream: TextIO, *, follow: bool = False) -> Console:
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
-_NAME_WIDTH = 32  # of a table's first column, below which it is not folded
+_NAME_WIDTH = 32  # Of a table's first column, below which it is not folded
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -87,7 +87,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
         )
     for row in rows:
         cells = [clean(cell) for cell in row]
-        first = made.columns[0]  # names, that read badly when folded
+        first = made.columns[0]  # Names, that read badly when folded
         first.min_width = min(_NAME_WIDTH, max(first.min_width or 0, len(cells[0])))
         made.add_row(*map(Text, cells))
     return made

@@ -13,7 +13,7 @@ from honed.protocol.errors import NotFound
 
 from .output import Output, capital
 
-Run = Callable[[argparse.Namespace, Output], int | None]  # its exit status, None for 0
+Run = Callable[[argparse.Namespace, Output], int | None]  # Its exit status, None for 0
 
 
 class UsageError(Exception):

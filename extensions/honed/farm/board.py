@@ -37,11 +37,11 @@ from honed.valhall.compiler import OfflineCompiler
 from . import rows
 from .scheduler import NOWHERE, SETTINGS, checked, quiet, security, stopping
 
-PATIENCE_SECONDS = 5.0  # that a board waits for its lease before it gives a candidate back
-_AWAY_SECONDS = 10.0  # that it is left alone then
-_TURN_SECONDS = 15.0  # without being asked by one search, after which a board is another's
-_BROKEN_SECONDS = 60.0  # that one is left alone whose device fails
-DEPTH = 2  # candidates that a measuring board has: one is on its way while the other is measured
+PATIENCE_SECONDS = 5.0  # That a board waits for its lease before it gives a candidate back
+_AWAY_SECONDS = 10.0  # That it is left alone then
+_TURN_SECONDS = 15.0  # Without being asked by one search, after which a board is another's
+_BROKEN_SECONDS = 60.0  # That one is left alone whose device fails
+DEPTH = 2  # Candidates that a measuring board has: one is on its way while the other is measured
 
 
 class LeasedGate(Gate):
@@ -184,7 +184,7 @@ class BenchBoard:
         self._bench = bench
         self._profile = predicted(bench)
         self._compiler = compiler
-        self._lock = threading.Lock()  # of the workload
+        self._lock = threading.Lock()  # Of the workload
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
@@ -225,7 +225,7 @@ class BenchBoard:
         self._compiler.close()
 
 
-FarmBoard = MeasuringBoard | BenchBoard  # judges candidates in a worker, `threads` of them at a time
+FarmBoard = MeasuringBoard | BenchBoard  # Judges candidates in a worker, `threads` of them at a time
 
 
 def _ruling(
@@ -240,7 +240,7 @@ class BoardPlace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.board: FarmBoard | None = None
         self.leaving = False
-        self.asked = clock()  # something of it, last
+        self.asked = clock()  # Something of it, last
         self._search = ""
         self._clock = clock
 
@@ -299,9 +299,9 @@ def _greeting(profile: DeviceProfile, *, depth: int, bench: str = "") -> rows.Gr
     )
 
 
-_REST_SECONDS = 5.0  # without being asked, after which the device is left to others
+_REST_SECONDS = 5.0  # Without being asked, after which the device is left to others
 _LOOK_SECONDS = 1.0
-_RETRY_SECONDS = 5.0  # while no scheduler answers
+_RETRY_SECONDS = 5.0  # While no scheduler answers
 
 
 def serve(url: str, certificates: Path | None, board: FarmBoard, tell: Callable[[str], None]) -> None:
@@ -374,7 +374,7 @@ class _Member:
         loop, resting = asyncio.get_running_loop(), False
         while worker.status in (Status.running, Status.paused):
             if await _either(stop, _LOOK_SECONDS):
-                PLACE.leaving = True  # what is being judged is finished, what waits goes back
+                PLACE.leaving = True  # What is being judged is finished, what waits goes back
                 await loop.run_in_executor(self._pool, lambda: None)
                 return
             unasked = time.monotonic() - PLACE.asked > _REST_SECONDS

@@ -22,10 +22,10 @@ from . import board, rows
 from .scheduler import SETTINGS, checked, quiet, security
 
 _CONNECT_SECONDS = 15.0
-_ANSWER_SECONDS = 20.0  # to fetch an answer, for which Dask would wait without an end where its board is gone
-_SEND_SECONDS = 60.0  # for a task's memory to reach a board: Dask would wait for one that does not answer
-_WAIT_SECONDS = 30.0  # for the first board
-_LATER_SECONDS = 2.0  # for others, once one has answered
+_ANSWER_SECONDS = 20.0  # To fetch an answer, for which Dask would wait without an end where its board is gone
+_SEND_SECONDS = 60.0  # For a task's memory to reach a board: Dask would wait for one that does not answer
+_WAIT_SECONDS = 30.0  # For the first board
+_LATER_SECONDS = 2.0  # For others, once one has answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class DaskBoards:
             data = sent.result(_SEND_SECONDS)[0]
         except (OSError, TimeoutError, KeyError, RuntimeError, ValueError, CancelledError):
             sent.cancel()
-            return self._call(address, board.load, b"")  # it is leaving, which shows in the answer
+            return self._call(address, board.load, b"")  # It is leaving, which shows in the answer
         number = self._call(address, board.load, data)
         self._calls[number].append(data)
         return number

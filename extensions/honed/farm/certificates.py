@@ -15,8 +15,8 @@ from honed.protocol.errors import AlreadyExists, InvalidArgument
 
 from .scheduler import AUTHORITY, CERTIFICATE, KEY
 
-AUTHORITY_FOLDER = "authority"  # stays where it was made: who has its key may let anyone in
-_DAYS = 825  # of a certificate
+AUTHORITY_FOLDER = "authority"  # Stays where it was made: who has its key may let anyone in
+_DAYS = 825  # Of a certificate
 _AUTHORITY_DAYS = 3650
 
 
@@ -86,7 +86,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # boards without a clock are a little behind
+        .not_valid_before(now - datetime.timedelta(days=1))  # Boards without a clock are a little behind
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )

@@ -77,7 +77,7 @@ def worker(job: FarmWorker, emit: Emit) -> Done:
     from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard, serve
     from .scheduler import checked, security
 
-    security(checked(job.url), job.certificates)  # before the device is looked at
+    security(checked(job.url), job.certificates)  # Before the device is looked at
 
     def tell(text: str) -> None:
         emit(events.Note(text=text))

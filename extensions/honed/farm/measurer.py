@@ -28,9 +28,9 @@ from . import rows
 from .boards import BoardAnswer, DaskBoards, FarmChoice, join
 from .worklist import Action, AssignCandidate, BoardBlame, BoardNotice, LoadBoardTask, Settle, WorkList
 
-_LOOK_SECONDS = 1.0  # between two looks at who is there
-_PATIENCE_SECONDS = 1800.0  # without any answer, after which a search ends
-_BROKEN_SECONDS = 10.0  # that a board is left alone whose call failed
+_LOOK_SECONDS = 1.0  # Between two looks at who is there
+_PATIENCE_SECONDS = 1800.0  # Without any answer, after which a search ends
+_BROKEN_SECONDS = 10.0  # That a board is left alone whose call failed
 _SETTLE_SECONDS = 10.0
 
 
@@ -72,9 +72,9 @@ class FarmMeasurer:
             raise InvalidArgument("the farm's boards have no peaks; see `hone doctor` on them")
         self.ahead = ahead
         self.rate = 0.0
-        self.peaks: DevicePeaks = profile.peaks  # the best that any board has seen
+        self.peaks: DevicePeaks = profile.peaks  # The best that any board has seen
         self.spent: dict[str, float] = {}
-        self.counts: dict[str, int] = {}  # verdicts taken, by board
+        self.counts: dict[str, int] = {}  # Verdicts taken, by board
         self._boards = boards
         self._profile = profile
         self._bench = bench
@@ -86,16 +86,16 @@ class FarmMeasurer:
         self._workload: Workload | None = None
         self._memory = b""
         self._best: float | None = None
-        self._asked: dict[str, _Asked] = {}  # by name in the work list
-        self._names: dict[str, str] = {}  # the latest name of a candidate, by its id
+        self._asked: dict[str, _Asked] = {}  # By name in the work list
+        self._names: dict[str, str] = {}  # The latest name of a candidate, by its id
         self._count = 0
         self._calls: dict[
             int, tuple[str, Callable[[BoardAnswer], None]]
-        ] = {}  # boards, and what takes the answers
+        ] = {}  # Boards, and what takes the answers
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
-        self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # with phases, by ticket
+        self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # With phases, by ticket
         self._faults: list[tuple[str, FaultIncident]] = []
         self._looked = float("-inf")
         self._heard = clock()
@@ -159,7 +159,7 @@ class FarmMeasurer:
         self._do(self._list.drop(self._heard))
         while self._list.out:
             self._pump()
-            self._do(self._list.drop(self._clock()))  # what came back meanwhile
+            self._do(self._list.drop(self._clock()))  # What came back meanwhile
         left = {
             asked.candidate.id: asked.verdict for asked in self._asked.values() if asked.verdict is not None
         }
@@ -190,7 +190,7 @@ class FarmMeasurer:
 
     def _do(self, actions: list[Action]) -> None:
         """Do what the work list says, and what it says to that."""
-        for action in actions:  # to which more are added
+        for action in actions:  # To which more are added
             actions += self._done(action)
 
     def _done(self, action: Action) -> list[Action]:
@@ -215,7 +215,7 @@ class FarmMeasurer:
         if not asked.noted:
             try:
                 self._begin(asked.candidate)
-            except HonedError as error:  # in quarantine, or in flight elsewhere
+            except HonedError as error:  # In quarantine, or in flight elsewhere
                 asked.refused = error
                 return self._list.refuse(ticket, self._clock())
             asked.noted = True
@@ -276,7 +276,7 @@ class FarmMeasurer:
 
     def _take_greeting(self, board: str, came: BoardAnswer) -> None:
         if not came.data:
-            return  # somebody else's worker, or one that is gone again
+            return  # Somebody else's worker, or one that is gone again
         try:
             greeting = rows.unpack(rows.Greeting, came.data)
             profile = profilefile.from_dict(greeting.profile)

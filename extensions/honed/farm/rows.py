@@ -18,7 +18,7 @@ from honed.protocol.strict import Map, from_plain, to_plain
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records.verdict import Verdict
 
-VERSION = 1  # of these rows; a board of another is not given work
+VERSION = 1  # Of these rows; a board of another is not given work
 MAX_BYTES = 1 << 30
 R = TypeVar("R")
 
@@ -32,7 +32,7 @@ class Greeting:
     """
 
     version: int
-    honed: str  # its version
+    honed: str  # Its version
     host: str
     bench: str
     depth: int

@@ -18,13 +18,13 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 DEFAULT_PORT = 8786
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 SETTINGS = {
-    "distributed.scheduler.http.routes": [],  # nothing is told over HTTP, which TLS does not guard here
+    "distributed.scheduler.http.routes": [],  # Nothing is told over HTTP, which TLS does not guard here
     "distributed.worker.http.routes": [],
-    "distributed.scheduler.worker-ttl": "30 seconds",  # a board that lost its power closes no connection
-    "distributed.scheduler.worker-saturation": "inf",  # candidates have their boards when they are sent
+    "distributed.scheduler.worker-ttl": "30 seconds",  # A board that lost its power closes no connection
+    "distributed.scheduler.worker-saturation": "inf",  # Candidates have their boards when they are sent
     "distributed.worker.daemon": False,
 }
-NOWHERE = "127.0.0.1:0"  # where Dask's page for browsers, which is not used, would be
+NOWHERE = "127.0.0.1:0"  # Where Dask's page for browsers, which is not used, would be
 
 
 def checked(url: str) -> str:
@@ -97,7 +97,7 @@ def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> Non
                 dashboard=False,
                 dashboard_address=NOWHERE,
             )
-        except (OSError, RuntimeError) as error:  # as which Dask tells of the other
+        except (OSError, RuntimeError) as error:  # As which Dask tells of the other
             why = error.__cause__ or error
             raise Unavailable(
                 f"cannot listen at {url} ({getattr(why, 'strerror', None) or why}); try another address"

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_DEATHS = 2  # boards that may die of a candidate before it is not given to another
-_ASIDE_SECONDS = 60.0  # before a board that is off its peers' speed is tried again
-_WINDOW = 5  # yardsticks that a board's speed rests on; one alone is off by a factor of two now and then
-_LEAST = 3  # of them before a board is compared with others
-SET_ASIDE = 1.5  # times as slow as its peers, or as fast: how a candidate's time follows is not known then
-_BACK = 1.2  # times as slow as its peers at most, or as fast, to be taken back
-TOLD = 1.1  # by which a board's ratio must change to be worth a word
+_DEATHS = 2  # Boards that may die of a candidate before it is not given to another
+_ASIDE_SECONDS = 60.0  # Before a board that is off its peers' speed is tried again
+_WINDOW = 5  # Yardsticks that a board's speed rests on; one alone is off by a factor of two now and then
+_LEAST = 3  # Of them before a board is compared with others
+SET_ASIDE = 1.5  # Times as slow as its peers, or as fast: how a candidate's time follows is not known then
+_BACK = 1.2  # Times as slow as its peers at most, or as fast, to be taken back
+TOLD = 1.1  # By which a board's ratio must change to be worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ Action = LoadBoardTask | AssignCandidate | Settle | BoardBlame | BoardNotice
 @dataclass(slots=True)
 class _Board:
     depth: int
-    ready: str | None = None  # the task that it has loaded
+    ready: str | None = None  # The task that it has loaded
     loading: bool = False
-    tickets: list[int] = field(default_factory=list)  # the oldest first
+    tickets: list[int] = field(default_factory=list)  # The oldest first
     away_until: float = 0.0
-    reported: float = 1.0  # the ratio that was told last
+    reported: float = 1.0  # The ratio that was told last
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class WorkList:
         self.boards: dict[str, _Board] = {}
         self.waiting: deque[str] = deque()
         self.tickets: dict[int, _Ticket] = {}
-        self.settled: set[str] = set()  # of the present task
+        self.settled: set[str] = set()  # Of the present task
         self._deaths: dict[str, int] = {}
         self._count = 0
 

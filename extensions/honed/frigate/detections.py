@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument
 
-SCORE: Final = np.float32(0.4)  # candidates below are none
-_OVERLAP: Final = np.float32(0.4)  # what may be shared with a better one, of the area of both
+SCORE: Final = np.float32(0.4)  # Candidates below are none
+_OVERLAP: Final = np.float32(0.4)  # What may be shared with a better one, of the area of both
 _EPSILON: Final = np.finfo(np.float64).eps
 ROWS: Final = 20
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ def _overlaps(box: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[
     shared = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0.0)
     areas = box[2] * box[3] + others[:, 2] * others[:, 3]
     nothing = areas <= _EPSILON
-    with np.errstate(invalid="ignore"):  # of boxes without end
+    with np.errstate(invalid="ignore"):  # Of boxes without end
         distance = 1.0 - shared / np.where(nothing, 1.0, areas - shared)
     return np.float32(1.0) - np.where(nothing, 0.0, distance).astype(np.float32)
 
@@ -88,7 +88,7 @@ def ssd(outputs: Sequence[Array], width: int, height: int) -> Array:
 def yolonas(outputs: Sequence[Array], width: int, height: int) -> Array:
     """Of one output [n, 7], flat: number of the picture, left, top, right, bottom in pixels, score, class."""
     rows = _shaped(outputs, (None, 7), "yolonas")[:ROWS]
-    ends = np.flatnonzero(rows[:, 6] < 0)  # what follows is filled up
+    ends = np.flatnonzero(rows[:, 6] < 0)  # What follows is filled up
     rows = rows[: ends[0]] if len(ends) else rows
     return _rows(rows[:, 6], rows[:, 5], rows[:, 1:5], width, height)
 
@@ -102,7 +102,7 @@ def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
             f"a yolox model for {width}x{height} pixels gives [1, {len(grid)}, 5 + classes] and this one "
             f"{list(outputs[0].shape)}; correct width, height or model_type of Frigate's model"
         )
-    with np.errstate(over="ignore"):  # a wild size is an endless box
+    with np.errstate(over="ignore"):  # A wild size is an endless box
         found[:, :2] = (found[:, :2] + grid) * strides
         found[:, 2:4] = np.exp(found[:, 2:4]) * strides
     scores = found[:, 4:5] * found[:, 5:]

@@ -38,11 +38,11 @@ from honed.runtime.calling.files import model_name_for
 from . import detections, messages
 from .messages import CameraPicture, Frame, ModelAsked, ModelSent
 
-_LOOK_SECONDS: Final = 0.1  # between two looks whether something is ready
+_LOOK_SECONDS: Final = 0.1  # Between two looks whether something is ready
 _log = logging.getLogger(__name__)
-_MAX_CLIENTS: Final = 1024  # whose model is remembered; those heard of the longest ago are forgotten
-_COMPLAIN_SECONDS: Final = 10.0  # between two lines of the log of the same kind
-_SOCKET_MODE: Final = 0o660  # its user and group may connect
+_MAX_CLIENTS: Final = 1024  # Whose model is remembered; those heard of the longest ago are forgotten
+_COMPLAIN_SECONDS: Final = 10.0  # Between two lines of the log of the same kind
+_SOCKET_MODE: Final = 0o660  # Its user and group may connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class Models:
     def __init__(self, client: AsyncClient, settings: FrigateSettings) -> None:
         self._client = client
         self._settings = settings
-        self._inputs: dict[str, str] = {}  # by model
-        self._own: dict[str, str] = {}  # what models that were brought are called by the service
+        self._inputs: dict[str, str] = {}  # By model
+        self._own: dict[str, str] = {}  # What models that were brought are called by the service
 
     def name_for(self, file: str) -> str:
         """Return the model that stands for a file of Frigate's."""
@@ -136,7 +136,7 @@ class Models:
                 served = self._own.get(model, model)
                 return list((await self._client.infer(served, {name: tensor})).values())
             except (InvalidArgument, NotFound):
-                self._inputs.pop(model, None)  # it may have been replaced
+                self._inputs.pop(model, None)  # It may have been replaced
                 raise
             except Unavailable:
                 if time.monotonic() >= deadline:
@@ -160,8 +160,8 @@ class Bridge:
     def __init__(self, settings: FrigateSettings, client: AsyncClient) -> None:
         self._settings = settings
         self._models = Models(client, settings)
-        self._asked: OrderedDict[bytes, str] = OrderedDict()  # the model each client asked for
-        self._reported: dict[str, float] = {}  # when it was last complained of
+        self._asked: OrderedDict[bytes, str] = OrderedDict()  # The model each client asked for
+        self._reported: dict[str, float] = {}  # When it was last complained of
         self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -188,7 +188,7 @@ class Bridge:
         endpoint = self._settings.endpoint
         socket.setsockopt(zmq.MAXMSGSIZE, self._settings.max_message_mib << 20)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, 2)  # of each client, which waits for its answer anyway
+        socket.setsockopt(zmq.RCVHWM, 2)  # Of each client, which waits for its answer anyway
         socket.setsockopt(zmq.SNDHWM, 2)
         socket.setsockopt(zmq.IPV6, 1)
         try:
@@ -202,12 +202,12 @@ class Bridge:
         _log.info("listening at %s", endpoint)
 
     async def _serve_one(self, socket: zmq.asyncio.Socket, client: bytes, frames: list[bytes]) -> None:
-        if not frames or frames[0]:  # what a REQ socket puts before its message
+        if not frames or frames[0]:  # What a REQ socket puts before its message
             self._complain("something else than a detector is connected; it is not answered")
             return
         reply = await self.answer(client, frames[1:])
         if reply is not None:
-            with contextlib.suppress(zmq.ZMQError):  # it has gone
+            with contextlib.suppress(zmq.ZMQError):  # It has gone
                 await socket.send_multipart([client, b"", *reply])
 
     async def answer(self, client: bytes, frames: list[bytes]) -> list[bytes] | None:

@@ -22,7 +22,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype
 
 Frame = bytes | memoryview
-_MAX_HEADER: Final = 4096  # bytes
+_MAX_HEADER: Final = 4096  # Bytes
 _MAX_NAME: Final = 255
 _MAX_RANK: Final = 8
 

@@ -29,8 +29,8 @@ from honed.runtime import AsyncClient, Client
 
 from . import inference
 
-_KEPT: Final = 2.0  # seconds that a page is shown to all who ask, so that many cost no more than one
-_REFRESH: Final = "15"  # seconds after which a browser asks again
+_KEPT: Final = 2.0  # Seconds that a page is shown to all who ask, so that many cost no more than one
+_REFRESH: Final = "15"  # Seconds after which a browser asks again
 _EXTENSIONS: Final = ("binary_tensor_data", "sequence")
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _STATUSES: Final[Mapping[str, int]] = {
@@ -132,7 +132,7 @@ class LivePage:
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._drawing = asyncio.Lock()
-        self._drawn = -_KEPT  # when, by time.monotonic
+        self._drawn = -_KEPT  # When, by time.monotonic
         self._html = ""
 
     async def answer(self, request: Request) -> Response:
@@ -171,7 +171,7 @@ def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
             await client.close()
 
     app = Starlette(routes=bridge.routes(), exception_handlers={HTTPException: _unknown}, lifespan=lifespan)
-    app.router.redirect_slashes = False  # a path is one of those there are, or it is not
+    app.router.redirect_slashes = False  # A path is one of those there are, or it is not
     return app
 
 
@@ -181,7 +181,7 @@ class _Bridge:
         self._client = client
         self._guard = Guard(settings.address, settings.hosts)
         self._page = LivePage(client.socket)
-        self._bodies = 0  # bytes of requests that are not answered yet
+        self._bodies = 0  # Bytes of requests that are not answered yet
 
     def routes(self) -> list[Route]:
         """All that can be asked."""
@@ -212,7 +212,7 @@ class _Bridge:
             except HonedError as error:
                 return _failed(error)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
+                return Response(status_code=400)  # Nobody reads it
 
         return answered
 

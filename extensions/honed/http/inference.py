@@ -23,7 +23,7 @@ from honed.runtime.dtypes import DType, from_datatype
 
 _MAX_RANK: Final = 16
 _MAX_ELEMENTS: Final = 1 << 40
-_MOST_WHOLE: Final = 1 << 64  # written without a point
+_MOST_WHOLE: Final = 1 << 64  # Written without a point
 HEADER_LENGTH: Final = "inference-header-content-length"
 _MAX_TENSORS: Final = 1024
 _MAX_TEXT: Final = 128
@@ -116,8 +116,8 @@ class InferenceRequest:
     """What ModelInfer is asked, and which outputs are answered as binary data."""
 
     params: InferParams
-    seconds: float  # it may wait and run
-    binary: dict[str, bool]  # by output, of those named
+    seconds: float  # It may wait and run
+    binary: dict[str, bool]  # By output, of those named
     binary_by_default: bool
 
     def is_binary(self, output: str) -> bool:

@@ -81,7 +81,7 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
         """Watch that it reads the end, and that a request that has begun to come does come."""
         super().on_response_complete()
         self._watch_writing()
-        if not self.cycle.response_complete:  # the next request had come already
+        if not self.cycle.response_complete:  # The next request had come already
             self._unset_keepalive_if_required()
             self._watch_arrival()
 
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: HttpSettings, service_socket: str | None) -> None:
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a client's nonsense is no news
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # A client's nonsense is no news
     listening = _listen(settings)
     app = application(settings, AsyncClient(service_socket, timeout=settings.infer_seconds))
     config = uvicorn.Config(

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from honed.hub.pulling import Pulled
 
 
-_MOST_TASKS = 20  # that are shown, in a screen's height
-_SHOWN: Final = 5  # sentences about refused records
+_MOST_TASKS = 20  # That are shown, in a screen's height
+_SHOWN: Final = 5  # Sentences about refused records
 _URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 

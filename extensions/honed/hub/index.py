@@ -26,14 +26,14 @@ from .minisign import PublicKey
 FORMAT: Final = 1
 HUB: Final = "hub.json"
 OVERVIEW: Final = "boards.json"
-SIGNATURE: Final = ".minisig"  # behind the name of what is signed
+SIGNATURE: Final = ".minisig"  # Behind the name of what is signed
 MAX_INDEX_BYTES: Final = 4 << 20
 MAX_OVERVIEW_BYTES: Final = 2 << 20
 MAX_ENTRIES: Final = 10_000
 MAX_BOARDS: Final = 10_000
 MAX_WITHDRAWN: Final = 10_000
 _HEX: Final = frozenset("0123456789abcdef")
-_CLOCKS_DIFFER: Final = 24 * 3600.0  # seconds that a board's clock may be ahead of ours
+_CLOCKS_DIFFER: Final = 24 * 3600.0  # Seconds that a board's clock may be ahead of ours
 T = TypeVar("T")
 
 
@@ -41,11 +41,11 @@ T = TypeVar("T")
 class IndexedFile:
     """One file of records: of one device, driver and compiler."""
 
-    sha256: str  # of the file as it lies there
+    sha256: str  # Of the file as it lies there
     bytes: int
     records: int
-    device_key: str  # hash of the device's identity without its driver
-    device: str  # its name, for people
+    device_key: str  # Hash of the device's identity without its driver
+    device: str  # Its name, for people
     driver: str
     compiler: str
 
@@ -55,7 +55,7 @@ class Withdrawn:
     """A schedule that was taken back from service on a board."""
 
     workload: str
-    digest: str  # the first 12 digits of its trace's SHA-256
+    digest: str  # The first 12 digits of its trace's SHA-256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class NamedKey:
     """A key that the keyring names."""
 
     name: str
-    key: str  # as minisign prints it
+    key: str  # As minisign prints it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

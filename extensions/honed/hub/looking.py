@@ -23,11 +23,11 @@ from .memory import MAX_PROBLEM, HubState, IndexCache, KeptFile
 from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
 from .remote import HubStore
 
-LOOKS: Final = 50  # indexes that a pull asks for though the overview says that they did not change
+LOOKS: Final = 50  # Indexes that a pull asks for though the overview says that they did not change
 _DAY: Final = 86400.0
-_AWAY: Final = 3  # files that cannot be read, after which the hub is away
+_AWAY: Final = 3  # Files that cannot be read, after which the hub is away
 _log = logging.getLogger("honed.hub")
-_MOST: Final = 512 << 20  # bytes of one key's records, unpacked
+_MOST: Final = 512 << 20  # Bytes of one key's records, unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Hub:
     memory: HubState
     shelf: IndexCache
     now: float
-    away: int = 0  # files that could not be read
+    away: int = 0  # Files that could not be read
 
     def keyring(self, owner: PublicKey) -> tuple[Keyring | None, str]:
         """Return the keyring, where there is one, and what is wrong with it.
@@ -169,15 +169,15 @@ class _Hub:
             try:
                 return FoundIndex(name, key, self._read(file, key, kept), "")
             except InvalidArgument:
-                pass  # it has expired: there may be a newer one
+                pass  # It has expired: there may be a newer one
         try:
             index = self._read(file, key, self._asked(file))
-        except NotFound:  # it has put nothing there yet, or it was taken away
+        except NotFound:  # It has put nothing there yet, or it was taken away
             if seen is None:
                 self.shelf.put(file, KeptFile(text="", signature="", tag="", looked_s=self.now))
             return FoundIndex(name, key, None, "" if seen is None else "what it had there is gone")
         except InvalidArgument as error:
-            self.shelf.drop(file)  # to be asked for again the next time, whatever the overview says
+            self.shelf.drop(file)  # To be asked for again the next time, whatever the overview says
             return FoundIndex(name, key, None, str(error)[:MAX_PROBLEM])
         return FoundIndex(name, key, index, "")
 
@@ -281,7 +281,7 @@ def gather(
             _written(store, key, index, folder, done)
             done.keys += 1
         except NotFound:
-            continue  # it has put nothing there
+            continue  # It has put nothing there
         except (InvalidArgument, Unavailable) as error:
             done.problems.append(f"{name}: {error}")
     return done

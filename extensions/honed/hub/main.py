@@ -25,11 +25,11 @@ from .memory import HubState
 from .minisign import SecretKey
 from .pushing import LASTS
 
-_NIGHT: Final = 20 * 3600.0  # between two pushes
-_PATIENCE: Final = 4  # times the hours between pulls that a busy machine is waited for
-_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure at most, doubled each time
-_SPREAD: Final = 0.2  # of the hours between pulls, so that not all machines come at once
-_TOGETHER: Final = 1800.0  # within which machines pull that came on at the same moment
+_NIGHT: Final = 20 * 3600.0  # Between two pushes
+_PATIENCE: Final = 4  # Times the hours between pulls that a busy machine is waited for
+_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # After a failure at most, doubled each time
+_SPREAD: Final = 0.2  # Of the hours between pulls, so that not all machines come at once
+_TOGETHER: Final = 1800.0  # Within which machines pull that came on at the same moment
 
 
 class HubAction(StrEnum):
@@ -54,7 +54,7 @@ def due(
     settings: HubConfig, memory: HubState, view: ServiceView, now: float, chance: float
 ) -> HubAction | None:
     """Return what is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
-    if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # beyond: the clock was set back
+    if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # Beyond: the clock was set back
         return None
     if settings.pull and _pull_due(settings, memory, view, now, chance):
         return HubAction.PULL
@@ -98,14 +98,14 @@ def _pull_due(settings: HubConfig, memory: HubState, view: ServiceView, now: flo
 
 def _push_due(memory: HubState, view: ServiceView, now: float) -> bool:
     if view.tuning:
-        return False  # when it has ended: then there is more to tell
+        return False  # When it has ended: then there is more to tell
     waited = float("inf") if memory.pushed_s is None or now < memory.pushed_s else now - memory.pushed_s
     if view.trials != memory.trials and waited >= _NIGHT:
         return True
-    return memory.pushed_s is not None and waited > LASTS / 2  # or others would find it expired
+    return memory.pushed_s is not None and waited > LASTS / 2  # Or others would find it expired
 
 
-LOOK_SECONDS: Final = 60.0  # between two looks at the service
+LOOK_SECONDS: Final = 60.0  # Between two looks at the service
 _log = logging.getLogger("honed.hub")
 
 
@@ -121,12 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     place = HubPlace(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
-        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # that each machine has for itself
+        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # That each machine has for itself
         begun = time.monotonic()
         while True:
             try:
                 look(options.socket, place, chance, time.monotonic() - begun)
-            except Unavailable as error:  # of the service: what befalls the hub is remembered
+            except Unavailable as error:  # Of the service: what befalls the hub is remembered
                 _log.info("waiting: %s", error)
             time.sleep(options.every)
     except HonedError as error:

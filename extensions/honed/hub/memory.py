@@ -12,10 +12,10 @@ from honed.machine.files import replacing
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
-MAX_PROBLEM: Final = 300  # letters
-_MOST: Final = 100_000  # files that were taken; older ones are forgotten, and taken again
-MAX_FILE: Final = 1 << 20  # letters of a file, as a list of 10,000 keys has; a larger one is read each time
-MAX_WHOLE: Final = 32 << 20  # letters of all files together
+MAX_PROBLEM: Final = 300  # Letters
+_MOST: Final = 100_000  # Files that were taken; older ones are forgotten, and taken again
+MAX_FILE: Final = 1 << 20  # Letters of a file, as a list of 10,000 keys has; a larger one is read each time
+MAX_WHOLE: Final = 32 << 20  # Letters of all files together
 _log = logging.getLogger("honed.hub")
 
 
@@ -25,7 +25,7 @@ class KeyStanding:
 
     name: str
     key_id: str
-    records: int  # of this machine's devices
+    records: int  # Of this machine's devices
     problem: str
 
 
@@ -33,20 +33,20 @@ class KeyStanding:
 class HubState:
     """Serials and files seen, and the results of the last pull and push; times are seconds since 1970."""
 
-    serial: int = 0  # of the last index pushed
-    index: str = ""  # its SHA-256
-    noted: bool = True  # in the overview, where there is one, at the last pull
-    seen: dict[str, int] = field(default_factory=dict)  # serials, as `index.numbered` names them
-    taken: tuple[str, ...] = ()  # files, by their key's id and hash
-    revoked: tuple[str, ...] = ()  # key ids
+    serial: int = 0  # Of the last index pushed
+    index: str = ""  # Its SHA-256
+    noted: bool = True  # In the overview, where there is one, at the last pull
+    seen: dict[str, int] = field(default_factory=dict)  # Serials, as `index.numbered` names them
+    taken: tuple[str, ...] = ()  # Files, by their key's id and hash
+    revoked: tuple[str, ...] = ()  # Key ids
     pulled_s: float | None = None
     pushed_s: float | None = None
     sources: tuple[KeyStanding, ...] = ()
-    models: tuple[str, ...] = ()  # of the service at the last pull
-    trials: int = 0  # that tuning had made at the last push
-    failures: int = 0  # in a row
-    retry_s: float = 0.0  # nothing is done by itself before
-    problem: str = ""  # of the last pull or push
+    models: tuple[str, ...] = ()  # Of the service at the last pull
+    trials: int = 0  # That tuning had made at the last push
+    failures: int = 0  # In a row
+    retry_s: float = 0.0  # Nothing is done by itself before
+    problem: str = ""  # Of the last pull or push
 
     @classmethod
     def load(cls, path: Path) -> HubState:
@@ -77,8 +77,8 @@ class KeptFile:
 
     text: str
     signature: str
-    tag: str  # what the store knows it by
-    looked_s: float  # since 1970
+    tag: str  # What the store knows it by
+    looked_s: float  # Since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,14 +23,14 @@ from nacl.signing import SigningKey, VerifyKey
 
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 
-_SIGNED: Final = b"Ed"  # the algorithm of keys
-_PREHASHED: Final = b"ED"  # of signatures of a hash; those of whole files ("Ed") are not taken
+_SIGNED: Final = b"Ed"  # The algorithm of keys
+_PREHASHED: Final = b"ED"  # Of signatures of a hash; those of whole files ("Ed") are not taken
 _KEY_BYTES: Final = 2 + 8 + 32
 _SECRET: Final = struct.Struct("<2s2s2s32sQQ8s64s32s")
 _SIGNATURE_BYTES: Final = 2 + 8 + 64
 _UNTRUSTED: Final = "untrusted comment: "
 _TRUSTED: Final = "trusted comment: "
-MAX_SIGNATURE_BYTES: Final = 4096  # of a signature file
+MAX_SIGNATURE_BYTES: Final = 4096  # Of a signature file
 
 
 class BadSignature(InvalidArgument):

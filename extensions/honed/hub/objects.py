@@ -14,7 +14,7 @@ from honed.protocol.params import marks
 
 from .index import Withdrawn
 
-MAX_OBJECT_BYTES: Final = 16 << 20  # as it lies there
+MAX_OBJECT_BYTES: Final = 16 << 20  # As it lies there
 MAX_RAW_BYTES: Final = 128 << 20
 MAX_RECORDS: Final = 50_000
 MAX_LINE_BYTES: Final = 1 << 20

@@ -20,15 +20,15 @@ from .memory import MAX_PROBLEM, HubState, IndexCache, KeyStanding
 from .minisign import PublicKey
 from .remote import HubStore
 
-MAX_RECORDS: Final = 200_000  # of one pull; what is left comes with the next
-MAX_SOURCE_RECORDS: Final = 50_000  # of one pull and one source, so that each leaves room for others
-MAX_SOURCE_BYTES: Final = 64 << 20  # of one pull and one source, of files as they are stored
-MAX_FILES: Final = 500  # of one pull and one source
-MAX_REFUSED: Final = 20  # sentences about lines
-SEVERAL: Final = 2  # boards that must have taken a schedule back, for others to leave it
+MAX_RECORDS: Final = 200_000  # Of one pull; what is left comes with the next
+MAX_SOURCE_RECORDS: Final = 50_000  # Of one pull and one source, so that each leaves room for others
+MAX_SOURCE_BYTES: Final = 64 << 20  # Of one pull and one source, of files as they are stored
+MAX_FILES: Final = 500  # Of one pull and one source
+MAX_REFUSED: Final = 20  # Sentences about lines
+SEVERAL: Final = 2  # Boards that must have taken a schedule back, for others to leave it
 _TOO_LARGE: Final = "it has more records or bytes than a file may, and was left"
 _log = logging.getLogger("honed.hub")
-TakeIn = Callable[[str, Iterator[bytes]], Imported]  # of a device's spec, and lines
+TakeIn = Callable[[str, Iterator[bytes]], Imported]  # Of a device's spec, and lines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class _Pull:
             except (InvalidArgument, NotFound) as error:
                 standing = replace(standing, problem=_problem(entry, error))
                 continue
-            except Unavailable as error:  # of this file: the index could be read
+            except Unavailable as error:  # Of this file: the index could be read
                 standing = replace(standing, problem=_problem(entry, error))
                 break
             hints = _Hints(data, entry.records, source.name, self.withdrawn, self.done)
@@ -118,9 +118,9 @@ class _Pull:
                 standing = replace(standing, records=standing.records + _take(hints, device, self.take_in))
             except InvalidArgument as error:
                 standing = replace(standing, problem=_problem(entry, error))
-                if not hints.wrong:  # it is the service that refuses now
+                if not hints.wrong:  # It is the service that refuses now
                     continue
-            self.memory.taken += (_known(source, entry),)  # whatever is in it, it will not change
+            self.memory.taken += (_known(source, entry),)  # Whatever is in it, it will not change
         return standing
 
 

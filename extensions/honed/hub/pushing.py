@@ -19,9 +19,9 @@ from .memory import HubState
 from .minisign import PublicKey, SecretKey
 from .remote import HubStore
 
-LASTS: Final = 30 * 86400.0  # seconds that an index is valid; pushed again after half of it
-_QUARANTINED: Final = 2000  # a device, the latest ones
-_SETUPS: Final = 3  # drivers and compilers of a device, the latest used
+LASTS: Final = 30 * 86400.0  # Seconds that an index is valid; pushed again after half of it
+_QUARANTINED: Final = 2000  # A device, the latest ones
+_SETUPS: Final = 3  # Drivers and compilers of a device, the latest used
 _log = logging.getLogger("honed.hub")
 
 

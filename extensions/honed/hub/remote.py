@@ -20,7 +20,7 @@ from . import web
 from .web import WHOLE_SECONDS, FetchResult, bounded, said
 
 T = TypeVar("T")
-_PATIENCE_SECONDS: Final = 3600.0  # with a server, of one pull
+_PATIENCE_SECONDS: Final = 3600.0  # With a server, of one pull
 
 
 class HubStore(ABC):
@@ -95,7 +95,7 @@ class _Folder(HubStore):
         try:
             _readable(path.parent)
             with replacing(path) as file:
-                os.fchmod(file.fileno(), 0o644)  # a web server reads it
+                os.fchmod(file.fileno(), 0o644)  # A web server reads it
                 file.write(data)
         except OSError as error:
             raise Unavailable(f"{path} cannot be written ({error.strerror})") from error
@@ -148,7 +148,7 @@ class _Other(HubStore):
 
         def work() -> FetchResult:
             known = self._files.info(path)
-            now = str(known.get("ETag") or known.get("etag") or "")  # what S3 and others tell
+            now = str(known.get("ETag") or known.get("etag") or "")  # What S3 and others tell
             if now and now == tag:
                 return FetchResult(None, now)
             with self._files.open(path, "rb") as file:
@@ -176,7 +176,7 @@ class _Other(HubStore):
             raise NotFound(f"{self.url} has no {name}") from None
         except (InvalidArgument, Unavailable):
             raise
-        except Exception as error:  # file systems of fsspec raise what their libraries do
+        except Exception as error:  # File systems of fsspec raise what their libraries do
             raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {said(error)}") from error
 
 

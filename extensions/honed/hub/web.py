@@ -27,12 +27,12 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
-WHOLE_SECONDS: Final = 300.0  # of one file
+WHOLE_SECONDS: Final = 300.0  # Of one file
 _CHUNK: Final = 1 << 16
-_MOST_SAID: Final = 120  # letters
-_STEP_SECONDS: Final = 20.0  # that nothing may come
+_MOST_SAID: Final = 120  # Letters
+_STEP_SECONDS: Final = 20.0  # That nothing may come
 _REDIRECTIONS: Final = 3
-_SETTLED: Final = 60.0  # seconds since a change, after which a date or an nginx's ETag cannot hide another
+_SETTLED: Final = 60.0  # Seconds since a change, after which a date or an nginx's ETag cannot hide another
 _GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 _UNCHANGED: Final = 304
@@ -96,7 +96,7 @@ def _once(address: str, most: int, tag: str, alarm: _Alarm) -> FetchResult | _Mo
     try:
         with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
             data = bounded(answer.read1, most, address)
-            alarm.check(address)  # what was ended looks like the end of a file
+            alarm.check(address)  # What was ended looks like the end of a file
             return FetchResult(data, _tag(answer.headers))
     except urllib.error.HTTPError as error:
         error.close()

@@ -16,18 +16,18 @@ from honed.tool.view.plot import microseconds, number, ticks
 
 from .markup import Ids, day, element
 
-_LOG_FROM = 8.0  # times the least value that the largest is, beyond which a scale is logarithmic
+_LOG_FROM = 8.0  # Times the least value that the largest is, beyond which a scale is logarithmic
 # Seconds that divide a day.
 _STEPS = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
 )  # fmt: skip
 _DAY = 86400
-_SHORTEST = 120.0  # seconds that an axis of time is long
-_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # pixels: for names of marks, the field, and names of places
-_WIDE = 1000.0  # units of the field's width, which is stretched to what there is
-_APART = 0.06  # of the width, that names of marks need
+_SHORTEST = 120.0  # Seconds that an axis of time is long
+_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # Pixels: for names of marks, the field, and names of places
+_WIDE = 1000.0  # Units of the field's width, which is stretched to what there is
+_APART = 0.06  # Of the width, that names of marks need
 _HEIGHT = _TOP + _FIELD + _BOTTOM
-_GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
+_GAP = 1 / 20  # Of the time shown, without an inference, beyond which nothing is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ def served(history: ModelHistory) -> Chart | None:
         return None
     least, most = min(point.us for point in points), max(point.us for point in points)
     size, unit = microseconds(most)
-    moments = [point.time for point in points]  # which fall where the clock was set back
+    moments = [point.time for point in points]  # Which fall where the clock was set back
     begin, end = min(moments), max(moments)
     first, last = points[0].us, points[-1].us
     scale = heights(least / size, most / size)

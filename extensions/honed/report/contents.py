@@ -196,7 +196,7 @@ def _models(
         progress(listed.name, number / len(models))
         try:
             yield _model(client, listed, figures[listed.name], metrics.variants, records)
-        except NotFound:  # it was removed since
+        except NotFound:  # It was removed since
             continue
 
 
@@ -249,7 +249,7 @@ class _Records:
             plain, _ = self.client.run_tuner(params)
             answered = TUNER_RUN.result_of(plain)
             event = from_map(answered.event, job.result())
-        except NotFound:  # it was not tuned
+        except NotFound:  # It was not tuned
             return None, None
         except (HonedError, NoEvent) as error:
             self.missing = f"{_RECORDED} are not told: {error}"

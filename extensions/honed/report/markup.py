@@ -15,10 +15,10 @@ from honed.tool.output import clean
 
 Child = Element | str | None
 Cell = Element | str
-_KINDS = {">": "figure", "~": "prose"}  # by how headings of columns begin
+_KINDS = {">": "figure", "~": "prose"}  # By how headings of columns begin
 # Browsers load nothing and run nothing, whatever else should get in here.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_BREAKABLE = "_./-:,@"  # after which a long name may go on in the next line
+_BREAKABLE = "_./-:,@"  # After which a long name may go on in the next line
 QUANTILES = ("p50", "p95", "p99", "longest")
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _STATES = {"READY": "good", "UNAVAILABLE": "bad", "FAILED": "bad", "ready": "good"}

@@ -167,7 +167,7 @@ def _versions(model: ReportedModel) -> Element | None:
     rows, numbers = list[tuple[Cell, ...]](), set[int]()
     for span in history.deployments:
         version, end = versions[span.number], span.end or version_state(history)
-        if span.number in numbers:  # it was compared when it first came
+        if span.number in numbers:  # It was compared when it first came
             rows.append((str(span.number), moment(span.since), *"----", "gone back to", end))
         else:
             rows.append(

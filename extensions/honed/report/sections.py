@@ -21,9 +21,9 @@ from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Cell, Ids, badge, day, element, facts, gain_text, moment, more, name_of, table
 
 _VERDICTS = {"quiet": "good", "busy": "warn"}
-_TASKS_SHOWN = 15  # tasks, before those that are shown when asked for
-_HUES = 6  # of models in the bar, before those that share one
-_SHOWN = 10  # candidates, or faults, before those that are shown when asked for
+_TASKS_SHOWN = 15  # Tasks, before those that are shown when asked for
+_HUES = 6  # Of models in the bar, before those that share one
+_SHOWN = 10  # Candidates, or faults, before those that are shown when asked for
 
 
 def machine_section(report: Report) -> Element:

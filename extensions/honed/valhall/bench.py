@@ -26,8 +26,8 @@ from .compiler import ROOT, ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from .judge import MachineCodeJudge, seconds
 
 BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
-DRIVER = "predicted by Mesa's Valhall compiler"  # for Arm's driver, which packs halves
-YARDSTICK = 1.0  # seconds; the device's speed is always the same
+DRIVER = "predicted by Mesa's Valhall compiler"  # For Arm's driver, which packs halves
+YARDSTICK = 1.0  # Seconds; the device's speed is always the same
 # A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
 AHEAD = 64
 
@@ -50,7 +50,7 @@ class BenchMeasurer:
     """
 
     ahead = AHEAD
-    rate = 0.0  # none was seen
+    rate = 0.0  # None was seen
 
     def __init__(self, compiler: OfflineCompiler, profile: DeviceProfile, begin: Begin) -> None:
         """Take over the compiler; raise InvalidArgument where `profile` has no peaks.

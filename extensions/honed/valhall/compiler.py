@@ -22,11 +22,11 @@ ROOTS = {
     "26.2": Path("/var/cache/honed-valhall-26.2"),
 }
 ROOT = ROOTS["25.0"]
-SECONDS = 60  # of CPU time for one program
-_DEADLINE = 5.0 * SECONDS  # of a program, where it waits for something, or others have the machine
+SECONDS = 60  # Of CPU time for one program
+_DEADLINE = 5.0 * SECONDS  # Of a program, where it waits for something, or others have the machine
 _SERVER = "/root/server"
 _EMULATOR = "/usr/bin/qemu-aarch64-static"
-_START_SECONDS = 600.0  # emulated, it takes 43 of processor time
+_START_SECONDS = 600.0  # Emulated, it takes 43 of processor time
 _ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/tmp",
@@ -136,7 +136,7 @@ class _Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is meant for the parent
+            start_new_session=True,  # A Ctrl-C is meant for the parent
         )
         if self._line(_START_SECONDS) is None:
             self.close()

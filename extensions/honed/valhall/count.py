@@ -30,7 +30,7 @@ _SFU = frozenset(
 _NONE = frozenset({"BARRIER", "BRANCHZI", "COLLECT", "JUMP", "PHI", "SPLIT"})
 _LS = ("LOAD", "STORE", "LD_", "ST_", "LEA_", "ATOM", "AXCHG", "ACMPXCHG")
 _TEX = "TEX_"
-_TEXELS = 8  # of up to 32 bits, that a core's texture unit returns in a clock
+_TEXELS = 8  # Of up to 32 bits, that a core's texture unit returns in a clock
 _BITS = re.compile(r"\.i(\d+)")
 _WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\^?\.(?:h00|h11|b))")  # Mesa 26 marks a last use behind: r1^.h00
 
@@ -40,14 +40,14 @@ class Counts:
     """Instructions of one warp by pipe, and the lines of 64 bytes that its loads and stores touch."""
 
     fma: float = 0.0
-    half: float = 0.0  # of `fma` those on one half
+    half: float = 0.0  # Of `fma` those on one half
     cvt: float = 0.0
-    offsets: float = 0.0  # of `cvt` those that add constants to addresses, which loads could do themselves
+    offsets: float = 0.0  # Of `cvt` those that add constants to addresses, which loads could do themselves
     sfu: float = 0.0
     ls: float = 0.0
     lines: float = 0.0
     tex: float = 0.0
-    words: float = 0.0  # of 32 bits, that `tex` returns to a lane
+    words: float = 0.0  # Of 32 bits, that `tex` returns to a lane
 
     def add(self, other: Counts, times: float = 1.0) -> None:
         """Add another's, so many times."""
@@ -70,7 +70,7 @@ class Counted:
 
     whole: Counts
     main: Counts
-    certain: bool  # the turns of all loops are known; an unknown loop counts once
+    certain: bool  # The turns of all loops are known; an unknown loop counts once
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _CountedLoop:
     first: int
     last: int
     turns: int
-    test: int  # the last block that runs once more; before the first where none does
+    test: int  # The last block that runs once more; before the first where none does
 
 
 def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Counted:
@@ -110,7 +110,7 @@ def _block(block: BasicBlock, touched: Sequence[Access], offsets: int) -> Counts
         pipe = pipe_of(opcode)
         if pipe == "none":
             continue
-        issued = 2 if opcode.startswith("SHADDX") else 1  # it adds 64 bits, 32 at a time
+        issued = 2 if opcode.startswith("SHADDX") else 1  # It adds 64 bits, 32 at a time
         setattr(found, pipe, getattr(found, pipe) + issued)
         if pipe == "fma" and ".v2f16" in opcode and not _is_packed(text):
             found.half += 1

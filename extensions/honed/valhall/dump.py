@@ -18,15 +18,15 @@ _CONDITION = re.compile(r"if (%\d+)")
 @dataclass(slots=True)
 class _Loop:
     phis: dict[str, str] = field(default_factory=dict)
-    comparisons: list[tuple[str, list[str]]] = field(default_factory=list)  # by the value they define
-    breaks: list[str] = field(default_factory=list)  # conditions under which it is left
+    comparisons: list[tuple[str, list[str]]] = field(default_factory=list)  # By the value they define
+    breaks: list[str] = field(default_factory=list)  # Conditions under which it is left
 
 
 @dataclass(frozen=True, slots=True)
 class _Induction:
     start: int
     step: int
-    following: str  # the value it has in the next turn
+    following: str  # The value it has in the next turn
 
 
 class _LoopValues:
@@ -189,11 +189,11 @@ class KernelDump:
     trips: tuple[int | None, ...]
     once_more: tuple[bool, ...] = ()
     instructions: int
-    half_occupancy: bool  # it takes more than 32 registers, so that a core runs half as many threads
+    half_occupancy: bool  # It takes more than 32 registers, so that a core runs half as many threads
     spills: int
     fills: int
-    registers: int | None = None  # that it takes; Mesa 25 does not say
-    nir: tuple[str, ...] = ()  # what the machine code was made from
+    registers: int | None = None  # That it takes; Mesa 25 does not say
+    nir: tuple[str, ...] = ()  # What the machine code was made from
 
 
 class Unreadable(ValueError):

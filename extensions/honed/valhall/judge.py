@@ -27,9 +27,9 @@ from .dump import KernelDump, Unreadable, kernels
 from .lanes import CORES, LaunchGeometry
 
 CLOCK_HZ = 1.0e9
-BANDWIDTH = 27.2e9  # bytes per second, reading and writing (clpeak on this board's LPDDR4X)
+BANDWIDTH = 27.2e9  # Bytes per second, reading and writing (clpeak on this board's LPDDR4X)
 LAUNCH_SECONDS = 4e-6
-FP16_FLOPS = CORES * CLOCK_HZ * 64 * 2 * 2  # two halves to a lane, as Arm's own driver packs them
+FP16_FLOPS = CORES * CLOCK_HZ * 64 * 2 * 2  # Two halves to a lane, as Arm's own driver packs them
 FP32_FLOPS = CORES * CLOCK_HZ * 64 * 2
 
 

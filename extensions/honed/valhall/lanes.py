@@ -18,16 +18,16 @@ import numpy.typing as npt
 
 CORES = 4
 WARP = 16
-LINE = 64  # bytes
+LINE = 64  # Bytes
 
 _Lanes = npt.NDArray[np.uint64]
-_Value = list[_Lanes] | None  # by component
+_Value = list[_Lanes] | None  # By component
 
 _BLOCK = re.compile(r"block b(\d+):")
 _STATEMENT = re.compile(r"(?:(?:con |div )?\s*(\d+)(?:x(\d+))?\s+(%\d+) = )?(@?\w+)[^ ]* ?(.*)")
 _OPERAND = re.compile(r"(%\d+)(?:\.([a-p]+|[xyzw]+))?")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\btrue\b|\bfalse\b")
-_SHOWN = re.compile(r"\((0x[0-9a-f]+)\)")  # a constant operand's value
+_SHOWN = re.compile(r"\((0x[0-9a-f]+)\)")  # A constant operand's value
 _ACCESS = re.compile(r"@(?:(?:load|store)_(?:global|global_constant|shared)|(?:global|shared)_atomic\w*)$")
 
 
@@ -78,7 +78,7 @@ def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Acc
     return found
 
 
-_OFFSETS = range(-(1 << 15), 1 << 15)  # that an instruction adds to an address by itself, in bytes
+_OFFSETS = range(-(1 << 15), 1 << 15)  # That an instruction adds to an address by itself, in bytes
 # Instructions that add a constant to an address: those of Mesa 26, which adds 64 bits, and of Mesa 25.
 _ADDED, _ADDED_BY_WORDS = 4, 3
 
@@ -88,8 +88,8 @@ def constant_offsets(nir: Sequence[str]) -> dict[int, int]:
 
     Both have an offset of 16 bits, which Mesa leaves at 0. Only sums that nothing else reads count.
     """
-    made: dict[str, tuple[int, str, str]] = {}  # block, operation and operands, by what they define
-    readers: dict[str, set[str]] = {}  # operations, by what they read
+    made: dict[str, tuple[int, str, str]] = {}  # Block, operation and operands, by what they define
+    readers: dict[str, set[str]] = {}  # Operations, by what they read
     addresses = set[str]()
     block = 0
     for line in nir:
@@ -131,7 +131,7 @@ class _Group:
         x, y, _ = (np.uint64(n) for n in geometry.block)
         local = [index % x, index // x % y, index // (x * y)]
         middle = [np.full(count, n // 2, np.uint64) for n in geometry.grid]
-        self._warps = np.tile(index // np.uint64(WARP), 2)  # at most 64 of them
+        self._warps = np.tile(index // np.uint64(WARP), 2)  # At most 64 of them
         self._zero = np.zeros(count, np.uint64)
         self._known: Mapping[str, list[_Lanes]] = {
             "@load_local_invocation_id": local,

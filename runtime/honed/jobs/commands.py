@@ -48,7 +48,7 @@ class Job(Generic[R]):
     """A run of the child whose last word, if all goes well, is an R. `memory_mib` bounds it, 0: nothing."""
 
     command: ClassVar[tuple[str, ...]]
-    positional: ClassVar[str] = ""  # the field that is no option
+    positional: ClassVar[str] = ""  # The field that is no option
     memory_mib: int = 0
 
     @classmethod
@@ -92,7 +92,7 @@ class ModelJob(Job[R]):
     file: Path
     name: str | None = None
     shapes: Shapes = field(default_factory=dict)
-    precision: str = "auto"  # of PRECISIONS
+    precision: str = "auto"  # Of PRECISIONS
     calibration: Path | None = None
     device: str | None = None
 
@@ -263,12 +263,12 @@ JOBS: tuple[type[Job[Any]], ...] = (
     Compile, Check, Fit, CheckOptimisations, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Learn,
     Demo,
 )  # fmt: skip
-Work = Callable[[Any, Callable[[News], None]], Any]  # does a job, reports news, and returns the result
+Work = Callable[[Any, Callable[[News], None]], Any]  # Does a job, reports news, and returns the result
 
 
 def extension(name: str) -> Mapping[type[Job[Any]], Work]:
     """Return what does the jobs of an extension, those whose command begins with `name`; raise NotFound."""
-    from importlib.metadata import entry_points  # takes long
+    from importlib.metadata import entry_points  # Takes long
 
     for each in entry_points(group="honed.jobs", name=name):
         found: Mapping[type[Job[Any]], Work] = each.load()

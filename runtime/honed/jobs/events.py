@@ -17,7 +17,7 @@ from honed.protocol.params import TuningFigures
 from honed.protocol.results import OptimisationCheck
 from honed.protocol.strict import shown
 
-_MAX_TEXT = 1000  # letters of what is shown of a stage
+_MAX_TEXT = 1000  # Letters of what is shown of a stage
 
 
 class NoEvent(ValueError):
@@ -50,17 +50,17 @@ class TaskRow:
 
     task: str
     name: str
-    weight: int  # how often one inference runs it
+    weight: int  # How often one inference runs it
     flops: int
     bytes: int
     roofline_us: float
     default_us: float | None
     best_us: float | None
-    gflops: float | None  # a second
+    gflops: float | None  # A second
     roofline_share: float | None
     trials: int
     filtered: int = 0
-    failures: dict[str, int] = field(default_factory=dict)  # by outcome
+    failures: dict[str, int] = field(default_factory=dict)  # By outcome
     state: str
     reason: str
 
@@ -73,7 +73,7 @@ class Estimate:
     now_us: float
 
 
-FusionChoice = Literal["joined", "apart"]  # of work: one kernel, or several of which each is read by the next
+FusionChoice = Literal["joined", "apart"]  # Of work: one kernel, or several of which each is read by the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ class FusionRow:
     """
 
     name: str
-    joined: str  # its task
-    apart: tuple[str, ...]  # their tasks
-    calls: int  # in one inference
+    joined: str  # Its task
+    apart: tuple[str, ...]  # Their tasks
+    calls: int  # In one inference
     taken: FusionChoice
     joined_us: float | None
     apart_us: float | None
@@ -110,10 +110,10 @@ class TasksFound(TaskTable):
 class Spent:
     """Seconds by what was waited for; what goes on beside something else does not count twice."""
 
-    search: float = 0.0  # proposing, lowering and learning
-    build: float = 0.0  # the driver's compiler, and the first launch
-    check: float = 0.0  # runs on other inputs, comparisons, the kernel log
-    measure: float = 0.0  # timing
+    search: float = 0.0  # Proposing, lowering and learning
+    build: float = 0.0  # The driver's compiler, and the first launch
+    check: float = 0.0  # Runs on other inputs, comparisons, the kernel log
+    measure: float = 0.0  # Timing
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -128,7 +128,7 @@ class Ranking:
     """How well a batch was ranked before it was measured."""
 
     correlation: float  # Spearman's, of predicted scores and measured speed; nan for a batch of equals
-    best_rank: int  # where the batch's fastest stood in the predicted order; 1 is first
+    best_rank: int  # Where the batch's fastest stood in the predicted order; 1 is first
     batch: int
 
 
@@ -141,7 +141,7 @@ class Round(TaskTable):
     way: str
     spent: Spent
     ranking: Ranking | None
-    trials: int  # of all rounds
+    trials: int  # Of all rounds
     seconds: float
     seconds_left: float | None
 
@@ -220,7 +220,7 @@ class Fitted:
     notes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nbytes: int  # of the model, its data included
+    nbytes: int  # Of the model, its data included
     cpu_engine: bool
 
 
@@ -243,9 +243,9 @@ class CompileDone:
     """A compiled file was written; `fell_back` is why default rules alone made it, "" where they did not."""
 
     output: str
-    sha256: str  # of the source
+    sha256: str  # Of the source
     precision: str
-    why: str  # it was chosen
+    why: str  # It was chosen
     notes: tuple[str, ...]
     fell_back: str = ""
     kernels: int
@@ -303,7 +303,7 @@ class Imported:
 class Point:
     """A model's estimated latency at one moment, after so many trials of all runs."""
 
-    time: float  # seconds since 1970
+    time: float  # Seconds since 1970
     us: float
     trials: int
     what: str = "estimate"
@@ -316,7 +316,7 @@ class TunedVersion:
     version: int
     why: str
     us: float | None
-    time: float  # seconds since 1970
+    time: float  # Seconds since 1970
     trials: int
 
 
@@ -338,7 +338,7 @@ class Quarantined:
     outcome: str | None
     reason: str
     story: str | None
-    time: float  # seconds since 1970
+    time: float  # Seconds since 1970
     device: str
     driver_version: str
     measured_by: str
@@ -390,7 +390,7 @@ Result = (
     | Learned
 )  # fmt: skip
 R = TypeVar("R", bound=Result)
-_NAMES: dict[type, str] = {  # as they travel; all other results are "done"
+_NAMES: dict[type, str] = {  # As they travel; all other results are "done"
     Stage: "stage",
     Note: "note",
     TasksFound: "tasks",

@@ -21,7 +21,7 @@ from honed.protocol.errors import InvalidArgument
 
 # Raised when features change, so that older files are not used.
 FORMAT: Final = 1
-SUFFIX: Final = ".prior"  # behind the family's name
+SUFFIX: Final = ".prior"  # Behind the family's name
 SYSTEM: Final = Path("/etc/honed/priors")
 _MAX_BYTES: Final = 16 << 20
 _MAX_HEADER: Final = 1024
@@ -33,7 +33,7 @@ class _PriorHeader:
     honed_prior: int  # FORMAT
     family: str
     knows_rules: bool
-    sha256: str  # of all that follows
+    sha256: str  # Of all that follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from honed.process.children import answering, python, run
 from honed.protocol.errors import DeviceError, HonedError, error_from_map, error_to_map
 from honed.protocol.strict import Map
 
-SECONDS = 120.0  # for finding the device and measuring its peaks
+SECONDS = 120.0  # For finding the device and measuring its peaks
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-_NAME = "bundled"  # beside the package that needs it
+_NAME = "bundled"  # Beside the package that needs it
 
 
 def folder(package: str) -> Path | None:

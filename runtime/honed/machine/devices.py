@@ -21,7 +21,7 @@ from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 from .vendors import apart
 
 PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader found no driver
-_LISTING_SECONDS = 30.0  # for one driver to show its devices
+_LISTING_SECONDS = 30.0  # For one driver to show its devices
 _KERNEL_DRIVERS = {"mali": "kbase", "panthor": "panthor", "panfrost": "panfrost", "nvidia": "nvidia"}
 
 
@@ -205,7 +205,7 @@ def _limits(device: Any) -> DeviceLimits:
         local_mem_bytes=device.local_mem_size,
         global_mem_bytes=device.global_mem_size,
         max_alloc_bytes=device.max_mem_alloc_size,
-        base_align_bytes=max(1, device.mem_base_addr_align // 8),  # reported in bits
+        base_align_bytes=max(1, device.mem_base_addr_align // 8),  # Reported in bits
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions,
         int8_dots=accelerates_dots(device),

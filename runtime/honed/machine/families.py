@@ -34,12 +34,12 @@ from typing import Literal
 class DriverClass(Enum):
     """Drivers of Malis whose compilers want schedules of their own. In priors each is its number."""
 
-    MESA = 0  # before 26.1: a half takes a register of its own
-    ARM = 1  # and whatever else is not Mesa's: it packs halves, and what spills there is not known here
+    MESA = 0  # Before 26.1: a half takes a register of its own
+    ARM = 1  # And whatever else is not Mesa's: it packs halves, and what spills there is not known here
     MESA_26 = 2  # 26.1 and later: two halves share a register, in loops, too
 
 
-_PAIRED = 26, 1  # the first Mesa of the last class
+_PAIRED = 26, 1  # The first Mesa of the last class
 _NAMED = "Mesa "
 
 
@@ -64,8 +64,8 @@ class Packing(Enum):
     """Whose weights a family's sketches lay out in a launch of their own, before a model is served."""
 
     NONE = auto()
-    WINDOWS = auto()  # convolutions' over a window, or over images whose pixels no vector divides
-    OPERANDS = auto()  # all that are summed with another operand
+    WINDOWS = auto()  # Convolutions' over a window, or over images whose pixels no vector divides
+    OPERANDS = auto()  # All that are summed with another operand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class UnitFigures:
     """What one compute unit reaches, and what a launch takes; round figures."""
 
     gflops: float
-    gbs: float  # out of the cache that all units share, when all read
-    alone_gbs: float  # when few others do
+    gbs: float  # Out of the cache that all units share, when all read
+    alone_gbs: float  # When few others do
     launch_us: float
 
 
@@ -83,25 +83,25 @@ class DeviceFamily:
     """What a family's devices are called, what they can do, and the rules of their profiles."""
 
     name: str
-    brands: tuple[str, ...]  # parts of its devices' names, in lower case; "": any
+    brands: tuple[str, ...]  # Parts of its devices' names, in lower case; "": any
     # Names of kernel drivers, the first that is bound, by a part of the platform's or the vendor's name.
     drivers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    target_device: str = ""  # what the target of TVM's rules calls it
+    target_device: str = ""  # What the target of TVM's rules calls it
 
     # What it is.
-    processor: bool  # the host's own: it shares its cores, a work-group is one thread, its clock is up
-    contracts: bool  # its compiler fuses products with sums, and writes out `mad` as two operations
-    keeps_builds: bool  # its driver is known to keep what another process built
-    accumulators: int  # as scalars, beyond which a work-item of the longest vectors spills
+    processor: bool  # The host's own: it shares its cores, a work-group is one thread, its clock is up
+    contracts: bool  # Its compiler fuses products with sums, and writes out `mad` as two operations
+    keeps_builds: bool  # Its driver is known to keep what another process built
+    accumulators: int  # As scalars, beyond which a work-item of the longest vectors spills
 
     # What pays.
-    winograd: bool  # convolutions by transformed tiles
-    vectors_of_channels: bool  # convolutions with their output channels along the lanes, laid out so
-    blocks_of_channels: bool  # images laid out so from one convolution to the next
-    parts_of_buffers: bool  # as arguments of kernels, in the place of launches that copy
+    winograd: bool  # Convolutions by transformed tiles
+    vectors_of_channels: bool  # Convolutions with their output channels along the lanes, laid out so
+    blocks_of_channels: bool  # Images laid out so from one convolution to the next
+    parts_of_buffers: bool  # As arguments of kernels, in the place of launches that copy
     packing: Packing
-    rows: bool  # a norm of one row in one kernel with the products that read it, where groups share the row
-    joined: UnitFigures | None  # by which functions may be faster in one kernel; None: they never are
+    rows: bool  # A norm of one row in one kernel with the products that read it, where groups share the row
+    joined: UnitFigures | None  # By which functions may be faster in one kernel; None: they never are
 
     # Rules of the profile; docs/dev/devices.md says what each is.
     max_threads: int
@@ -109,9 +109,9 @@ class DeviceFamily:
     max_vector_bytes: int
     max_unroll: int
     max_source_bytes: int
-    max_queued_launches: int = 0  # no cap
+    max_queued_launches: int = 0  # No cap
 
-    by_driver_class: bool = False  # its drivers' compilers want schedules of their own
+    by_driver_class: bool = False  # Its drivers' compilers want schedules of their own
 
 
 # A device is of the first family that fits it.
@@ -171,7 +171,7 @@ _ROWS = (
         processor=False,
         contracts=False,
         keeps_builds=True,
-        accumulators=128,  # half of the 255 registers that the largest threads have
+        accumulators=128,  # Half of the 255 registers that the largest threads have
         winograd=False,
         vectors_of_channels=False,
         blocks_of_channels=False,
@@ -215,12 +215,12 @@ class MaliModel:
     """
 
     name: str
-    codes: tuple[str, ...]  # internal names, as drivers report them
+    codes: tuple[str, ...]  # Internal names, as drivers report them
     products: tuple[tuple[int, int], ...]  # GPU_ID's architecture (bits 28 to 31), product (16 to 19)
     architecture: Literal["Bifrost", "Valhall"]
-    generation: int  # of the architecture, as Arm counts
-    warp: int  # work-items that run in step
-    fma_fp32: int  # multiply-adds a core does in one clock
+    generation: int  # Of the architecture, as Arm counts
+    warp: int  # Work-items that run in step
+    fma_fp32: int  # Multiply-adds a core does in one clock
     fma_fp16: int
 
     def most_gflops(self, cores: int, *, half: bool) -> float:
@@ -229,7 +229,7 @@ class MaliModel:
 
 
 # fmt: off
-MALI_MODELS = (  # name, codes, products, architecture, generation, warp, fma_fp32, fma_fp16
+MALI_MODELS = (  # Name, codes, products, architecture, generation, warp, fma_fp32, fma_fp16
     MaliModel("Mali-G52", ("TGOX",), ((7, 2),), "Bifrost", 2, 8, 24, 48),  # fp32: 16 with two engines
     MaliModel("Mali-G76", ("TNOX",), ((7, 1),), "Bifrost", 3, 8, 24, 48),
     MaliModel("Mali-G57", ("TNAX",), ((9, 1), (9, 3)), "Valhall", 1, 16, 32, 64),

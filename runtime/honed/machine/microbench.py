@@ -18,7 +18,7 @@ from honed.machine.opencl import cl, context, driver_call, event_seconds
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.protocol.errors import DeviceError
 
-PATIENCE = 8  # launches
+PATIENCE = 8  # Launches
 
 
 class Bench:
@@ -79,7 +79,7 @@ def empty_kernels(bench: Bench) -> tuple[float, float]:
     END of one. Raises DeviceError where the device reports no time for all of them.
     """
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
-    sink = bench.buffer(64)  # kernels do not hold their buffers
+    sink = bench.buffer(64)  # Kernels do not hold their buffers
     kernel.set_args(sink)
     cap = bench.device.profile.rules.max_queued_launches
     count = min(_LAUNCHES, cap) if cap else _LAUNCHES
@@ -87,7 +87,7 @@ def empty_kernels(bench: Bench) -> tuple[float, float]:
     for _ in range(PATIENCE):
         events = [cl.enqueue_nd_range_kernel(bench.queue, kernel, (1,), (1,)) for _ in range(count)]
         bench.queue.finish()
-        alone = min(alone, *(event_seconds(event) for event in events))  # each must have completed
+        alone = min(alone, *(event_seconds(event) for event in events))  # Each must have completed
         apart = min(apart, (events[-1].profile.end - events[0].profile.start) * 1e-3 / count)
     if not apart > 0:
         raise DeviceError(f"{bench.device.spec} reports no time for {count} launches; update its driver")
@@ -99,13 +99,13 @@ def empty_kernels(bench: Bench) -> tuple[float, float]:
 # registers a work-item.
 # Independent accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
 _CHAINS = {1: (8,), 2: (8,), 4: (4, 8, 12), 8: (4, 8, 12), 16: (4, 8, 12)}
-_UNROLLED = 4  # steps of all chains in one turn of the loop, so that the loop itself costs nothing
-_GROUPS = (64, 256)  # work-items
-_ITEMS_PER_UNIT = 2048  # what the largest compute units hold at once
-_SHORT_SECONDS = 1e-3  # of a launch in the first round
+_UNROLLED = 4  # Steps of all chains in one turn of the loop, so that the loop itself costs nothing
+_GROUPS = (64, 256)  # Work-items
+_ITEMS_PER_UNIT = 2048  # What the largest compute units hold at once
+_SHORT_SECONDS = 1e-3  # Of a launch in the first round
 _SHORT_TRIES = 3
-_LONG_SECONDS = 0.02  # of a launch at the end: enough for a clock to rise, too little for any watchdog
-_SHORTER = 16  # a launch as much shorter fits between the interruptions of a busy CPU
+_LONG_SECONDS = 0.02  # Of a launch at the end: enough for a clock to rise, too little for any watchdog
+_SHORTER = 16  # A launch as much shorter fits between the interruptions of a busy CPU
 _FINALISTS = 2
 _MOST_ITERATIONS = 1 << 22
 
@@ -114,10 +114,10 @@ _MOST_ITERATIONS = 1 << 22
 class ArithmeticForm:
     """One way of keeping the device busy. `fma` is one instruction or, on some devices, slower than `mad`."""
 
-    width: int  # of its vectors
+    width: int  # Of its vectors
     chains: int
     function: Literal["fma", "mad"] = "fma"
-    group: int = _GROUPS[0]  # work-items of a work-group
+    group: int = _GROUPS[0]  # Work-items of a work-group
 
     @property
     def name(self) -> str:
@@ -200,7 +200,7 @@ def _thorough(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink:
 def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sink: Any, wanted: float) -> int:
     """Return the number of iterations that take about `wanted` seconds."""
     iterations = 1
-    bench.seconds(kernel, items, form.group, sink, np.int32(iterations))  # the first launch may compile
+    bench.seconds(kernel, items, form.group, sink, np.int32(iterations))  # The first launch may compile
     while True:
         seconds = bench.seconds(kernel, items, form.group, sink, np.int32(iterations))
         if seconds >= wanted / 4 or iterations >= _MOST_ITERATIONS:
@@ -209,12 +209,12 @@ def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sin
         iterations = min(int(iterations * min(growth, 16.0)) + 1, _MOST_ITERATIONS)
 
 
-_BEYOND_BYTES = 64 << 20  # of each of two buffers: in no cache of the devices at hand
-_SIZES = tuple(64 << 10 << 2 * n for n in range(5))  # bytes of a working set: 64 KiB to 16 MiB
-_WIDTHS = (1, 4, 16)  # floats of a load
-_LOADS = 16  # of a work-item that only reads
-_GROUP = 64  # work-items
-_FEW_ITEMS_PER_UNIT = 256  # of the forms with few, long work-items, which suit CPUs
+_BEYOND_BYTES = 64 << 20  # Of each of two buffers: in no cache of the devices at hand
+_SIZES = tuple(64 << 10 << 2 * n for n in range(5))  # Bytes of a working set: 64 KiB to 16 MiB
+_WIDTHS = (1, 4, 16)  # Floats of a load
+_LOADS = 16  # Of a work-item that only reads
+_GROUP = 64  # Work-items
+_FEW_ITEMS_PER_UNIT = 256  # Of the forms with few, long work-items, which suit CPUs
 
 
 Way = Literal["copy", "read", "sweep"]
@@ -295,7 +295,7 @@ def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tup
     return moved / bench.shortest(kernel, items, _GROUP, *buffers, np.uint32(each)) * 1e-9
 
 
-_LEAST = 10  # ticks between two readings that say anything; a tick is 10 ms
+_LEAST = 10  # Ticks between two readings that say anything; a tick is 10 ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 from .files import entries, system_number, system_text
 
-BIG: Final = 0.8  # of the largest capacity; clusters of one kind differ by a few percent in their clocks
+BIG: Final = 0.8  # Of the largest capacity; clusters of one kind differ by a few percent in their clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

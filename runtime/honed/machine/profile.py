@@ -16,16 +16,16 @@ class DeviceLimits:
     """What the device can hold and run, as its driver reports it."""
 
     compute_units: int
-    max_work_group_size: int  # work-items
+    max_work_group_size: int  # Work-items
     max_work_item_sizes: tuple[int, int, int]
     local_mem_bytes: int
     global_mem_bytes: int
     max_alloc_bytes: int
-    base_align_bytes: int  # of sub-buffers
+    base_align_bytes: int  # Of sub-buffers
     fp16: bool  # cl_khr_fp16
     fp64: bool  # cl_khr_fp64
-    int8_dots: bool  # it has instructions for dot products of four bytes (`opencl.accelerates_dots`)
-    host_unified: bool  # host and device share memory: map instead of copying
+    int8_dots: bool  # It has instructions for dot products of four bytes (`opencl.accelerates_dots`)
+    host_unified: bool  # Host and device share memory: map instead of copying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,13 @@ class ScheduleRules:
     Mali-G610's figures: Arm's Mali GPU best-practice guides and facts measured by others (`families`).
     """
 
-    family: str  # the name of a row of `families`
-    max_threads: int  # work-items per work-group the schedules may use
+    family: str  # The name of a row of `families`
+    max_threads: int  # Work-items per work-group the schedules may use
     local_memory: bool  # False where local memory is ordinary memory and copying into it buys nothing
-    max_vector_bytes: int  # widest load that pays
+    max_vector_bytes: int  # Widest load that pays
     max_unroll: int
-    max_source_bytes: int  # of one kernel's OpenCL C, so that the driver's compiler survives it
-    max_queued_launches: int  # before the executor waits for earlier ones; 0: no cap
+    max_source_bytes: int  # Of one kernel's OpenCL C, so that the driver's compiler survives it
+    max_queued_launches: int  # Before the executor waits for earlier ones; 0: no cap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def load(path: str | os.PathLike[str]) -> DeviceProfile:
         )
     try:
         return from_dict(tomllib.loads(data.decode()))
-    except ValueError as error:  # of UTF-8 and of TOML
+    except ValueError as error:  # Of UTF-8 and of TOML
         raise ProfileError(f"profile file {path} is not TOML ({error}); see docs/dev/devices.md") from error
     except ProfileError as error:
         raise ProfileError(f"profile file {path}: {error}") from error

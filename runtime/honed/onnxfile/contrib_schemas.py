@@ -25,8 +25,8 @@ class _StandInWriter:
     """Collects the nodes that stand for one node, and constants."""
 
     node: onnx.NodeProto
-    shapes: dict[str, tuple[int, ...]]  # of initialisers
-    types: dict[str, int]  # of their elements, as ONNX numbers them
+    shapes: dict[str, tuple[int, ...]]  # Of initialisers
+    types: dict[str, int]  # Of their elements, as ONNX numbers them
     made: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
@@ -165,14 +165,14 @@ def _few_bits(w: _StandInWriter) -> None:
 
 
 def _grouped(w: _StandInWriter) -> None:
-    if w.is_given(1):  # else queries, keys and values are in one tensor
+    if w.is_given(1):  # Else queries, keys and values are in one tensor
         _same(w)
 
 
 def _few_bits_table(w: _StandInWriter) -> None:
     columns, bits = w.shapes.get(w.node.input[0], ()), _attribute(w.node, "bits", 4)
     if w.types.get(w.node.input[0]) in (TensorProto.INT4, TensorProto.UINT4):
-        bits = 8  # they are counted one by one
+        bits = 8  # They are counted one by one
     if columns:
         numbers = w.inner("Gather", w.given(0, 1), axis=0)
         typed = w.inner("CastLike", [numbers, w.node.input[2]])

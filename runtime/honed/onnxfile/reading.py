@@ -21,8 +21,8 @@ from onnx import TensorProto, helper
 from honed.process.limits import data_left
 from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused
 
-PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
-_PROTOBUF_COPIES: Final = 4  # of a model: at most so many at a time while it is read or written
+PROTOBUF_LIMIT = (1 << 31) - 1  # Bytes of one message
+_PROTOBUF_COPIES: Final = 4  # Of a model: at most so many at a time while it is read or written
 # Bits per element of types whose raw data is packed.
 _PACKED_BITS = {
     TensorProto.INT4: 4,
@@ -291,7 +291,7 @@ def _readable(message: Message) -> bool:
     return True
 
 
-UNNAMED: Final = "?"  # what Paddle's exporter writes for each dimension that it has no name for
+UNNAMED: Final = "?"  # What Paddle's exporter writes for each dimension that it has no name for
 # What ONNX Runtime says where sizes of one name differ: it has them share memory.
 MISLED: Final = "Shape mismatch attempting to re-use buffer"
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 _NAME = "onnxruntime"
-_SESSIONS = f"{_NAME}.capi.onnxruntime_inference_collection"  # has InferenceSession
+_SESSIONS = f"{_NAME}.capi.onnxruntime_inference_collection"  # Has InferenceSession
 MISSING = (
     "honed: onnxruntime is not installed for this Python; run 'pip install onnxruntime', or for Debian's "
     "Python 'apt install honed-cpu'"

@@ -6,12 +6,12 @@ libhoned/ort/policy.c is the same machine in C; tests/ort/policy.json is what bo
 
 from __future__ import annotations
 
-ROW = 20  # runs that a median is taken of
-TRY_ROW = 10  # own runs, then routed runs, that are compared
-CHECK_ROW = 5  # own runs between routed ones
+ROW = 20  # Runs that a median is taken of
+TRY_ROW = 10  # Own runs, then routed runs, that are compared
+CHECK_ROW = 5  # Own runs between routed ones
 _MS, _SECOND = 1_000_000, 1_000_000_000
-_OVERHEAD = _MS // 5  # what a request costs beside the run, until it is measured
-_DEADLINE_LEAST = 10 * _MS  # below that a deadline would measure the scheduler
+_OVERHEAD = _MS // 5  # What a request costs beside the run, until it is measured
+_DEADLINE_LEAST = 10 * _MS  # Below that a deadline would measure the scheduler
 _DEADLINE_MEDIANS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = _SECOND, 300 * _SECOND
 _FIRST_LOOK, _LONGEST_LOOK = 60 * _SECOND, 600 * _SECOND
@@ -64,13 +64,13 @@ class Route:
         self.account, self.allowance, self.half = account, allowance, half
         self.state, self.why = OWN, LEARNING
         self.own, self.routed = LatestTimes(), LatestTimes()
-        self.own_median = self.routed_median = 0  # of the last comparison
-        self.form_time, self.overhead = 0, _OVERHEAD  # in the service; of a request beside it
-        self.asking = False  # the service has not answered yet
+        self.own_median = self.routed_median = 0  # Of the last comparison
+        self.form_time, self.overhead = 0, _OVERHEAD  # In the service; of a request beside it
+        self.asking = False  # The service has not answered yet
         self.ask_at, self.pause = 0, _FIRST_PAUSE
         self.look_at, self.look_pause = 0, _FIRST_LOOK
         self.reported = now - _REPORT_EVERY
-        self.in_flight = self.slow = 0  # routed runs under way; slower ones of the row on trial
+        self.in_flight = self.slow = 0  # Routed runs under way; slower ones of the row on trial
         self.own_runs = self.routed_runs = 0
 
     def begin(self, now: int) -> int:
@@ -161,11 +161,11 @@ class Route:
         self.asking, self.form_time = False, form_time
         if self.state == ROUTED:
             self.ask_at = now + _REPORT_EVERY
-        elif self.state == OWN and now >= self.ask_at:  # else it was asked before a failure
+        elif self.state == OWN and now >= self.ask_at:  # Else it was asked before a failure
             self.own_median = self.own.median()
             if not self._promises():
                 self._fall_back(now, PROMISE)
-                self.overhead -= max(0, self.overhead - _OVERHEAD) // 2  # a lost row does not count for ever
+                self.overhead -= max(0, self.overhead - _OVERHEAD) // 2  # A lost row does not count for ever
                 return
             self.state, self.why = TRYING, ""
             self.own.count = self.routed.count = self.slow = 0

@@ -30,7 +30,7 @@ from honed.runtime.dtypes import DTYPES
 
 from .policy import NOTHING, OWN, REPORT, Route, SwitchingCost
 
-_MOST_KINDS = 64  # of a session, that have routes
+_MOST_KINDS = 64  # Of a session, that have routes
 _NEVER = 1 << 62
 _LISTED_DATA = "session.model_external_initializers_file_folder_path"
 _TYPES = {f"tensor({each.onnx})": np.dtype(each.name) for each in DTYPES}
@@ -56,7 +56,7 @@ def _allowance(said: str) -> float:
 _LOG = os.environ.get("HONED_ORT_LOG", "0") not in ("", "0")
 _HALF = os.environ.get("HONED_ORT_PRECISION") == "auto"
 _ALLOWANCE = _allowance(os.environ.get("HONED_ORT_ALLOWANCE") or "1")
-_altered: weakref.WeakSet[Any] = weakref.WeakSet()  # options that change answers, and do not tell
+_altered: weakref.WeakSet[Any] = weakref.WeakSet()  # Options that change answers, and do not tell
 _sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
 
 
@@ -103,8 +103,8 @@ class _Kind:
     def __init__(self, outputs: Sequence[str], shapes: Mapping[str, Shape]) -> None:
         self.outputs, self.shapes = list(outputs), dict(shapes)
         self.route = Route(_process.account, _ALLOWANCE, half=_HALF, now=_now())
-        self.ranks: list[int] = []  # of the outputs of its own runs
-        self.reported = 0, 0  # own and routed runs
+        self.ranks: list[int] = []  # Of the outputs of its own runs
+        self.reported = 0, 0  # Own and routed runs
         self.said: tuple[str, str] = self.route.state, self.route.why
 
     def __str__(self) -> str:
@@ -130,9 +130,9 @@ class _Session:
 
     def __init__(self, session: Any, opened: int) -> None:
         self.rest_until = 0
-        self.skipped = [0]  # runs since one was looked at
+        self.skipped = [0]  # Runs since one was looked at
         self._own = weakref.ref(session)
-        self._inner = session._sess  # another one runs after a fallback of the app's
+        self._inner = session._sess  # Another one runs after a fallback of the app's
         self._opened = opened  # ns since 1970; what changed since is not what the session runs
         self._file = session._model_path
         self._folder = _option(session, _LISTED_DATA) or os.getcwd()
@@ -140,7 +140,7 @@ class _Session:
         self._types = {each.name: _TYPES[each.type] for each in session.get_inputs()}
         self._outputs = [each.name for each in session.get_outputs()]
         self._kinds: dict[Any, _Kind] = {}
-        self._name = ""  # of its model in the service
+        self._name = ""  # Of its model in the service
         self.lock = threading.Lock()
         self._title = Path(self._file).name if self._file is not None else "a model in memory"
         _sessions.add(self)
@@ -254,10 +254,10 @@ class _Session:
             if self._name:
                 form = client.ask(MODEL_FORM, FormParams(name=self._name, shapes=kind.shapes, report=news))
         except NotFound:
-            self._name = ""  # it made room for others; it is handed over again
+            self._name = ""  # It made room for others; it is handed over again
         except Exception as error:  # noqa: BLE001 - whatever it is, the app's own session runs
             if not self._name and isinstance(error, ModelRefused | InvalidArgument):
-                refused = str(error)  # the file; anything else is asked again after a pause
+                refused = str(error)  # The file; anything else is asked again after a pause
         with self.lock:
             now = _now()
             if form is not None and form.verified:

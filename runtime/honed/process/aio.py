@@ -21,7 +21,7 @@ from honed.protocol.wire import FrameLimits, close_all
 from .children import FREE, ExitInfo, ResourceLimits, kill_group, start
 from .rpc import FRAMES, Call, R
 
-_LINE = 4 << 20  # bytes of a line that can be read at once
+_LINE = 4 << 20  # Bytes of a line that can be read at once
 
 
 class Child:
@@ -77,7 +77,7 @@ async def spawn(
                 process.stdout,
             )
         except BaseException:
-            await child.end()  # killed before its pipe is closed, on which it would speak of that
+            await child.end()  # Killed before its pipe is closed, on which it would speak of that
             raise
     return child
 
@@ -122,7 +122,7 @@ class _Starting:
             self._tell(self.ended.set_result, process.wait())
 
     def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # The loop is closed
             self._loop.call_soon_threadsafe(set_it, value)
 
 
@@ -187,7 +187,7 @@ async def run(
             while True:
                 try:
                     line = await child.stdout.readline()
-                except ValueError:  # longer than can be read
+                except ValueError:  # Longer than can be read
                     kill_group(child.pid)
                     line = b""
                 if not line:
@@ -199,9 +199,9 @@ async def run(
 
 # ---- When a child that is kept running is started again ----
 
-HEALTHY_SECONDS = 60.0  # a child that lived so long did not fail at starting
+HEALTHY_SECONDS = 60.0  # A child that lived so long did not fail at starting
 _LONGEST_DELAY_SECONDS = 30.0
-_FAILURES = 1  # in a row, of a child that is not said to be failing yet
+_FAILURES = 1  # In a row, of a child that is not said to be failing yet
 
 
 class RestartPolicy:
@@ -214,8 +214,8 @@ class RestartPolicy:
 
     def __init__(self, least: float = 0.0) -> None:
         self._least = least
-        self._failures = 0  # in a row
-        self.failing = False  # the last child did not become ready, and was not the first failure in a row
+        self._failures = 0  # In a row
+        self.failing = False  # The last child did not become ready, and was not the first failure in a row
 
     def ended(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
         """Return the delay after a child that lived so long; `ready`: it could be used."""

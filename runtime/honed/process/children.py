@@ -24,10 +24,10 @@ from honed.protocol.strict import Map
 from .crashes import CrashHeard, telling
 from .limits import out_of_memory
 
-_MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one
-_TAIL = 8192  # bytes of what a child wrote that are looked at
-_MAX_SAID = 300  # letters
-_LINE = 4 << 20  # bytes
+_MAX_ARGUMENT = 32_000  # Letters, of four bytes at most; Linux allows 128 KiB for one
+_TAIL = 8192  # Bytes of what a child wrote that are looked at
+_MAX_SAID = 300  # Letters
+_LINE = 4 << 20  # Bytes
 # What ends a process that somebody else ends, or that memory runs out for.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 # A parent that used vfork stands still, all of its threads with it, until the child got a processor.

@@ -12,7 +12,7 @@ _FIRST: Final = b"Fatal Python error: "
 _FRAME: Final = re.compile(r'  File "(.*)", line \d+ in (\S+)')
 _LIBRARY: Final = re.compile(r".*/(?:site|dist)-packages/(\w+)")
 _CALLED: Final = {"onnx": "ONNX", "onnxruntime": "ONNX Runtime", "tvm": "TVM", "tvm_ffi": "TVM"}
-_answers: list[IO[str]] = []  # where this process tells of its crash
+_answers: list[IO[str]] = []  # Where this process tells of its crash
 
 
 @contextmanager
@@ -48,6 +48,6 @@ class CrashHeard:
             self._framed = True
             if library := _LIBRARY.match(
                 frame[1]
-            ):  # else it is in what is called without a wrapper in Python
+            ):  # Else it is in what is called without a wrapper in Python
                 self.inside = f"{frame[2]} of {_CALLED.get(library[1], library[1])}"
         return self._begun

@@ -15,8 +15,8 @@ With = TypeVar("With")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-OWN_MIB = 512  # memory that each may take beside what it inherits
-_inherited: list[Any] = []  # of a forked process: what its work is done with
+OWN_MIB = 512  # Memory that each may take beside what it inherits
+_inherited: list[Any] = []  # Of a forked process: what its work is done with
 
 
 class ForkPool(Generic[With]):
@@ -33,7 +33,7 @@ class ForkPool(Generic[With]):
         self._pool: ProcessPoolExecutor | None = None
         if processes:
             self._pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (os.getpid(), tools))
-            self._pool.submit(os.getpid).result()  # forks them all
+            self._pool.submit(os.getpid).result()  # Forks them all
 
     def __enter__(self) -> ForkPool[With]:
         return self
@@ -58,7 +58,7 @@ class ForkPool(Generic[With]):
 
 
 def _inherit(parent: int, tools: object) -> None:
-    gc.freeze()  # what is inherited stays: to look through it would copy it, too
+    gc.freeze()  # What is inherited stays: to look through it would copy it, too
     die_with(parent)
     limit_data(data_bytes() + (OWN_MIB << 20))
     _inherited.append(tools)

@@ -10,19 +10,19 @@ import signal
 import threading
 from contextlib import suppress
 
-MEMORY_PERCENT = 60  # of the memory, which honed may take at most; the rest is for apps
+MEMORY_PERCENT = 60  # Of the memory, which honed may take at most; the rest is for apps
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
-_ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
-_OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
-_MEMORY_RAN_OUT = (  # what libraries say of it, in lower case
+_ATTRIBUTES = 128  # Bytes; a pthread_attr_t has 56 or 64
+_OWN_STACK = 8 << 20  # Bytes, of a thread of Python's; what Linux gives by itself
+_MEMORY_RAN_OUT = (  # What libraries say of it, in lower case
     "bad_alloc",
     "out of memory",
     "cannot allocate memory",
     "failed to allocate",
     "memory allocation",  # OpenBLAS
     "memoryerror",
-    "pthread_create failed",  # no room for a thread's stack
+    "pthread_create failed",  # No room for a thread's stack
 )
 
 

@@ -29,7 +29,7 @@ from honed.protocol.wire import FrameLimits, ProtocolError, close_all
 
 R = TypeVar("R")
 FRAMES = FrameLimits(max_values=1 << 20)
-_END_SECONDS = 5.0  # a process that hangs in a driver may not go; it is left behind then
+_END_SECONDS = 5.0  # A process that hangs in a driver may not go; it is left behind then
 
 
 class Call(Generic[R]):
@@ -59,7 +59,7 @@ class ChildCrashed(Exception):
     def __init__(self, death: ExitInfo, phase: str) -> None:
         super().__init__(str(death))
         self.death = death
-        self.phase = phase  # what it had announced last
+        self.phase = phase  # What it had announced last
 
 
 class RpcChild:
@@ -225,7 +225,7 @@ def ready(children: Sequence[RpcChild], seconds: float) -> list[RpcChild]:
 
 # ---- The child's end ----
 
-Method = tuple[type[Call[Any]], Callable[..., object]]  # a call, and what answers it of a `RpcServer`
+Method = tuple[type[Call[Any]], Callable[..., object]]  # A call, and what answers it of a `RpcServer`
 
 
 def by_name(handlers: Mapping[type[Call[Any]], Callable[..., object]]) -> dict[str, Method]:

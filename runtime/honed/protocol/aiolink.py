@@ -16,7 +16,7 @@ from .wire import ProtocolError, close_all
 
 OnAnswer = Callable[
     [ResponseReceived | Exception], None
-]  # called with the answer to a call, or why there is none
+]  # Called with the answer to a call, or why there is none
 
 
 class AsyncLink:
@@ -32,7 +32,7 @@ class AsyncLink:
         self._progress: dict[int, Progress] = {}
         self.broken: HonedError | None = None
         self._loop = asyncio.get_running_loop()
-        self._to_be_written = False  # when the socket takes more
+        self._to_be_written = False  # When the socket takes more
         self._loop.add_reader(connected, self._readable)
 
     async def exchange(
@@ -51,7 +51,7 @@ class AsyncLink:
             return await coming
         except BaseException:
             if coming.done() and not coming.cancelled() and coming.exception() is None:
-                close_all(coming.result().descriptors)  # it came just before
+                close_all(coming.result().descriptors)  # It came just before
             raise
 
     def begin(
@@ -110,7 +110,7 @@ class AsyncLink:
                 if not self._socket.recv(1, sockets.MSG_PEEK | sockets.MSG_DONTWAIT):
                     self.fail(self._lost())
             except BlockingIOError:
-                pass  # nothing to read: up
+                pass  # Nothing to read: up
             except OSError:
                 self.fail(self._lost())
         return self.broken is None

@@ -29,12 +29,12 @@ from .wire import (
     Response,
 )
 
-_APART: Final = b"\xd6\x01"  # an extension type of 4 bytes, which no peer may send
+_APART: Final = b"\xd6\x01"  # An extension type of 4 bytes, which no peer may send
 _TIMESTAMP: Final = msgpack.Timestamp
 # Bytes that begin no container: a message of few others is nested no deeper. And those of extension types.
 _PLAIN: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF))
 _EXTENDED: Final = re.compile(b"[\xc7-\xc9\xd4-\xd8]")
-_INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # what has to be looked into
+_INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # What has to be looked into
 
 
 class FrameDecoder:
@@ -50,11 +50,11 @@ class FrameDecoder:
         self._buffer = bytearray()
         self._scanner = Scanner(self._limits, large)
         self._small = _small(self._limits, large)
-        self._begun = False  # the scanner has seen the start of the present message
-        self._apart: list[memoryview] = []  # data of the present message
-        self._missing = 0  # bytes of the last of these
-        self._apart_bytes = 0  # of the present message that came, and are not in the buffer
-        self.frame_bytes = 0  # of the message that was given out last
+        self._begun = False  # The scanner has seen the start of the present message
+        self._apart: list[memoryview] = []  # Data of the present message
+        self._missing = 0  # Bytes of the last of these
+        self._apart_bytes = 0  # Of the present message that came, and are not in the buffer
+        self.frame_bytes = 0  # Of the message that was given out last
 
     @property
     def buffered(self) -> int:
@@ -251,10 +251,10 @@ _TEXT: Final = frozenset({str})
 # really sent.
 class _Family(enum.Enum):
     PLAIN = enum.auto()  # `extra` bytes of payload
-    BYTES = enum.auto()  # a length of `extra` bytes, then that many bytes
-    TEXT = enum.auto()  # the same, to be read as UTF-8
-    ARRAY = enum.auto()  # a count of `extra` bytes (0: it is `items`), then that many values
-    MAP = enum.auto()  # a count of pairs, then twice as many values
+    BYTES = enum.auto()  # A length of `extra` bytes, then that many bytes
+    TEXT = enum.auto()  # The same, to be read as UTF-8
+    ARRAY = enum.auto()  # A count of `extra` bytes (0: it is `items`), then that many values
+    MAP = enum.auto()  # A count of pairs, then twice as many values
     REFUSED = enum.auto()
 
 
@@ -312,12 +312,12 @@ class Scanner:
     def __init__(self, limits: FrameLimits, large: int | None) -> None:
         self._limits = limits
         self._large = large
-        self.large: tuple[int, int, int] | None = None  # where such data and its header start, and its bytes
-        self._apart = 0  # bytes of the message that are not in the buffer any more
+        self.large: tuple[int, int, int] | None = None  # Where such data and its header start, and its bytes
+        self._apart = 0  # Bytes of the message that are not in the buffer any more
         self._position = 0
-        self._texts = 0  # bytes so far
-        self._values = 0  # announced so far
-        self._missing = [1]  # values still to come, per open container; the message itself first
+        self._texts = 0  # Bytes so far
+        self._values = 0  # Announced so far
+        self._missing = [1]  # Values still to come, per open container; the message itself first
 
     def end(self, buffer: bytearray) -> int | None:
         """Return the length of the value, or None where more bytes are needed; raise HonedError."""

@@ -23,7 +23,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-VERSION: Final = "1"  # of every model
+VERSION: Final = "1"  # Of every model
 DEFAULT_TIMEOUT_US: Final = 60_000_000
 MAX_TIMEOUT_US: Final = 24 * 3600 * 1_000_000
 EXTENSIONS: Final = ("model_repository", "statistics", "system_shared_memory", "honed")
@@ -35,7 +35,7 @@ class Permission(enum.Enum):
     ANYONE = enum.auto()
     INFER = enum.auto()
     OWN = enum.auto()  # INFER for what the caller has brought, CHANGE for what administrators have added
-    HINTS = enum.auto()  # to share records with other machines: what they learned counts for nothing here yet
+    HINTS = enum.auto()  # To share records with other machines: what they learned counts for nothing here yet
     CHANGE = enum.auto()
 
 

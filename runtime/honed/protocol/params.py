@@ -12,9 +12,9 @@ from typing import Final
 
 from .errors import InvalidArgument
 
-Data = bytes | memoryview  # of a tensor, row-major
+Data = bytes | memoryview  # Of a tensor, row-major
 
-PRECISIONS: Final = ("auto", "fp32", "fp16")  # in which a model may be compiled
+PRECISIONS: Final = ("auto", "fp32", "fp16")  # In which a model may be compiled
 # What an engine is called, by the word that requests, results and stored files have for it.
 ENGINE_NAMES: Final = {"gpu": "opencl", "cpu": "onnxruntime", "gpu+cpu": "opencl+onnxruntime"}
 _WORDS: Final = {name: word for word, name in ENGINE_NAMES.items()}
@@ -75,7 +75,7 @@ class OutputTensor:
     parameters: RegionPlace | None = None
 
 
-ROOM_ALIGN = 64  # bytes; the room for outputs, and each of them in it, starts at a multiple
+ROOM_ALIGN = 64  # Bytes; the room for outputs, and each of them in it, starts at a multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class PrepareParams:
     outputs: tuple[OutputTensor, ...] | None = None
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class RunParams:
     """Parameters of ModelRun: the number that ModelPrepare gave, and what is each request's own.
 
@@ -348,7 +348,7 @@ class TunerReportParams:
     tuning: TuningFigures | None = None
 
 
-MEASURING: Final = ("tasks", "tune")  # commands of TunerRun that measure
+MEASURING: Final = ("tasks", "tune")  # Commands of TunerRun that measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

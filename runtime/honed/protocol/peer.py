@@ -30,8 +30,8 @@ from .wire import (
     encode_parts,
 )
 
-MAX_DESCRIPTORS: Final = 32  # with one message
-MAX_PENDING_DESCRIPTORS: Final = 64  # received with messages that are not whole yet
+MAX_DESCRIPTORS: Final = 32  # With one message
+MAX_PENDING_DESCRIPTORS: Final = 64  # Received with messages that are not whole yet
 _log = logging.getLogger(__name__)
 
 
@@ -73,8 +73,8 @@ class _Frame:
 
     parts: deque[memoryview]
     descriptors: tuple[int, ...]
-    own: bool  # the descriptors are closed when they are sent
-    call: int | None = None  # the message is this call
+    own: bool  # The descriptors are closed when they are sent
+    call: int | None = None  # The message is this call
     begun: bool = False
 
 
@@ -98,10 +98,10 @@ class Peer:
         self._sending = sending
         self._decoder = FrameDecoder(receiving, large=large)
         self._arrivals = DescriptorQueue()
-        self._unanswered: dict[int, int] = {}  # requests of the peer by msgid: their bytes
-        self._unanswered_bytes = 0  # of all of them
-        self._calls: set[int] = set()  # of this end, unanswered
-        self._given_up: set[int] = set()  # calls cancelled, whose answers are still to come
+        self._unanswered: dict[int, int] = {}  # Requests of the peer by msgid: their bytes
+        self._unanswered_bytes = 0  # Of all of them
+        self._calls: set[int] = set()  # Of this end, unanswered
+        self._given_up: set[int] = set()  # Calls cancelled, whose answers are still to come
         self._last_msgid = 0
         self._frames: deque[_Frame] = deque()
         self.unsent_bytes = 0

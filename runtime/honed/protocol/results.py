@@ -350,7 +350,7 @@ class OptimisationCheck:
     @property
     def asked(self) -> OrtSessionConfig:
         """How the CPU engine is asked to run the model."""
-        if not self.checked:  # whatever `level` is: in stores of earlier versions it is "all"
+        if not self.checked:  # Whatever `level` is: in stores of earlier versions it is "all"
             return OrtSessionConfig()
         return OrtSessionConfig(self.level, (self.session and self.session.half) or "")
 
@@ -596,8 +596,8 @@ class ModelVersion:
     why: str
     old_us: float | None
     new_us: float | None
-    settled: bool  # it served cleanly, or was put there by hand
-    kept: bool  # its file is still there
+    settled: bool  # It served cleanly, or was put there by hand
+    kept: bool  # Its file is still there
     quarantine: str
     brought: tuple[str, ...] = ()
 
@@ -698,7 +698,7 @@ class DevicePeaks:
     fp32_gflops: float
     fp16_gflops: float | None  # None without cl_khr_fp16
     bandwidth_gbs: float  # GB/s beyond all caches, reading and writing counted together
-    launch_us: float  # from one empty kernel to the next in a long queue, which the host may be what limits
+    launch_us: float  # From one empty kernel to the next in a long queue, which the host may be what limits
     # What moves faster because caches hold it: bytes of a working set, rising, and the GB/s it moves at.
     # Empty where it was not measured.
     caches_gbs: tuple[tuple[int, float], ...] = ()
@@ -706,4 +706,4 @@ class DevicePeaks:
     # speaks for the caches too.
     raised: tuple[Figure, ...] = ()
     empty_us: float | None = None  # END - START of an empty kernel, at the least; None: not measured
-    busy: float | None = None  # share of the CPUs' time that others took meanwhile; None: not known
+    busy: float | None = None  # Share of the CPUs' time that others took meanwhile; None: not known

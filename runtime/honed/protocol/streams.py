@@ -13,9 +13,9 @@ from .peer import MAX_PENDING_DESCRIPTORS, Peer
 from .strict import Map
 from .wire import close_all
 
-Progress = Callable[[Map], None]  # hears of a call that is under way
+Progress = Callable[[Map], None]  # Hears of a call that is under way
 
-_CHUNK = 64 << 10  # bytes read at once: more would be mapped anew for each read
+_CHUNK = 64 << 10  # Bytes read at once: more would be mapped anew for each read
 _ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
 # As plain numbers: an operation on the enumerations of `socket` takes as long as a read.
 _CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)

@@ -23,9 +23,9 @@ from pathlib import PurePath
 from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
-INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry
-Map = dict[str, Any]  # a dataclass as it travels
-ABSENT: Final = {"absent": True}  # metadata of a field that is left out of the map where it is None
+INTEGERS = range(-(2**63), 2**64)  # What msgpack can carry
+Map = dict[str, Any]  # A dataclass as it travels
+ABSENT: Final = {"absent": True}  # Metadata of a field that is left out of the map where it is None
 _Decoder = Callable[[Any], Any]
 
 
@@ -208,7 +208,7 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
     return decode
 
 
-_DECODERS: Final[dict[tuple[type, bool, bool], _Decoder]] = {}  # of dataclasses and rules
+_DECODERS: Final[dict[tuple[type, bool, bool], _Decoder]] = {}  # Of dataclasses and rules
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
@@ -239,7 +239,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     lines += ["except Wrong as wrong:", "    raise wrong.inside('.' + at) from None"]
     given = (f"{field.name}=v{number}" for number, field in enumerate(fields))
     decode = _written("plain", [*lines, f"return kind({', '.join(given)})"], names)
-    _DECODERS[kind, *rules] = decode  # types of its fields may lead back to it
+    _DECODERS[kind, *rules] = decode  # Types of its fields may lead back to it
     for number, field in enumerate(fields):
         some = tuple(member for member in members_of(field.hint) if member is not type(None))
         tagged = _tagged_decoder(field.tags, rules) if field.tags else None
@@ -382,7 +382,7 @@ def _text_decoder(kind: type[PurePath | StrEnum]) -> _Decoder:
     return decode
 
 
-_TEXTS: Final = (PurePath, StrEnum)  # what is text in plain data
+_TEXTS: Final = (PurePath, StrEnum)  # What is text in plain data
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
@@ -394,16 +394,16 @@ class Field:
     """A field of a dataclass; `default` is MISSING where it has none."""
 
     name: str
-    wire: str  # its key in maps
+    wire: str  # Its key in maps
     hint: Any
     default: Any
-    factory: Callable[[], Any] | None  # that makes its default
-    optional: bool  # it has a default
+    factory: Callable[[], Any] | None  # That makes its default
+    optional: bool  # It has a default
     may_be_none: bool
     scalar: bool
-    flat: bool  # a tuple of scalars
-    tags: Mapping[str, type]  # of a tuple whose items are of several dataclasses, else empty
-    absent: bool  # rather than None
+    flat: bool  # A tuple of scalars
+    tags: Mapping[str, type]  # Of a tuple whose items are of several dataclasses, else empty
+    absent: bool  # Rather than None
 
 
 @functools.cache
@@ -465,7 +465,7 @@ class _Short(reprlib.Repr):
         return f"{{{text}{', ...' if len(value) > len(first) else ''}}}" if level > 0 else "{...}"
 
 
-_SHOWN = 60  # letters of a value in a message
+_SHOWN = 60  # Letters of a value in a message
 _short = _Short()
 
 

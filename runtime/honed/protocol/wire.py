@@ -17,8 +17,8 @@ import msgpack
 from .errors import HonedError, ResourceExhausted
 from .strict import Map
 
-LARGE: Final = 1 << 20  # bytes of data that are sent from where they are
-APART: Final = 8192  # bytes of data that a service keeps out of the buffer it decodes
+LARGE: Final = 1 << 20  # Bytes of data that are sent from where they are
+APART: Final = 8192  # Bytes of data that a service keeps out of the buffer it decodes
 MAX_MSGID: Final = 2**32 - 1
 REQUEST: Final = 0
 RESPONSE: Final = 1
@@ -30,12 +30,12 @@ class FrameLimits:
     """What one message may be."""
 
     max_bytes: int = 64 << 20
-    max_depth: int = 16  # containers inside one another, the message's own array included
-    max_values: int = 65_536  # in all containers together
-    max_text: int = 1 << 30  # bytes of str in all, those below 32 not counted
+    max_depth: int = 16  # Containers inside one another, the message's own array included
+    max_values: int = 65_536  # In all containers together
+    max_text: int = 1 << 30  # Bytes of str in all, those below 32 not counted
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Request:
     """`[0, msgid, method, [params]]`."""
 
@@ -44,7 +44,7 @@ class Request:
     params: Map
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Response:
     """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
 
@@ -53,7 +53,7 @@ class Response:
     result: Any
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Notification:
     """`[2, method, [params]]`."""
 
@@ -98,7 +98,7 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     changes: Map = {field: {key: _set_apart(value, apart) for key, value in body.items()}}
     frame = encode(replace(message, **changes), limits)
     parts: list[bytes | memoryview] = []
-    for marker, data in apart.items():  # in the order in which they stand in the frame
+    for marker, data in apart.items():  # In the order in which they stand in the frame
         before, frame = frame.split(_MARKED + marker, 1)
         parts += [before + b"\xc6" + len(data).to_bytes(4, "big"), data]
     parts.append(frame)
@@ -107,7 +107,7 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
 
 
 _USUAL: Final = FrameLimits()
-_MARKED: Final = b"\xc4\x10"  # bin of 16 bytes
+_MARKED: Final = b"\xc4\x10"  # Bin of 16 bytes
 
 
 def _holds_large(items: list[Any]) -> bool:
@@ -175,8 +175,8 @@ class DescriptorQueue:
     """
 
     def __init__(self) -> None:
-        self._received = 0  # bytes since the connection began
-        self._held: deque[tuple[int, list[int]]] = deque()  # with the last byte of the read they came in
+        self._received = 0  # Bytes since the connection began
+        self._held: deque[tuple[int, list[int]]] = deque()  # With the last byte of the read they came in
 
     def __len__(self) -> int:
         return sum(len(descriptors) for _, descriptors in self._held)

@@ -161,7 +161,7 @@ class Client(Operations, performing=_performing):
         with self._lock:
             link = self._link
         if link is None or not link.usable():
-            return  # the service forgets regions with their connection
+            return  # The service forgets regions with their connection
         try:
             self._perform(link, unregister(region))
         except Unavailable:
@@ -179,8 +179,8 @@ class PendingCall:
 
     def __init__(self, msgid: int) -> None:
         self.msgid = msgid
-        self.news: deque[Map] = deque()  # progress not yet shown
-        self.answer: ResponseReceived | None = None  # its receiver closes its descriptors
+        self.news: deque[Map] = deque()  # Progress not yet shown
+        self.answer: ResponseReceived | None = None  # Its receiver closes its descriptors
         self.error: HonedError | None = None
 
     @property
@@ -195,12 +195,12 @@ class SocketLink:
     def __init__(self, path: str, send_timeout: float | None) -> None:
         """Connect to the service, or raise Unavailable; `send_timeout` is in seconds, None: no limit."""
         self._socket = transport.connect(path, send_timeout)
-        self._news = select.poll()  # whether there is something to read; one thread at a time asks
+        self._news = select.poll()  # Whether there is something to read; one thread at a time asks
         self._news.register(self._socket, select.POLLIN)
         self._peer = transport.client_peer()
-        self._sending = threading.Lock()  # what goes out; taken before `_lock`
-        self._lock = threading.RLock()  # what comes in, and who waits
-        self._changed = threading.Condition(self._lock)  # of that
+        self._sending = threading.Lock()  # What goes out; taken before `_lock`
+        self._lock = threading.RLock()  # What comes in, and who waits
+        self._changed = threading.Condition(self._lock)  # Of that
         self._reading = False
         self._waiting: dict[int, PendingCall] = {}
         self._broken: HonedError | None = None
@@ -210,7 +210,7 @@ class SocketLink:
         with self._lock:
             if self._broken is not None or self._reading or self._waiting:
                 return self._broken is None
-            return not self._news.poll(0)  # nobody waits, so that news can only be the end
+            return not self._news.poll(0)  # Nobody waits, so that news can only be the end
 
     def send(self, method: str, params: Map, descriptors: Sequence[int]) -> PendingCall:
         """Send a request; raise Unavailable where the service is gone, so that the request has not run."""
@@ -317,7 +317,7 @@ class SocketLink:
             case ResponseReceived(msgid=msgid) if msgid in self._waiting:
                 self._waiting[msgid].answer = event
             case ResponseReceived(descriptors=descriptors):
-                close_all(descriptors)  # the link was closed meanwhile
+                close_all(descriptors)  # The link was closed meanwhile
             case NotificationReceived(method="Progress", params=params):
                 waiting = self._waiting.get(params.get("msgid", -1))
                 if waiting is not None:
@@ -325,7 +325,7 @@ class SocketLink:
             case NotificationReceived(method="Error", params=params):
                 raise ProtocolError(error_from_map(params))
             case _:
-                pass  # news for others
+                pass  # News for others
 
     def _fail(self, error: HonedError) -> None:
         with self._lock:

@@ -13,9 +13,9 @@ from typing import Final
 # Where both programs take equally long, one look at the times calls one of them surely faster with this
 # probability; with all looks of a comparison that is below 3 % (tests/runtime/test_comparison.py).
 CHANCE: Final = 1 / 512
-LEAST, MOST = 3, 60  # pairs of runs
-Clock = Callable[[], int | None]  # in Hz, None where it is not known
-SECONDS: Final = 5.0  # that the runs of a comparison may take together, beyond the least
+LEAST, MOST = 3, 60  # Pairs of runs
+Clock = Callable[[], int | None]  # In Hz, None where it is not known
+SECONDS: Final = 5.0  # That the runs of a comparison may take together, beyond the least
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class PairedTiming:
     allowance: float
     most: int = MOST
     pairs: list[tuple[float, float]] = field(default_factory=list)
-    _uneven: list[tuple[float, float]] = field(default_factory=list)  # at two clocks
+    _uneven: list[tuple[float, float]] = field(default_factory=list)  # At two clocks
 
     def add(self, first: float, second: float, clocks: tuple[int | None, int | None] = (None, None)) -> None:
         """Count one run of each; `clocks` are those of the GPU right after each, None where not known."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.protocol.errors import InvalidArgument
 
-if TYPE_CHECKING:  # the service carries tensors without NumPy, half of what it would take at rest
+if TYPE_CHECKING:  # The service carries tensors without NumPy, half of what it would take at rest
     import numpy as np
     from numpy.typing import NDArray
 
@@ -22,9 +22,9 @@ class DType:
     """One element type."""
 
     name: str  # NumPy's
-    datatype: str  # the Open Inference Protocol's
+    datatype: str  # The Open Inference Protocol's
     opencl: str  # OpenCL C's; "" for those that are not compiled
-    itemsize: int  # bytes; 0: each element has its own
+    itemsize: int  # Bytes; 0: each element has its own
     onnx: str  # ONNX Runtime's, as in "tensor(float)"
     number: int  # onnx.proto's; not every version of onnx has names for all of them
 

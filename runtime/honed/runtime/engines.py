@@ -18,8 +18,8 @@ LEVELS = {
     "none": "ORT_DISABLE_ALL",
 }
 HIGHEST, LOWEST = "all", "none"
-PROVING_MIB = 1024  # of the parts' process where a model is compiled and compared with its reference
-TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
+PROVING_MIB = 1024  # Of the parts' process where a model is compiled and compared with its reference
+TIE = 1.2  # The compiled form may take so many times as long, and leaves the processor to apps
 
 
 def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: bool, arena: bool = True) -> Any:
@@ -36,7 +36,7 @@ def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: boo
     return options
 
 
-_MOST_SAID = 300  # characters
+_MOST_SAID = 300  # Characters
 _SOURCE = re.compile(r"(?:Status Message: )?(?:[^\s'\"]*/)?[\w.-]+\.(?:cc|cpp|cu|h|hpp|inl):\d+ ")
 _NAME = re.compile(r"[\w~]+(?:\(\))? ")
 _BEHIND_PARAMETERS = re.compile(r"(?: const| noexcept|::<lambda)|(?=\()| (?=\[with )")

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .compiler.compile import CompileRequest
 
 Emit = Callable[[News], None]
-MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's memory of its own
-_SHARE_MIB = 320  # of each
-_LEAST_GARBAGE = 50_000  # objects more, whereupon cycles are looked for; Python's 700 cost a fiftieth
+MOST_PROCESSES = 4  # That lower a model's functions: each has a share of TVM's memory of its own
+_SHARE_MIB = 320  # Of each
+_LEAST_GARBAGE = 50_000  # Objects more, whereupon cycles are looked for; Python's 700 cost a fiftieth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,7 +144,7 @@ def _compile(job: commands.Compile, emit: Emit) -> events.CompileDone:
 
 def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     emit(Stage(stage="check", fraction=0.0, text="start the compiler"))
-    gc.disable()  # what importing the compiler makes, all of it stays: looking through it costs a fifth of it
+    gc.disable()  # What importing the compiler makes, all of it stays: looking through it costs a fifth of it
     from honed.machine import devices, profilefile
 
     from .compiler.compile import CompileRequest
@@ -213,4 +213,4 @@ _WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # to take apart what TVM and the driver made takes 0.2 s
+    os._exit(status)  # To take apart what TVM and the driver made takes 0.2 s

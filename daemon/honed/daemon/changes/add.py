@@ -152,7 +152,7 @@ def same_but_schedules(model: CompiledFileInfo, replaced: ServedModel) -> bool:
 # No I/O.
 
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
-MAX_VARIANTS = 64  # of one addition
+MAX_VARIANTS = 64  # Of one addition
 
 
 def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
@@ -283,10 +283,10 @@ class ModelInstaller:
         self._checks = changes.checks
         self._policy = policy
         self._cache_dir = cache_dir
-        self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # by model
+        self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # By model
         self._resuming: asyncio.Future[None] | None = None
-        self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
-        self.leaving: set[str] = set()  # models that are being removed
+        self._awaiting: asyncio.Future[None] | None = None  # A device to compile for
+        self.leaving: set[str] = set()  # Models that are being removed
 
     async def add(
         self,
@@ -537,7 +537,7 @@ class ModelInstaller:
         What is remembered of a user goes with the last of the user's own models.
         """
         owner = self._registry.model(name).manifest.owner
-        self.leaving.add(name)  # so that nobody begins to compile it anew
+        self.leaving.add(name)  # So that nobody begins to compile it anew
         try:
             await self.stop_compiling(name)
             self._changes.check_idle(name)
@@ -584,7 +584,7 @@ class ModelInstaller:
         self, change: Change, manifest: Manifest, made: Built, given: Manifest
     ) -> Manifest:
         """Say in the manifest which engine is to serve."""
-        if given.for_app:  # which compares by itself
+        if given.for_app:  # Which compares by itself
             us = await made.server.loader.own_us(made.file.sha256)
             decision = EngineDecision(
                 requested=given.decision.requested, chosen="gpu", pinned_engine=given.decision.pinned_engine
@@ -599,10 +599,10 @@ class ModelInstaller:
         manifest = dataclasses.replace(
             manifest,
             interface=given.interface,
-            optimisation=await self._checks.done(given),  # before it is timed
+            optimisation=await self._checks.done(given),  # Before it is timed
         )
         key = given.source_key
-        if given.owner is not None:  # whose CPU engine may rest
+        if given.owner is not None:  # Whose CPU engine may rest
             await change.load_stored(cpu, given, key)
         else:
             change.keep(cpu, key)

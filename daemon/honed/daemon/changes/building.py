@@ -25,8 +25,8 @@ from .staging import Staged
 # The least that is needed, by the models of tests/models and LightGlue: compiling each took 330 MiB, and 7
 # to 30 times its file beside that.
 _COMPILER_MIB, _COMPILER_TIMES = 320, 4
-_ROUNDS = 7  # pairs of runs, where devices are compared
-_NICENESS = 15  # of compiling that nobody waits for
+_ROUNDS = 7  # Pairs of runs, where devices are compared
+_NICENESS = 15  # Of compiling that nobody waits for
 _log = logging.getLogger(__name__)
 
 
@@ -91,7 +91,7 @@ class _Building:
         def report(stage: Stage) -> None:
             self._report(stage.stage, RECEIVED + (COMPILED - RECEIVED) * stage.fraction, stage.text)
 
-        self.change.keep(server, output.name)  # one that sleeps wakes, and has a profile then
+        self.change.keep(server, output.name)  # One that sleeps wakes, and has a profile then
         needs = _COMPILER_MIB + (_COMPILER_TIMES * sum(file.nbytes for file, _ in staged.sources) >> 20)
         check_memory("compiling it", needs, changes.limits.compile_memory_mib, "limits.compile_memory_mib")
         if changes.compiling.locked() and staged.foreground:

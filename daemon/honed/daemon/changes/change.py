@@ -42,7 +42,7 @@ from .staging import Staged, stage_again
 # Shares of a whole addition, for the progress shown.
 RECEIVED, COMPILED, BUILT = 0.02, 0.8, 0.98
 Notify = Callable[[Map], None]
-Entered = Added | SuccessorReady | VersionChosen  # a model that is served by a manifest from now on
+Entered = Added | SuccessorReady | VersionChosen  # A model that is served by a manifest from now on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,13 @@ class Change:
 
     changes: Changes
     name: str
-    owner: int | None  # of a user's own
+    owner: int | None  # Of a user's own
     notify: Notify
-    held: AsyncExitStack  # what goes when the change ends
+    held: AsyncExitStack  # What goes when the change ends
     stage: str = ""
     fraction: float = 0.0
     text: str = ""
-    unserved: str = ""  # why the CPU engine, which was to serve it first, does not
+    unserved: str = ""  # Why the CPU engine, which was to serve it first, does not
 
     def report(self, stage: str, fraction: float, text: str = "") -> None:
         """Note and pass on how far it is."""
@@ -169,7 +169,7 @@ class Changes:
         self.active: dict[str, Change] = {}
         self.forget: Sequence[Callable[[str], None]] = ()
         self.compiling = asyncio.Lock()
-        self.checking = asyncio.Lock()  # whether models can be compiled, while others are
+        self.checking = asyncio.Lock()  # Whether models can be compiled, while others are
 
     @asynccontextmanager
     async def begin(

@@ -30,7 +30,7 @@ from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST, LOWEST
 
 _NICENESS = 15
-_SECONDS = 600.0  # that a check may take
+_SECONDS = 600.0  # That a check may take
 NO_COMPILER = "honed-tuner, which makes the inputs, is not installed"
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class OptimisationChecks:
         self._registry = registry
         self._pool = pool
         self._turn = asyncio.Lock()
-        self._under_way: dict[str, asyncio.Task[None]] = {}  # by the key of the source
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # By the key of the source
         self._restoring: asyncio.Task[None] | None = None
 
     def begin(self, manifest: Manifest) -> None:
@@ -107,7 +107,7 @@ class OptimisationChecks:
                 for entry in self._registry.models():
                     if entry.manifest.owner == owner and self._registry.serves(entry):
                         self.begin(entry.manifest)
-                        await self.done(entry.manifest)  # what is added meanwhile comes before the rest
+                        await self.done(entry.manifest)  # What is added meanwhile comes before the rest
 
         await asyncio.gather(*map(come, owners))
 
@@ -118,7 +118,7 @@ class OptimisationChecks:
 
     async def _check(self, manifest: Manifest, key: str, cpu: EngineServer) -> None:
         async with self._turn:
-            self.sweep()  # it may have waited long
+            self.sweep()  # It may have waited long
             found = dataclasses.replace(await self._found(manifest), runtime=cpu.engine.fingerprint)
             await self._adopt(manifest, key, found)
             _tell(manifest.name, found)
@@ -127,11 +127,11 @@ class OptimisationChecks:
         """Have the CPU engines run a file as `found` says from now on, and remember that."""
         lost: list[EngineServer] = []
         if found.asked != self._registry.asked(key):
-            self._registry.rechecked[key] = found  # of whatever loads it from now on
+            self._registry.rechecked[key] = found  # Of whatever loads it from now on
             lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
         self._pool.handle(OptimisationChecked(key, found))
         self._registry.rechecked.pop(key, None)
-        for server in lost:  # the next process loads it so
+        for server in lost:  # The next process loads it so
             server.supervisor.kill(f"it could not load model {manifest.name} at another level")
 
     async def settle(self, manifest: Manifest, session: SessionSettings) -> SessionSettings | None:
@@ -207,7 +207,7 @@ class OptimisationChecks:
 
 def _outdated(known: OptimisationCheck) -> bool:
     """Return whether a check can be made that could not be, or not as well, before."""
-    earlier = known.level != LOWEST  # of an earlier version, which served what it could not check
+    earlier = known.level != LOWEST  # Of an earlier version, which served what it could not check
     return not known.checked and (earlier or (known.why == NO_COMPILER and places.compiler()))
 
 

@@ -157,7 +157,7 @@ class Publisher:
             brought=_new_schedules(successor.model, entry.compiled),
         )
         change.keep(server, key)
-        await server.wait_ready(self.changes.limits.load_seconds)  # it may have slept
+        await server.wait_ready(self.changes.limits.load_seconds)  # It may have slept
         try:
             if entry.on_cpu or entry.state is not State.READY:
                 change.keep(server, entry.key)

@@ -23,7 +23,7 @@ from honed.protocol.results import ModelSettings
 MAX_BATCH = 1024
 MAX_DELAY_US = 10_000_000
 MAX_WARM_UP = 100
-_MOST_ELEMENTS = 1 << 28  # of an input that is made up
+_MOST_ELEMENTS = 1 << 28  # Of an input that is made up
 _log = logging.getLogger(__name__)
 
 

@@ -26,19 +26,19 @@ class Staged:
     """
 
     folder: Path
-    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
-    model_file: Path  # the model file
+    sources: tuple[tuple[StoredFile, Path], ...]  # Empty where a compiled file was given
+    model_file: Path  # The model file
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str | None
     calibration: Path | None = None
     existing_build: Path | None = None
     foreground: bool = True
-    state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
-    owner: int | None = None  # as in the manifest
-    sizes: tuple[ObservedSizes, ...] = ()  # of parts, to compile them for
-    keep_slower: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
-    seconds: float | None = None  # that compiling may take, where that is less than for others
+    state: dict[str, str] = field(default_factory=dict)  # Inputs by output, as the user named them
+    owner: int | None = None  # As in the manifest
+    sizes: tuple[ObservedSizes, ...] = ()  # Of parts, to compile them for
+    keep_slower: bool = False  # Parts are to run compiled for sizes whatever the CPU engine takes
+    seconds: float | None = None  # That compiling may take, where that is less than for others
 
 
 async def stage(

@@ -30,9 +30,9 @@ from .model import (
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
 from .state import Core, removed
 
-_MOST_SPARED = 2  # ends of processes for which another run is to blame, before a request is suspected, too
-_MOST_EMPTY = 64  # ways in which inputs are empty, that are remembered of a model
-_UNUSED_SECONDS = 40.0  # without a request, after which no sequence is lost with an engine's process
+_MOST_SPARED = 2  # Ends of processes for which another run is to blame, before a request is suspected, too
+_MOST_EMPTY = 64  # Ways in which inputs are empty, that are remembered of a model
+_UNUSED_SECONDS = 40.0  # Without a request, after which no sequence is lost with an engine's process
 
 
 def note_answered(running: RunningRequest, engine: Engine) -> None:
@@ -97,7 +97,7 @@ def wait_again(core: Core, ticket: Ticket) -> None:
     if model is None:
         core.act(Refuse(ticket.number, removed(ticket.model)))
         return
-    if ticket.isolated and not model.can_run_on_cpu:  # it was replaced by one that ONNX Runtime cannot run
+    if ticket.isolated and not model.can_run_on_cpu:  # It was replaced by one that ONNX Runtime cannot run
         ticket.isolated = False
     engine = core.engine_for(model, ticket)
     deployment = model.deployments.get(engine.name)

@@ -35,8 +35,8 @@ from .state import Core
 # The compiled files stay as they are: a file runs on any device within whose limits it is, and is served
 # there only if its probes are answered right (docs/dev/format.md).
 
-CPU = "cpu"  # as a device: the first CPU there is
-LINGERING_SECONDS = 40.0  # that the CPU engine keeps what it does not serve
+CPU = "cpu"  # As a device: the first CPU there is
+LINGERING_SECONDS = 40.0  # That the CPU engine keeps what it does not serve
 
 
 def worker_ready(core: Core, event: WorkerReady) -> None:
@@ -287,7 +287,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
         return
     if event.pinned is None:
         model.comparing = False
-        if model.manifest.decision.pinned_engine:  # by hand, while they were compared
+        if model.manifest.decision.pinned_engine:  # By hand, while they were compared
             return
     manifest = model.manifest.decided(
         chosen=event.engine,
@@ -313,7 +313,7 @@ def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) ->
     if left.name != model.engine and left.name in model.deployments:
         core.undeploy(model, left)
     stop_if_unneeded(core, left)
-    if model.engine == target.name:  # it stood in
+    if model.engine == target.name:  # It stood in
         model.failover_reason = ""
         return
     deployment = model.deployments.get(target.name)

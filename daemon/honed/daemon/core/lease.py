@@ -16,7 +16,7 @@ from honed.protocol.errors import InvalidArgument
 
 # Upper ends of how long a release takes, in seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-RECENT = 1000  # the percentiles are of so many
+RECENT = 1000  # The percentiles are of so many
 
 
 class LeasePhase(enum.Enum):
@@ -24,8 +24,8 @@ class LeasePhase(enum.Enum):
 
     FREE = "free"
     GRANTED = "granted"
-    REVOKING = "revoking"  # the holder was told to leave and may finish its candidate
-    OVERDUE = "overdue"  # it did not within the bound it stated
+    REVOKING = "revoking"  # The holder was told to leave and may finish its candidate
+    OVERDUE = "overdue"  # It did not within the bound it stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class HeldLease:
     bound: float
     since: float
     revoked: float | None = None
-    why: str = ""  # it was revoked
-    request: float | None = None  # when the first request came that must share the device with the holder
+    why: str = ""  # It was revoked
+    request: float | None = None  # When the first request came that must share the device with the holder
     overdue: bool = False
 
 
@@ -133,7 +133,7 @@ class Lease:
         self.held: HeldLease | None = None
         self.counts = LeaseCounts()
         self.releases = ReleaseTimes()
-        self._waiting: dict[int, float] = {}  # their bounds, in the order of asking
+        self._waiting: dict[int, float] = {}  # Their bounds, in the order of asking
         self._idle = False
         self._why = "the machine's signals were not read yet"
 

@@ -137,7 +137,7 @@ class LoadReport:
     worker: int
     checked: ModelChecked
     left: tuple[int, ...] = ()
-    interface: Interface | None = None  # where the engine tells it
+    interface: Interface | None = None  # Where the engine tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class EngineChosen(Event):
 class OptimisationChecked(Event):
     """It was checked how far ONNX Runtime may optimise a source, and the CPU engines run it so."""
 
-    source: str  # its key
+    source: str  # Its key
     found: OptimisationCheck
 
 

@@ -14,20 +14,20 @@ from honed.daemon.store.store import Manifest
 from honed.machine.families import FAMILIES
 from honed.protocol.results import ModelChecked
 
-CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
-RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
-MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
-MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
-MAX_SHARED_CRASHES = 2  # in a row, of a CPU engine's process that ran one model among others: it is isolated
-MAX_ISOLATED_CRASHES = 6  # in a row, with those before: the requests of one that is isolated are refused
-RUNS_AT_ONCE = 4  # of different models in one CPU engine, each begun when those before it had taken long
-_FIRST_PAUSE_SECONDS = 60.0  # for which a model is isolated, or refused, the first time
-_FIRST_ISOLATED_PAUSE_SECONDS = 2.0  # for which one is refused that is isolated, and harms no other
+CPU_ENGINE = "ONNX Runtime/CPU"  # The engine that runs models as they were given
+RESTING_SECONDS = 60.0  # Without a request, after which a user's CPU engine rests
+MAX_CRASHES_AN_HOUR = 6  # Of workers that ran one model and that nobody else ended
+MAX_CRASHES = 4  # In a row, of workers that ran one model: two requests with two attempts each
+MAX_SHARED_CRASHES = 2  # In a row, of a CPU engine's process that ran one model among others: it is isolated
+MAX_ISOLATED_CRASHES = 6  # In a row, with those before: the requests of one that is isolated are refused
+RUNS_AT_ONCE = 4  # Of different models in one CPU engine, each begun when those before it had taken long
+_FIRST_PAUSE_SECONDS = 60.0  # For which a model is isolated, or refused, the first time
+_FIRST_ISOLATED_PAUSE_SECONDS = 2.0  # For which one is refused that is isolated, and harms no other
 _LONGEST_PAUSE_SECONDS = 3600.0
 _HOUR = 3600.0
-DRIFT = 1.25  # times as long, or as short, as when the engine was chosen
-DRIFT_RUNS = 20  # requests in a row that tell how long they take now
-DRIFT_SECONDS = 600.0  # between two comparisons for such a difference
+DRIFT = 1.25  # Times as long, or as short, as when the engine was chosen
+DRIFT_RUNS = 20  # Requests in a row that tell how long they take now
+DRIFT_SECONDS = 600.0  # Between two comparisons for such a difference
 
 
 def cpu_engine(owner: int | None, *, isolated: bool = False) -> str:
@@ -60,11 +60,11 @@ class State(enum.Enum):
 class Phase(enum.Enum):
     """What an engine's worker is doing."""
 
-    RESTING = "resting"  # a stand-in that is not needed
+    RESTING = "resting"  # A stand-in that is not needed
     STARTING = "starting"
     READY = "ready"
-    FAILED = "failed"  # it ended twice in a row before it was ready, and is started again
-    STOPPING = "stopping"  # a stand-in that is not needed any more
+    FAILED = "failed"  # It ended twice in a row before it was ready, and is started again
+    STOPPING = "stopping"  # A stand-in that is not needed any more
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class Deployment:
     reason: str = ""
     checked: ModelChecked | None = None
     unchecked_probes: tuple[int, ...] = ()
-    loading: bool = False  # a Load is under way
-    used: float = float("-inf")  # when a request came for it last, in monotonic seconds
+    loading: bool = False  # A Load is under way
+    used: float = float("-inf")  # When a request came for it last, in monotonic seconds
     resting: bool = False
     again: float = float("inf")
 
@@ -176,10 +176,10 @@ class Canary:
     """A successor's first time in service. `before` is the version it replaced, still loaded."""
 
     before: ServedModel
-    since: float  # monotonic seconds
+    since: float  # Monotonic seconds
     served: int = 0
     judging: bool = False
-    strikes: int = 0  # workers that ended while it was judged
+    strikes: int = 0  # Workers that ended while it was judged
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,12 +204,12 @@ class ServedModel:
     isolated: str = ""
     isolated_until: float = 0.0
     rejected_by: set[str] = field(default_factory=set)
-    deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
+    deployments: dict[str, Deployment] = field(default_factory=dict)  # By engine
     crash_record: CrashRecord = field(default_factory=CrashRecord)
     canary: Canary | None = None
     statistics: Statistics = field(default_factory=Statistics)
-    comparing: bool = False  # both engines run it in turns
-    compared: float = float("-inf")  # when that began last, in monotonic seconds
+    comparing: bool = False  # Both engines run it in turns
+    compared: float = float("-inf")  # When that began last, in monotonic seconds
     drift: LatencyDrift = field(default_factory=LatencyDrift)
 
     @property
@@ -327,20 +327,20 @@ class Engine:
     name: str
     queue: Queue
     on_demand: bool = False
-    owner: int | None = None  # the user whose own models it runs
+    owner: int | None = None  # The user whose own models it runs
     isolating: bool = False
     phase: Phase = Phase.STARTING
     worker: int = 0
-    spec: str = ""  # the device's full name, once it was seen
-    family: str = ""  # of the device, once it was seen
-    fingerprint: str = ""  # of the device with its driver, or of the CPU engine, once it was seen
-    reason: str = ""  # the last worker ended
+    spec: str = ""  # The device's full name, once it was seen
+    family: str = ""  # Of the device, once it was seen
+    fingerprint: str = ""  # Of the device with its driver, or of the CPU engine, once it was seen
+    reason: str = ""  # The last worker ended
     running: dict[int, RunningRequest] = field(default_factory=dict)
     fallen: list[RunningRequest] = field(default_factory=list)
     fallen_loads: list[int] = field(default_factory=list)
-    ended: float = float("-inf")  # when a request ended last, in monotonic seconds
-    proving: int | None = None  # the deployment that is compared with the probes left
-    kept: Counter[str] = field(default_factory=Counter)  # compiled files that no model stands for yet
+    ended: float = float("-inf")  # When a request ended last, in monotonic seconds
+    proving: int | None = None  # The deployment that is compared with the probes left
+    kept: Counter[str] = field(default_factory=Counter)  # Compiled files that no model stands for yet
 
     @property
     def stops_when_unused(self) -> bool:

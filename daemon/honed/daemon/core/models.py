@@ -109,7 +109,7 @@ def suspend_requested(core: Core, event: SuspendRequested) -> None:
         return
     if any(deployment.loading for deployment in model.deployments.values()):
         return
-    for engine in core.engines.values():  # one that it has left may still be running it
+    for engine in core.engines.values():  # One that it has left may still be running it
         if engine.runs(model) or any(running.model is model for running in engine.fallen):
             return
         if model.name in engine.queue.models():
@@ -152,7 +152,7 @@ def loaded(core: Core, event: Loaded) -> None:
     proof, engine = event.proof, core.engines[event.proof.engine]
     found = core.deployed(event.deployment)
     if found is None:
-        core.unload_unused(proof.engine, event.key)  # it was removed meanwhile
+        core.unload_unused(proof.engine, event.key)  # It was removed meanwhile
     else:
         model, deployment = found
         deployment.loading = False
@@ -176,7 +176,7 @@ def refused(core: Core, event: LoadRefused) -> None:
     model, deployment = found
     engine = core.engines[event.engine]
     deployment.loading = False
-    short = event.short and is_cpu(engine.name)  # which is not the model's doing
+    short = event.short and is_cpu(engine.name)  # Which is not the model's doing
     if short and not engine.isolating:
         blame.part(core, model, engine, event.reason)
     elif core.awaits_failback(model, engine):
@@ -191,7 +191,7 @@ def load_crashed(core: Core, event: LoadCrashed) -> None:
     """Note a process that ended while loading a version; one that serves is charged when its end is known."""
     found = core.deployed(event.deployment)
     if found is None:
-        if event.apart:  # else the worker is gone with it, and the next one loads what there is
+        if event.apart:  # Else the worker is gone with it, and the next one loads what there is
             _load_all(core)
         return
     model, deployment = found

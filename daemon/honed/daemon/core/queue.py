@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from honed.protocol.errors import Busy, Unavailable
 
-PRIORITIES = (1, 2, 3)  # first to last
-ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
+PRIORITIES = (1, 2, 3)  # First to last
+ATTEMPTS = 2  # Runs of one request: once, and once more after its worker failed
 
 
 class ClientId(NamedTuple):
@@ -53,7 +53,7 @@ class Ticket:
     arrived: float
     deadline: float
     attempts: int = 0
-    needs_cpu_engine: bool = False  # in shapes, or with values, that only the CPU engine takes
+    needs_cpu_engine: bool = False  # In shapes, or with values, that only the CPU engine takes
     empty: EmptyAxes = None
     held: bool = False
     isolated: bool = False
@@ -69,9 +69,9 @@ class Queue:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.longest = 0  # tickets that ever waited at once
+        self.longest = 0  # Tickets that ever waited at once
         self._waiting: dict[int, Ticket] = {}
-        self._served: dict[ClientId, int] = {}  # when it last had its turn
+        self._served: dict[ClientId, int] = {}  # When it last had its turn
         self._served_users: dict[int, int] = {}
         self._turns = 0
 
@@ -128,7 +128,7 @@ class Queue:
     def _rank(self, ticket: Ticket) -> tuple[bool, bool, int, int, int, int]:
         client = ticket.client
         return (
-            not ticket.isolated,  # most of these are not to blame, and wait no longer than they must
+            not ticket.isolated,  # Most of these are not to blame, and wait no longer than they must
             not ticket.attempts,
             self._served_users.get(client.user, 0),
             ticket.priority,

@@ -54,7 +54,7 @@ def request_arrived(core: Core, event: RequestArrived) -> None:
 def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
     """Return the deployment of a model that a request needs on an engine, loaded soon if it is not."""
     deployment = model.deployments.get(engine.name)
-    if deployment is None:  # for values or shapes that are not the compiled form's
+    if deployment is None:  # For values or shapes that are not the compiled form's
         deployment = core.deploy(model, engine.name)
         deployment.resting = True
     deployment.used = core.now
@@ -100,7 +100,7 @@ def run_succeeded(core: Core, event: RunSucceeded) -> None:
         running.model.crash_record.ran_well()
     blame.note_answered(running, engine)
     if not running.abandoned and event.more:
-        running.ticket.attempts = 0  # it ran well
+        running.ticket.attempts = 0  # It ran well
         blame.wait_again(core, running.ticket)
     elif not running.abandoned:
         core.act(Answer(running.ticket.number))
@@ -119,7 +119,7 @@ def worker_failed(core: Core, event: WorkerFailed) -> None:
     engine.fallen.append(running)
     core.act(AttemptFailed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
-        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be broken
+        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # Its context may be broken
 
 
 def request_rejected(core: Core, event: RequestRejected) -> None:
@@ -133,9 +133,9 @@ def request_rejected(core: Core, event: RequestRejected) -> None:
     ticket = running.ticket
     if isinstance(event.error, NotLoaded):
         core.unloaded(engine, running.model.key_on(engine.name))
-        if not is_cpu(engine.name):  # which alone has models make room
+        if not is_cpu(engine.name):  # Which alone has models make room
             core.act(AttemptFailed(running.model.name, ticket.attempts, str(event.error)))
-    alone = ticket.empty is not None  # what runs several requests, or has state there, asks again itself
+    alone = ticket.empty is not None  # What runs several requests, or has state there, asks again itself
     if isinstance(event.error, PreconditionBroken) and not ticket.needs_cpu_engine:
         running.model.statistics.broke_precondition()
         ticket.needs_cpu_engine = alone and _takes_open(core, ticket)

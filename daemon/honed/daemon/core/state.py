@@ -52,8 +52,8 @@ class Core:
         self.fallback = fallback
         self.max_queue = max_queue
         self.engines: dict[str, Engine] = {}
-        self.now = 0.0  # of a monotonic clock
-        self.wall = 0.0  # seconds since 1970
+        self.now = 0.0  # Of a monotonic clock
+        self.wall = 0.0  # Seconds since 1970
         self._actions: list[Action] = []
         self._numbers = itertools.count(1)
         for name in engines:
@@ -296,8 +296,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
-        self._resting: dict[str, ServedModel] = {}  # variants
-        self.rechecked: dict[str, OptimisationCheck] = {}  # of sources that are loaded anew, by key
+        self._resting: dict[str, ServedModel] = {}  # Variants
+        self.rechecked: dict[str, OptimisationCheck] = {}  # Of sources that are loaded anew, by key
         self.all_statistics = Statistics()
         self.shared_statistics = Statistics(whole=self.all_statistics)
 
@@ -401,7 +401,7 @@ class Registry:
         """
         compiled, given = model.compiled, model.manifest.interface
         if compiled is None and given is None:
-            self.compiled(model.name)  # which says why
+            self.compiled(model.name)  # Which says why
         return compiled.interface if compiled is not None else None, given
 
     def unordered(self) -> Iterable[ServedModel]:

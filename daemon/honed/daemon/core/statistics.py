@@ -18,13 +18,13 @@ from honed.protocol.service import Figures, RecentFigures, Spans
 # g = (1 + e) / (1 - e), and 2 g^i / (g + 1) is within the relative error e of all of them.
 
 ERROR = 0.01
-LOWEST, HIGHEST = 1e-7, 1e6  # seconds; what lies outside counts as these
+LOWEST, HIGHEST = 1e-7, 1e6  # Seconds; what lies outside counts as these
 _GROWTH = (1 + ERROR) / (1 - ERROR)
 _LOG = math.log(_GROWTH)
 MAX_BUCKETS = math.ceil(math.log(HIGHEST / LOWEST) / _LOG) + 2
 
 SLICE_SECONDS = 10.0
-SLICES = 6  # of a Recent
+SLICES = 6  # Of a Recent
 
 
 class Duration(NamedTuple):
@@ -138,7 +138,7 @@ class Tally:
         self.ns += ns
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class ServedInference:
     """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
 
@@ -158,21 +158,21 @@ class Statistics:
     """
 
     whole: Statistics | None = None
-    last_inference: int = 0  # milliseconds since 1970
+    last_inference: int = 0  # Milliseconds since 1970
     requests: int = 0
-    retries: int = 0  # runs of a request beyond its first
-    preconditions: int = 0  # of compiled forms, that requests broke
-    joined: int = 0  # requests that were run as one with others
-    batches: int = 0  # such runs
-    kernels: int = 0  # executed for requests that were answered
-    engines: Counter[str] = field(default_factory=Counter)  # that answered, by kind
-    failures: Counter[str] = field(default_factory=Counter)  # by the error's code
+    retries: int = 0  # Runs of a request beyond its first
+    preconditions: int = 0  # Of compiled forms, that requests broke
+    joined: int = 0  # Requests that were run as one with others
+    batches: int = 0  # Such runs
+    kernels: int = 0  # Executed for requests that were answered
+    engines: Counter[str] = field(default_factory=Counter)  # That answered, by kind
+    failures: Counter[str] = field(default_factory=Counter)  # By the error's code
     latency: Histogram = field(default_factory=Histogram)
     queued: Histogram = field(default_factory=Histogram)
     recent: Recent = field(default_factory=Recent)
     success: Tally = field(default_factory=Tally)
     fail: Tally = field(default_factory=Tally)
-    queue_ns: int = 0  # of those that were answered, as what follows
+    queue_ns: int = 0  # Of those that were answered, as what follows
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0

@@ -86,7 +86,7 @@ def served(core: Core, model: ServedModel) -> None:
     if not model.on_device:
         return
     trial = model.canary
-    if trial is None:  # the service was started anew in it; its probes were checked again, and it serves
+    if trial is None:  # The service was started anew in it; its probes were checked again, and it serves
         _settle(core, model)
         return
     if trial.judging:
@@ -117,7 +117,7 @@ def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> Non
         return
     trial = model.canary
     trial.served, trial.judging = 0, False
-    if model.on_device:  # else its engine is lost, which is not the version's doing
+    if model.on_device:  # Else its engine is lost, which is not the version's doing
         trial.strikes += 1
     if trial.strikes >= _STRIKES:
         sentence = f"{trial.strikes} workers ended while it ran; last: {event.reason}"

@@ -28,8 +28,8 @@ from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Invali
 from honed.protocol.results import ModelSettings
 from honed.protocol.strict import Map
 
-_MARGIN_RUNS = 2.0  # that a request is begun before its deadline
-_FORGET = 0.8  # of what is known of a run's time, with each that comes
+_MARGIN_RUNS = 2.0  # That a request is begun before its deadline
+_FORGET = 0.8  # Of what is known of a run's time, with each that comes
 Plan = Callable[[FeatureRequest, ServedModel], InferencePlan]
 W = TypeVar("W")
 A = TypeVar("A")
@@ -42,7 +42,7 @@ class BatchMember:
 
     number: int
     user: int
-    rows: int  # of its first dimension
+    rows: int  # Of its first dimension
     arrived: float
     deadline: float
 
@@ -58,10 +58,10 @@ class BatchQueue:
         self._most = most
         self._delay = delay
         self._waiting: list[BatchMember] = []
-        self._turns: dict[int, int] = {}  # of users: when each had its last
+        self._turns: dict[int, int] = {}  # Of users: when each had its last
         self._turn = 0
         self._running = 0
-        self._seconds = 0.0  # of a run, lately
+        self._seconds = 0.0  # Of a run, lately
 
     @property
     def idle(self) -> bool:
@@ -218,7 +218,7 @@ class RequestBatcher(Generic[W, A]):
             self._look(group)
         for member, result in zip(members, found, strict=True):
             if member.answered.done():
-                continue  # nobody waits for it any more
+                continue  # Nobody waits for it any more
             if isinstance(result, HonedError):
                 member.answered.set_exception(result)
             else:
@@ -303,7 +303,7 @@ class Batcher(Feature):
         )
         gathering = partial(BatchQueue, settings.max_batch, settings.batch_delay_us / 1e6)
         for region in plan.regions:
-            region.hold()  # its client may let go of it while the request waits
+            region.hold()  # Its client may let go of it while the request waits
         try:
             return await self._gatherer.answer(kind, gathering, member, request, timeout)
         finally:

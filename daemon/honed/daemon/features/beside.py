@@ -25,11 +25,11 @@ from honed.protocol.results import AppUse, ModelForm
 from .user_models import UserModels
 from .variants import ShapeVariants
 
-MOST_KINDS = 64  # of a connection, that are remembered
-MOST_SIZES, MOST_LETTERS = 512, 16_384  # of one kind
-MOST_RUNS = 1_000_000  # of one report, that count
-_LETTERS = 200  # of what an app says
-Kind = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # with the model's name
+MOST_KINDS = 64  # Of a connection, that are remembered
+MOST_SIZES, MOST_LETTERS = 512, 16_384  # Of one kind
+MOST_RUNS = 1_000_000  # Of one report, that count
+_LETTERS = 200  # Of what an app says
+Kind = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # With the model's name
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

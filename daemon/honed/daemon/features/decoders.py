@@ -86,7 +86,7 @@ class Decoders(Feature):
     _known: dict[str, tuple[Interface, Mapping[str, str], DecoderModel | None]] = field(
         init=False, default_factory=dict
     )
-    _refused: set[str] = field(init=False, default_factory=set)  # keys of forms that were not right
+    _refused: set[str] = field(init=False, default_factory=set)  # Keys of forms that were not right
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Decoders(Feature):
             deadline = await self.sequencer.begin_turn(key, call)
             try:
                 return await self._run(key, call, decoder, deadline)
-            except ModelReplaced as error:  # its state is of the model before
+            except ModelReplaced as error:  # Its state is of the model before
                 raise Unavailable(str(error)) from None
             finally:
                 self.sequencer.end_turn(key)
@@ -202,13 +202,13 @@ class Decoders(Feature):
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         most, rows = sequences.settings.max_tokens, sequence.rows
         alike = call.kept(
-            ("step", bool(rows)),  # the first brings what the others leave out
+            ("step", bool(rows)),  # The first brings what the others leave out
             (decoder, limit, regions.changes),
             lambda: alike_of(call.params, decoder, rows, regions, limit),
         )
         alike.plan.check_data(call.data)
         step = StepSize(alike.size.batch, alike.size.tokens, rows)
-        if alike.has_state:  # which tells how many rows there are
+        if alike.has_state:  # Which tells how many rows there are
             step = decoder.step(call.params, rows)
         if step.after > most:
             raise ResourceExhausted(
@@ -256,7 +256,7 @@ class Decoders(Feature):
             try:
                 found = await steps.by_forms(forms)
             except PreconditionBroken:
-                if took:  # the first pieces are in the state of the forms
+                if took:  # The first pieces are in the state of the forms
                     raise
                 forms = {}
         if not forms and sequence.on_device and step.past:

@@ -23,8 +23,8 @@ from honed.runtime.execution.growth import ROWS_MASK
 # What a decoder's tokens are called, and what is kept from the request that brings it.
 _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _CONSTANT: Final = "encoder_"
-_CHUNK: Final = 64  # tokens of a form for many
-_PART: Final = 256  # tokens of a run of the file, where those before the last need no answer
+_CHUNK: Final = 64  # Tokens of a form for many
+_PART: Final = 256  # Tokens of a run of the file, where those before the last need no answer
 _CAPACITIES: Final = (256, 512, 1024, 2048)
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _MASK_RANK: Final = 2
@@ -33,7 +33,7 @@ _WHOLE: Final = ("total_sequence_length", "total_seq_len")
 _IN_FORMS: Final = (
     *_MASKS, _POSITIONS, *_WHOLE, "cache_position", "past_sequence_length", "past_seq_len", "seqlens_k"
 )  # fmt: skip
-_MADE_UP: Final = 7  # tokens of made-up prompts are below
+_MADE_UP: Final = 7  # Tokens of made-up prompts are below
 
 
 class DecoderBucket(NamedTuple):
@@ -104,7 +104,7 @@ def difference(kind: str, found: Data, right: Data) -> float:
     return max((abs(one - other) for one, other in pairs), default=0.0) / largest
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what each request needs is made once
+@dataclass(frozen=True, kw_only=True)  # No slots: what each request needs is made once
 class DecoderModel:
     """What is known of a model whose state grows: its pairs, and its other inputs by what they are."""
 
@@ -289,12 +289,12 @@ class DecoderModel:
             return b"\1" * piece.before + bytes(form.capacity - piece.before)
         if spec.name in _MASKS:
             hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
-            if self.in_place:  # tokens of the padding are behind the client's, which do not see them
+            if self.in_place:  # Tokens of the padding are behind the client's, which do not see them
                 mask = seen * (piece.before + form.tokens)
             else:
                 mask = seen * piece.before + hidden * (form.capacity - piece.before) + seen * piece.count
             return mask + hidden * (math.prod(shape) - len(mask) // len(seen))
-        if spec.name in _WHOLE and self.in_place:  # of a cache that has all of the room
+        if spec.name in _WHOLE and self.in_place:  # Of a cache that has all of the room
             return packed(spec.dtype, [form.capacity])
         _, values = values_of(spec, StepSize(1, form.tokens, piece.before))
         if isinstance(values, int):

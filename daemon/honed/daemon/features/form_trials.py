@@ -32,8 +32,8 @@ from .stepping import Steps, alike_of
 # another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
 # (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
 _ALLOWED: Final = 0.2
-_ROWS: Final = 64  # steps of one token that go on from a fill level, before it begins anew
-_UNBOUNDED: Final = 1 << 62  # bytes of state
+_ROWS: Final = 64  # Steps of one token that go on from a fill level, before it begins anew
+_UNBOUNDED: Final = 1 << 62  # Bytes of state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
 from honed.protocol.results import OrtSessionConfig, SessionSettings
 
-_FASTER = 0.97  # times as long as the model a form may take, as its answers are less exact
-_WARM = 3  # runs of a session before its first that counts
+_FASTER = 0.97  # Times as long as the model a form may take, as its answers are less exact
+_WARM = 3  # Runs of a session before its first that counts
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +65,7 @@ class HalfForms(Feature):
         if check is None or not check.checked or manifest.owner is not None or not entry.on_cpu:
             return False
         if interface is None or any(t.shape is None or min(t.shape, default=0) < 0 for t in interface.inputs):
-            return False  # a form has fixed sizes
+            return False  # A form has fixed sizes
         chosen = check.session
         if chosen is not None and chosen.first == str(self.placed) and chosen.others_percent is None:
             return False
@@ -83,7 +83,7 @@ class HalfForms(Feature):
                         settings = await self._compared(manifest, form)
                     kept = await checks.settle(manifest, settings)
                     if kept is not None and kept.half is not None:
-                        await in_thread(self.store.keep, form)  # the store may have been swept meanwhile
+                        await in_thread(self.store.keep, form)  # The store may have been swept meanwhile
         if kept is not None:
             _log.info("model %s: ONNX Runtime takes %s", entry.name, kept)
 
@@ -102,7 +102,7 @@ class HalfForms(Feature):
         keys = [f"{manifest.source_key} in {precision}" for precision in ("fp32", "fp16")]
 
         async def run(key: str, turn: int) -> ComparisonRun:
-            if compiled is not None:  # whose probes are inputs that say something
+            if compiled is not None:  # Whose probes are inputs that say something
                 return await loader.time_cpu_run(key, compiled, turn)
             return await loader.time_run_on_zeros(key, zeros)
 

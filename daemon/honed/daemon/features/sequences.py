@@ -46,10 +46,10 @@ from honed.protocol.service import SequencesStatus
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
-_REMEMBERED = 1000  # sequences that are gone, to say why
-_SHOWN = 80  # letters of a sequence's name in messages
+_REMEMBERED = 1000  # Sequences that are gone, to say why
+_SHOWN = 80  # Letters of a sequence's name in messages
 _LONGEST_NAME = 128
-_MADE_UP = 1  # for a size that the file leaves open, in the state a sequence starts from
+_MADE_UP = 1  # For a size that the file leaves open, in the state a sequence starts from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class LiveSequence:
     number: int = 0
     rows: int = 0
     held_bytes: int = 0
-    on_device: bool = False  # else the CPU engine has it
+    on_device: bool = False  # Else the CPU engine has it
 
     @property
     def nbytes(self) -> int:
@@ -124,8 +124,8 @@ class Sequences:
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
         self._all: dict[SequenceKey, LiveSequence] = {}
-        self._gone: dict[SequenceKey, str] = {}  # why
-        self.ended: list[int] = []  # numbers of those that are gone: a worker has their state still
+        self._gone: dict[SequenceKey, str] = {}  # Why
+        self.ended: list[int] = []  # Numbers of those that are gone: a worker has their state still
 
     def __len__(self) -> int:
         return len(self._all)
@@ -177,7 +177,7 @@ class Sequences:
         Raises ResourceExhausted where they exceed the user's share; the state is then unchanged.
         """
         if self._all.get(sequence.key) is not sequence:
-            return  # it was ended meanwhile
+            return  # It was ended meanwhile
         user, more = sequence.key.user, sum(len(tensor.data) for tensor in tensors.values())
         if more > self.allowance(sequence):
             raise ResourceExhausted(
@@ -197,7 +197,7 @@ class Sequences:
         if self._all.get(sequence.key) is sequence:
             sequence.rows, sequence.held_bytes, sequence.used, sequence.busy = rows, nbytes, now, False
         else:
-            self.ended.append(sequence.number)  # it was ended meanwhile
+            self.ended.append(sequence.number)  # It was ended meanwhile
 
     def failed(self, sequence: LiveSequence, *, first: bool) -> None:
         """Record that a request failed: the next one starts from the state that this one started from.
@@ -299,7 +299,7 @@ class SequenceFeature(Feature):
                 now = self._registry.model(call.params.model_name)
                 turn = dataclasses.replace(call, entry=now, deadline=deadline, alone=True)
                 return await self._run(key, turn, infer)
-            except ModelReplaced as error:  # its state is of the model before
+            except ModelReplaced as error:  # Its state is of the model before
                 raise Unavailable(str(error)) from None
             finally:
                 self.end_turn(key)
@@ -367,7 +367,7 @@ class SequenceFeature(Feature):
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:  # it came at the same time
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # It came at the same time
                 self.end_turn(key)
             raise
         finally:
@@ -419,7 +419,7 @@ class SequenceFeature(Feature):
         outputs, raw = [], []
         for output in result["outputs"]:
             name = output["name"]
-            data = None if output["parameters"] else next(contents)  # else it lies in shared memory
+            data = None if output["parameters"] else next(contents)  # Else it lies in shared memory
             if name in given and data is not None:
                 tensors[given[name]] = StateTensor(tuple(output["shape"]), bytes(data))
             if name in woven.asked:

@@ -33,10 +33,10 @@ Sizes = tuple[int, ...]
 # What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form
 # is timed before it serves.
 _CPU = 3.0
-_BETTER = 1.25  # the cost of what is compiled must be so many times that of what could be
-_NEAR = 1.5  # sizes that differ by less are not tried where one was found not to be worth it
-_HOPELESS = 4  # sizes of a part that were left out, while it has no form: it is not for their sizes
-_CANDIDATES = 48  # sizes of a part that are looked at, those met most often
+_BETTER = 1.25  # The cost of what is compiled must be so many times that of what could be
+_NEAR = 1.5  # Sizes that differ by less are not tried where one was found not to be worth it
+_HOPELESS = 4  # Sizes of a part that were left out, while it has no form: it is not for their sizes
+_CANDIDATES = 48  # Sizes of a part that are looked at, those met most often
 _log = logging.getLogger(__name__)
 
 
@@ -129,7 +129,7 @@ def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[
     """
     if not rows or most < 1:
         return []
-    between = [[0.0] * len(rows) for _ in rows]  # cost of those after form i up to form j, which runs them
+    between = [[0.0] * len(rows) for _ in rows]  # Cost of those after form i up to form j, which runs them
     for j, form in enumerate(rows):
         for i in range(j, -1, -1):
             before = between[i + 1][j] if i < j else 0.0
@@ -167,7 +167,7 @@ class SizeSpecialiser(Feature):
     settings: Callable[[], VariantSettings]
     may_compile: Callable[[int], bool]
     compiled: Callable[[int, float], None]
-    _failed: dict[str, str] = field(init=False, default_factory=dict)  # by model: its file that could not be
+    _failed: dict[str, str] = field(init=False, default_factory=dict)  # By model: its file that could not be
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
         """Count the sizes that parts of a model meet, or those of its variants."""

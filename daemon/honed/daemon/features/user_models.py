@@ -55,13 +55,13 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
-IN_USE_SECONDS = 60.0  # since the last request for a model, which is then not removed for another
+IN_USE_SECONDS = 60.0  # Since the last request for a model, which is then not removed for another
 DAY = 86_400.0
-PATIENCE_SECONDS = 600.0  # that a model which its app runs by itself waits for an idle machine
-LOOK_SECONDS = 1.0  # between two looks at whether an administrator wants to compile, too
-MAX_WAITING = 8  # models that one user brings at a time; they are taken one after the other
+PATIENCE_SECONDS = 600.0  # That a model which its app runs by itself waits for an idle machine
+LOOK_SECONDS = 1.0  # Between two looks at whether an administrator wants to compile, too
+MAX_WAITING = 8  # Models that one user brings at a time; they are taken one after the other
 ENGINES: Final = ("fastest", "cpu", "gpu")
-_MAX_READING = 2  # files of one user that are being read: one, and one that was given up
+_MAX_READING = 2  # Files of one user that are being read: one, and one that was given up
 _MIB = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _Received = tuple[StoredFile, Path]
@@ -123,7 +123,7 @@ class CompileUsage:
     """Seconds of compiling since the day began."""
 
     seconds: float
-    since: float  # seconds since 1970
+    since: float  # Seconds since 1970
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,7 +234,7 @@ class Receiver:
     def __init__(self, seconds: float) -> None:
         """Initialise; reading the files of one model may take `seconds`."""
         self._seconds = seconds
-        self._reading: Counter[int] = Counter()  # by user
+        self._reading: Counter[int] = Counter()  # By user
 
     async def receive(
         self, params: UploadParams, descriptors: Sequence[int], folder: Path, user: int, limit: int
@@ -281,7 +281,7 @@ class Receiver:
             raise Busy("files that you brought before are still being read; let them end first")
         loop, copy = asyncio.get_running_loop(), os.dup(descriptor)
         given: Future[_Received] = Future()
-        given.set_running_or_notify_cancel()  # who cancels does not end the thread
+        given.set_running_or_notify_cancel()  # Who cancels does not end the thread
 
         def ended() -> None:
             self._reading[user] -= 1
@@ -295,7 +295,7 @@ class Receiver:
                 given.set_exception(error)
             finally:
                 os.close(copy)
-            if not loop.is_closed():  # else the service ended meanwhile
+            if not loop.is_closed():  # Else the service ended meanwhile
                 loop.call_soon_threadsafe(ended)
 
         self._reading[user] += 1
@@ -323,12 +323,12 @@ class UserModels(Feature):
     leasing: Leasing
     receiver: Receiver
     shares_file: QuotaFile
-    policy: str  # serve.engine
-    _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
+    policy: str  # Serve.engine
+    _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # By model
     _turns: WeakValueDictionary[int, asyncio.Lock] = field(
         init=False, default_factory=WeakValueDictionary
-    )  # by user
-    _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
+    )  # By user
+    _failed: set[str] = field(init=False, default_factory=set)  # To be compiled, not before the next start
 
     def __post_init__(self) -> None:
         self.shares.keep_only((entry.name for entry in self.registry.models()), time.time())
@@ -418,7 +418,7 @@ class UserModels(Feature):
             close_all(copies)
             del self._under_way[name]
             if not done.cancelled():
-                done.exception()  # those who waited were told
+                done.exception()  # Those who waited were told
 
         work.add_done_callback(ended)
         return bring
@@ -601,7 +601,7 @@ def _result(entry: ServedModel, sha256: str) -> UploadResult:
     return UploadResult(
         model_name=entry.name,
         sha256=sha256,
-        ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
+        ready=entry.state is not State.UNAVAILABLE,  # An engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_name=ENGINE_NAMES[entry.kind],
         engine_why=entry.remark or manifest.decision.reason or ("it is being compiled" if waits else ""),

@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 # What is kept goes only for what is asked for so many times as often: two that are asked for in turns would
 # be compiled again and again.
 _BETTER = 1.5
-_STAY_SECONDS = 60.0  # that what was asked for stays loaded, for the same reason
-_MOST_NAMES = 256  # of variants of a model, that are remembered
-_HOPELESS = 2  # shapes of a model that could not be compiled, while none could: it is not for their sizes
+_STAY_SECONDS = 60.0  # That what was asked for stays loaded, for the same reason
+_MOST_NAMES = 256  # Of variants of a model, that are remembered
+_HOPELESS = 2  # Shapes of a model that could not be compiled, while none could: it is not for their sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ class ShapeVariants(Feature):
     rewrap: Callable[[str], None]
     may_compile: Callable[[int], bool]
     compiled: Callable[[int, float], None]
-    _used: dict[str, float] = field(init=False, default_factory=dict)  # by variant, in monotonic seconds
+    _used: dict[str, float] = field(init=False, default_factory=dict)  # By variant, in monotonic seconds
     # Of variants that were asked for, by shapes; by model, with what they follow from.
     _names: dict[
         str,
@@ -317,7 +317,7 @@ class ShapeVariants(Feature):
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
         self._used[variant.name] = time.monotonic()
-        only = entry.manifest.interface is None  # nothing else can answer it
+        only = entry.manifest.interface is None  # Nothing else can answer it
         if self.registry.is_suspended(variant) and variant.manifest.decision.chosen != "cpu":
             self._wake(variant, anyway=only)
             variant = self.registry.variant(name) or variant
@@ -349,7 +349,7 @@ class ShapeVariants(Feature):
         """Count runs that an app makes by itself; return why their shapes could not be compiled, or ""."""
         first = entry.manifest.shapes
         if first and all(shapes.get(name) == shape for name, shape in first.items()):
-            return ""  # what the model itself is compiled for
+            return ""  # What the model itself is compiled for
         name = self._asked(entry, shapes)
         if name:
             self.usage_log.asked(entry.name, name, shapes, requests)
@@ -503,7 +503,7 @@ class ShapeVariants(Feature):
         self.maker.pool.wake(variant.name)
 
     def _rest(self, name: str) -> None:
-        if name not in self.maker.changes.active:  # its versions may be changing
+        if name not in self.maker.changes.active:  # Its versions may be changing
             self.maker.pool.handle(SuspendRequested(name))
 
     def _loaded(self) -> list[VariantUsage]:

@@ -14,7 +14,7 @@ from .signals import OwnLoad, Sample, Verdict, value_text
 
 TRIP_MARGIN = 5.0  # °C below the machine's own trip point
 COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as cool again
-MAX_GAP = 20.0  # seconds between two looks, after which nothing is known of the time between
+MAX_GAP = 20.0  # Seconds between two looks, after which nothing is known of the time between
 # Judged without settling: requests have a quiet time of their own.
 _OF_THE_SERVICE = ("requests", "queue", "adding", "worker")
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
@@ -66,7 +66,7 @@ def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisatio
             return _reading(sample, "busy" if sample.value > 0 and not settings.on_battery else "quiet")
         case name if name.startswith("temperature"):
             return _cool(sample, settings, context.was_idle)
-        case _:  # counts of what must be none
+        case _:  # Counts of what must be none
             return _reading(sample, "busy" if sample.value > 0 else "quiet")
 
 
@@ -158,7 +158,7 @@ class Activity:
 
     def __init__(self, started: float) -> None:
         self._started = started
-        self._last: dict[str, float] = {}  # by model
+        self._last: dict[str, float] = {}  # By model
         self._latest = started
         self._under_way = 0
         self._adding = 0
@@ -172,7 +172,7 @@ class Activity:
         """Count a request for a model as answered."""
         self._under_way -= 1
         self._latest = now
-        if model in self._last:  # it was not removed meanwhile
+        if model in self._last:  # It was not removed meanwhile
             self._last[model] = now
 
     def adding(self, change: int) -> None:

@@ -30,9 +30,9 @@ from honed.protocol.service import (
 from .decision import MAX_GAP, Activity, Context, Decision, IdleSettings, decide, judge
 from .signals import MachineSignals, OwnLoad, Sample, Signals
 
-LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
-REST_SECONDS = 5.0  # while there is none
-_SOONEST_SECONDS = 0.2  # between two looks at what may be done in idle time, however soon the machine is idle
+LOOK_SECONDS = 1.0  # Between two looks at the machine while a tuner has the lease or waits for it
+REST_SECONDS = 5.0  # While there is none
+_SOONEST_SECONDS = 0.2  # Between two looks at what may be done in idle time, however soon the machine is idle
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ class Leasing:
         self._activity = Activity(time.monotonic())
         self._machine = MachineSignals(samples=(), own=OwnLoad())
         self._decision: Decision | None = None
-        self._tuners: dict[int, Connection] = {}  # that asked, by their connection's number
+        self._tuners: dict[int, Connection] = {}  # That asked, by their connection's number
         self._wake = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -75,7 +75,7 @@ class Leasing:
             own = {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
             looking = asyncio.ensure_future(in_thread(self._signals.read, time.monotonic(), own))
             await asyncio.wait([looking], timeout=self._patience)
-            if not looking.done():  # a driver that hangs
+            if not looking.done():  # A driver that hangs
                 why = f"the machine's signals could not be read for {self._patience:g} s"
                 self._perform(self._lease.readings(False, why, time.monotonic()))
             self._machine = await looking
@@ -94,7 +94,7 @@ class Leasing:
         most = self._settings.max_candidate_seconds
         if not 0 < seconds <= most:
             raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
-        if connection.closed:  # it went away while its request waited for its turn in the loop
+        if connection.closed:  # It went away while its request waited for its turn in the loop
             return LeaseAsked(granted=False, lease=0, why="the connection is closed")
         if connection.number not in self._tuners:
             self._tuners[connection.number] = connection
@@ -109,7 +109,7 @@ class Leasing:
         held = self._lease.held
         if held is not None and held.holder == connection.number:
             return LeaseAsked(granted=True, lease=held.number, why="")
-        self._wake.set()  # look at the machine now, it may be idle again
+        self._wake.set()  # Look at the machine now, it may be idle again
         return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
 
     def release(self, connection: Connection, lease: int) -> None:

@@ -19,13 +19,13 @@ _FIXED_GOVERNORS = ("performance", "powersave", "userspace")
 _ENGINE = re.compile(r"^drm-engine-([\w-]+):\s*(\d+) ns$", re.MULTILINE)  # gpu/drm-usage-stats.rst
 _CLIENT = re.compile(r"^drm-client-id:\s*(\d+)$", re.MULTILINE)
 _DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
-_FIRST = ("gpu", "soc", "package")  # zones that say most of a GPU beside a CPU; others only without them
+_FIRST = ("gpu", "soc", "package")  # Zones that say most of a GPU beside a CPU; others only without them
 _OTHERS = ("cpu", "core", "pkg", "center", "acpitz")
-_PLAUSIBLE = (-40_000, 200_000)  # millidegrees; drivers report what they cannot measure outside
-_THROTTLES = ("passive", "hot", "critical")  # not "active": a fan starts
+_PLAUSIBLE = (-40_000, 200_000)  # Millidegrees; drivers report what they cannot measure outside
+_THROTTLES = ("passive", "hot", "critical")  # Not "active": a fan starts
 _LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
 _PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
-_TICKS = os.sysconf("SC_CLK_TCK")  # per second, of times in /proc/PID/stat
+_TICKS = os.sysconf("SC_CLK_TCK")  # Per second, of times in /proc/PID/stat
 Verdict = Literal["quiet", "busy", "absent"]
 
 
@@ -138,7 +138,7 @@ class Gpu:
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
         if devfreq and _suspended(devfreq):
-            return _used(0.0, "the GPU is suspended")  # its devfreq may keep the last figure before that
+            return _used(0.0, "the GPU is suspended")  # Its devfreq may keep the last figure before that
         found = _LOAD.fullmatch(system_text(devfreq / "load") or "") if devfreq else None
         if found:
             return _used(float(found[1]), "of the time, says its devfreq")
@@ -307,8 +307,8 @@ class OwnLoadMeter:
         self._root = root
         self._seconds: dict[int, float] = {}
         self._at: float | None = None
-        self._load = 0.0  # cores, mean of 60 s
-        self._pressure = 0.0  # cores, mean of 10 s
+        self._load = 0.0  # Cores, mean of 60 s
+        self._pressure = 0.0  # Cores, mean of 10 s
 
     def measure(self, pids: Collection[int], now: float) -> OwnLoad:
         """Return the share of these processes with all their descendants.

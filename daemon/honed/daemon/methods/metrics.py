@@ -46,7 +46,7 @@ class MetricsCollector:
     """Gathers the figures. `lease` and `gpu_faults` give theirs since the service started."""
 
     version: str
-    started: float  # of time.monotonic
+    started: float  # Of time.monotonic
     registry: Registry
     pool: EngineManager
     usage_log: UsageLog
@@ -54,7 +54,7 @@ class MetricsCollector:
     connections: Callable[[], int]
     lease: Callable[[], LeaseFigures]
     gpu_faults: Callable[[], FaultFigures]
-    root: Path = Path("/")  # of the file system that has the sensors
+    root: Path = Path("/")  # Of the file system that has the sensors
 
     async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
         """Return the result of Metrics for a peer; raise InvalidArgument for an unknown format."""

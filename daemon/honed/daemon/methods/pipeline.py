@@ -35,7 +35,7 @@ from honed.protocol.params import InferParams, PrepareParams, RunParams
 from honed.protocol.results import PrepareResult
 from honed.protocol.strict import Map
 
-MOST_PREPARED: Final = 256  # requests of a connection
+MOST_PREPARED: Final = 256  # Requests of a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class InferencePipeline:
     usage_log: UsageLog
     features: Sequence[Feature] = ()
     stopping: bool = False
-    _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # by model
+    _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # By model
     # By connection and number. No number is given twice, also by the next service: a client that takes one to
     # another connection is told so.
     _prepared: dict[int, dict[int, _PreparedRequest]] = field(init=False, default_factory=dict)
@@ -175,7 +175,7 @@ class InferencePipeline:
         self._wrapped.pop(model, None)
 
     async def _run(self, call: FeatureRequest) -> Map:
-        self.check_running()  # it may have waited in a sequence
+        self.check_running()  # It may have waited in a sequence
         connection, runner = call.connection, call.runner()
         counted = self.leasing.request_started(call.entry.name, connection.peer.pid)
         try:
@@ -193,7 +193,7 @@ class InferencePipeline:
 
     def _ran(self, runner: ServedModel, plan: InferencePlan, ran: InferenceResult) -> None:
         """Note that a request was answered."""
-        unfit = plan.needs_cpu_engine and runner.compiled is not None  # for what could be tuned
+        unfit = plan.needs_cpu_engine and runner.compiled is not None  # For what could be tuned
         if self.registry.find(runner.name) is not None and not runner.failover_reason and not unfit:
             self.usage_log.ran(runner.name, ran.infer_ns / 1e9)
 

@@ -41,7 +41,7 @@ def show(entry: ServedModel, pool: EngineManager, more: Mapping[str, Any]) -> Mo
         "broke_preconditions": entry.statistics.preconditions,
         **more,
     }
-    if identity is None and entry.on_cpu:  # an engine that rests
+    if identity is None and entry.on_cpu:  # An engine that rests
         identity = _RESTING
     if model is None and entry.on_cpu and interface is not None and identity is not None:
         source = manifest.sources[0]

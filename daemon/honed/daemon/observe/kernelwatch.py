@@ -66,7 +66,7 @@ class KernelWatch:
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(reader.fileno(), readable.set)
         found: list[DatedFault] = []
-        ids: frozenset[int] = frozenset()  # of the workers when their faults came: they may end at once
+        ids: frozenset[int] = frozenset()  # Of the workers when their faults came: they may end at once
         try:
             while True:
                 with suppress(TimeoutError):

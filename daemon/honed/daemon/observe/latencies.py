@@ -15,7 +15,7 @@ from .statefile import StateFile, save_at_intervals
 
 SPAN_SECONDS = 10.0
 POINTS = 720
-_SAMPLES = 1000  # of one span that its median is taken from
+_SAMPLES = 1000  # Of one span that its median is taken from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Latencies:
     def __init__(self, kept: Curves | None = None) -> None:
         models = kept.models if kept else {}
         self._series = {name: _Series(points=list(points)) for name, points in models.items()}
-        self.noted = 0  # changes so far
+        self.noted = 0  # Changes so far
 
     def note(self, model: str, version: int, seconds: float, now: float) -> None:
         """Record that an inference took `seconds` in the worker.
@@ -95,7 +95,7 @@ def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
         return points
     half = len(points) // 2
     older: list[LatencyPoint] = []
-    waiting: LatencyPoint | None = None  # for a neighbour
+    waiting: LatencyPoint | None = None  # For a neighbour
     for point in points[:half]:
         if waiting is not None and waiting.version == point.version:
             older.append(_merged(waiting, point))
@@ -120,7 +120,7 @@ class Keeper:
 
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path, Curves, "the latency curves")
-        self._saved = 0  # inferences noted when the curves were saved last
+        self._saved = 0  # Inferences noted when the curves were saved last
         self.latencies = Latencies(self._file.read())
 
     async def keep(self) -> None:

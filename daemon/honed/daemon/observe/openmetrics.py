@@ -32,7 +32,7 @@ class Family:
 
     kind: Literal["counter", "gauge", "summary", "histogram", "info"]
     name: str
-    about: str  # its HELP
+    about: str  # Its HELP
     samples: Callable[[Metrics], Iterable[MetricSample]]
     unit: str = ""
 

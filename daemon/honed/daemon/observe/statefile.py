@@ -14,7 +14,7 @@ from honed.machine.files import put_aside, read_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 
-SAVE_SECONDS = 60.0  # between two writes: a crash loses no more than this
+SAVE_SECONDS = 60.0  # Between two writes: a crash loses no more than this
 _MAX_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,8 +31,8 @@ class StateFile(Generic[T]):
         self._kind = kind
         self._what = what
         self._none_omitted = none_omitted
-        self._saved = b""  # what the file holds
-        self._unsaved = b""  # what could not be written
+        self._saved = b""  # What the file holds
+        self._unsaved = b""  # What could not be written
 
     def read(self, check: Callable[[T], None] = lambda value: None) -> T | None:
         """Return what the file holds, or None where there is no file, or none that can be read.
@@ -47,7 +47,7 @@ class StateFile(Generic[T]):
             check(value)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:  # no file, not JSON, not UTF-8, or not ours
+        except (OSError, ValueError, RecursionError) as error:  # No file, not JSON, not UTF-8, or not ours
             _log.error("%s is lost (%s); %s", self._what, error, put_aside(self._path))
             return None
         self._saved = data

@@ -19,7 +19,7 @@ from honed.protocol.service import TimeSpent
 
 from .statefile import StateFile, save_at_intervals
 
-MOST = 256  # things of one model that are counted: the one that counts least goes
+MOST = 256  # Things of one model that are counted: the one that counts least goes
 MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known still ranks
 
 K = TypeVar("K")
@@ -191,7 +191,7 @@ class _SavedSizes:
 class _SavedModel:
     seconds: float
     shares: dict[str, float]
-    profiled: str | None  # missing in files of before, as is what follows
+    profiled: str | None  # Missing in files of before, as is what follows
     asked: dict[str, _SavedShapes] | None = None
     met: tuple[_SavedSizes, ...] | None = None
 
@@ -208,8 +208,8 @@ class _Saved:
 @dataclass(slots=True)
 class _Model:
     usage: DecayedUsage = field(default_factory=DecayedUsage)
-    shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
-    profiled: str = ""  # the SHA-256 of the compiled file that had that profile
+    shares: dict[str, float] = field(default_factory=dict)  # Of its tasks, by its last profile
+    profiled: str = ""  # The SHA-256 of the compiled file that had that profile
     asked: ShapeRequests = field(default_factory=ShapeRequests)
     observed: SizeCounts = field(default_factory=SizeCounts)
 
@@ -359,7 +359,7 @@ class UsageLog:
             )
             for name, model in sorted(self._models.items())
         }
-        self._saved_wall = max(self._saved_wall, self._wall())  # never back: see `away`
+        self._saved_wall = max(self._saved_wall, self._wall())  # Never back: see `away`
         return _Saved(format=FORMAT, saved=self._saved_wall, models=models)
 
     def _read(self) -> None:

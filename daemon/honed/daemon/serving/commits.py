@@ -14,7 +14,7 @@ from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import HonedError
 
-_RETRY_SECONDS = 30.0  # after which what could not be stored is stored again
+_RETRY_SECONDS = 30.0  # After which what could not be stored is stored again
 _log = logging.getLogger(__name__)
 
 

@@ -21,7 +21,7 @@ from honed.protocol.service import QueueStatus, WorkerStatus
 
 from .loader import Loader
 
-_ENGINE_MIB = 80  # the least of an engine's process beside its models
+_ENGINE_MIB = 80  # The least of an engine's process beside its models
 _ENDED_DRIVER = (
     "the device's driver failed twice while it loaded the model; try another precision, or update the driver"
 )
@@ -49,7 +49,7 @@ class EngineServer:
         self.loader = Loader(engine, limits, self.supervisor, models, store, cache_dir)
         self.running: asyncio.Task[None] | None = None
         self._with_worker: set[asyncio.Task[None]] = set()
-        self._turned = asyncio.Event()  # set once the core knows of a worker that started or ended
+        self._turned = asyncio.Event()  # Set once the core knows of a worker that started or ended
 
     @property
     def name(self) -> str:
@@ -124,7 +124,7 @@ class EngineServer:
     def check_fits(self, nbytes: int) -> None:
         """Raise ModelRefused for a model of so many bytes in memory that the engine's process cannot hold."""
         program, profile = self.supervisor.program, self.supervisor.profile
-        if profile is None or profile.limits.host_unified:  # else the device has memory of its own
+        if profile is None or profile.limits.host_unified:  # Else the device has memory of its own
             needs = _ENGINE_MIB + (nbytes >> 20)
             check_memory("loading it", needs, program.memory_mib, program.setting)
 

@@ -39,8 +39,8 @@ from .engine_server import EngineServer
 from .plan import InferencePlan, ResponseInfo
 
 PROFILE_SECONDS = 600.0
-_LONG_SECONDS = 1.0  # of a run, after which a CPU engine begins others beside it
-_LOOK_SECONDS = 0.005  # between two looks at whether all is answered, when the service ends
+_LONG_SECONDS = 1.0  # Of a run, after which a CPU engine begins others beside it
+_LOOK_SECONDS = 0.005  # Between two looks at whether all is answered, when the service ends
 _log = logging.getLogger(__name__)
 
 
@@ -56,12 +56,12 @@ class PendingRequest(Generic[R]):
     runs: int = 1
     answers: list[R] = field(default_factory=list)
     started: float = 0.0
-    model: ServedModel | None = None  # that ran it last
-    version: int = 0  # of that
-    engine: str = ""  # that ran it last
-    needs_cpu_engine: bool = False  # in shapes, or with values, that only the CPU engine takes
+    model: ServedModel | None = None  # That ran it last
+    version: int = 0  # Of that
+    engine: str = ""  # That ran it last
+    needs_cpu_engine: bool = False  # In shapes, or with values, that only the CPU engine takes
     empty: EmptyAxes = None
-    held: bool = False  # it needs state that lies in the worker
+    held: bool = False  # It needs state that lies in the worker
     number: int = 0
     # Called when it has its answers, or with an error; more than once where it is not ended then.
     on_end: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
@@ -90,7 +90,7 @@ class InFlightRequests:
         self._latencies = latencies
         self._work: dict[int, PendingRequest[Any]] = {}
         self._deadlines = DeadlineWatch(self._late)
-        self._calls: dict[int, tuple[str, int]] = {}  # under way: engine and call, by request
+        self._calls: dict[int, tuple[str, int]] = {}  # Under way: engine and call, by request
         self._long = DeadlineWatch(self._lasts)
         self._numbers = itertools.count(1)
 
@@ -116,11 +116,11 @@ class InFlightRequests:
         )
         [answer] = await self._ask(client, model, plan.priority, timeout, work)
         ran = work.model or model
-        if work.engine == ran.device:  # another engine's times say nothing about the version
+        if work.engine == ran.device:  # Another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         if (
             not work.needs_cpu_engine and ran.manifest.decision.times is not None
-        ):  # nothing else is compared with it
+        ):  # Nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return plan.answer(answer, name, self.noted(model, work, answer, arrived)), answer
@@ -196,7 +196,7 @@ class InFlightRequests:
         """Return the result of ModelProfile; raise its error. Other requests run between its runs."""
 
         def call(key: str) -> ProfileModel:
-            served = self._models.get(model.name)  # it may be another version when its turn comes
+            served = self._models.get(model.name)  # It may be another version when its turn comes
             path = str(self._store.form(served.manifest, key))
             path = self._store.run_as(path, self._models.asked(key).half)
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
@@ -271,7 +271,7 @@ class InFlightRequests:
         It keeps what it needs although nobody may wait for it any more.
         """
         work, supervisor = self._work.get(action.ticket.number), self._servers[action.engine].supervisor
-        if work is None:  # it was given up when it was about to run
+        if work is None:  # It was given up when it was about to run
             self._on_run(_cancelled(action))
             return None
         for region in work.regions:
@@ -287,7 +287,7 @@ class InFlightRequests:
                 supervisor = self._servers[action.engine].supervisor
                 await supervisor.map(region, self._limits.run_seconds)
         except NoWorker:
-            self._release(work)  # as in `_begin`
+            self._release(work)  # As in `_begin`
         except HonedError as error:
             self._release(work)
             self._on_run(_failed(action.engine, work.number, error))
@@ -295,7 +295,7 @@ class InFlightRequests:
             self._begin(action, work)
 
     def _begin(self, action: Run, work: PendingRequest[Any]) -> None:
-        if work.number not in self._work:  # it was given up meanwhile
+        if work.number not in self._work:  # It was given up meanwhile
             self._release(work)
             self._on_run(_cancelled(action))
             return
@@ -311,7 +311,7 @@ class InFlightRequests:
             self._long.set(work.number, work.started + _LONG_SECONDS)
         try:
             number = supervisor.ask(call, on_end, seconds=self._limits.run_seconds)
-            if work.number in self._calls:  # it may have ended at once
+            if work.number in self._calls:  # It may have ended at once
                 self._calls[work.number] = action.engine, number
         except NoWorker:
             self._over(work)
@@ -400,7 +400,7 @@ def _cancelled(action: Run) -> messages.Event:
 
 
 def _failed(engine: str, request: int, error: HonedError) -> messages.Event:
-    short = isinstance(error, OutOfMemory) and is_cpu(engine)  # which leaves its process as it was
+    short = isinstance(error, OutOfMemory) and is_cpu(engine)  # Which leaves its process as it was
     if isinstance(error, WorkerDied | DeviceError) and not short:
         return messages.WorkerFailed(engine, request, str(error), device=isinstance(error, DeviceError))
     # Its traceback would keep the frame it was caught in, with the data.

@@ -67,7 +67,7 @@ class ProofCache:
         """Return whether every probe of the file was answered correctly."""
         try:
             return self._marker(key).exists()
-        except OSError:  # a folder that cannot be looked into has nothing to tell
+        except OSError:  # A folder that cannot be looked into has nothing to tell
             return False
 
     def note(self, key: str) -> None:
@@ -96,9 +96,9 @@ class ProofCache:
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
-_LOOK_SECONDS = 0.05  # between two looks whether the engine is quiet
-LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
-OWN_ROUNDS = 7  # pairs of runs by which one is timed
+_LOOK_SECONDS = 0.05  # Between two looks whether the engine is quiet
+LONGEST_OWN_MS = 500.0  # Of a run of a user's own model on a device, for which others wait
+OWN_ROUNDS = 7  # Pairs of runs by which one is timed
 _Ran = TypeVar("_Ran", CheckedProbe, ComparisonRun)
 
 
@@ -122,8 +122,8 @@ class Loader:
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
-        self._unloading: dict[str, asyncio.Event] = {}  # by key, while the worker forgets a file
-        self.comparing = asyncio.Lock()  # the worker knows one pair at a time
+        self._unloading: dict[str, asyncio.Event] = {}  # By key, while the worker forgets a file
+        self.comparing = asyncio.Lock()  # The worker knows one pair at a time
 
     @property
     def pid(self) -> int:
@@ -152,12 +152,12 @@ class Loader:
             proof = await self._load(key, path, give_way=not action.awaited)
             await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
         except NoWorker:
-            return None  # it ended for another reason, and the next one loads the model
+            return None  # It ended for another reason, and the next one loads the model
         except WorkerDied as error:
             if not isinstance(error, BuilderLost):
                 self._forget(
                     key
-                )  # this may have been its doing: it is proven apart before it is loaded again
+                )  # This may have been its doing: it is proven apart before it is loaded again
             return messages.LoadCrashed(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
             short = isinstance(error, OutOfMemory)
@@ -190,7 +190,7 @@ class Loader:
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerDied:
-            self._forget(key)  # this may have been its doing: the next worker proves it before it serves
+            self._forget(key)  # This may have been its doing: the next worker proves it before it serves
             return None
         except HonedError as error:
             self._forget(key)

@@ -37,7 +37,7 @@ from honed.protocol.strict import Map
 from honed.runtime.compiled.model import PartitionTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
 
-_LEAST_TEXT = 4  # bytes of a string: its length
+_LEAST_TEXT = 4  # Bytes of a string: its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RegionRange:
         )
 
 
-@dataclass(slots=True)  # frozen takes four times as long to make
+@dataclass(slots=True)  # Frozen takes four times as long to make
 class ResponseInfo:
     """Microseconds that a request waited and that its run took; what ran it: "gpu", "cpu" or "gpu+cpu"."""
 
@@ -72,7 +72,7 @@ class ResponseInfo:
     device: str = ""
 
 
-@dataclass(kw_only=True, eq=False)  # no slots: what each request needs is found once
+@dataclass(kw_only=True, eq=False)  # No slots: what each request needs is found once
 class InferencePlan:
     """A checked request but for its data and `id`: what the worker is to be given and to give back.
 
@@ -80,14 +80,14 @@ class InferencePlan:
     """
 
     model: str
-    timeout: float  # seconds
+    timeout: float  # Seconds
     priority: int
     finite: bool
-    keep: bool  # the worker may keep the inputs, to compare a successor on
+    keep: bool  # The worker may keep the inputs, to compare a successor on
     inputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
     outputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
-    room: RegionRange | None  # for outputs without a place
-    max_bytes: int  # of outputs inside the answer
+    room: RegionRange | None  # For outputs without a place
+    max_bytes: int  # Of outputs inside the answer
     needs_cpu_engine: bool
     _answer: tuple[object, Map] = field(init=False, default=(None, {}))
 

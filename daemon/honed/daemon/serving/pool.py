@@ -38,9 +38,9 @@ from .selection import choose, compare_again
 
 _log = logging.getLogger(__name__)
 
-USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
-_PASSED_SECONDS = 5.0  # between two looks at what is not used any more
-_SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
+USERS_NICENESS = 5  # Of users' CPU engines: what all use comes first
+_PASSED_SECONDS = 5.0  # Between two looks at what is not used any more
+_SETTLING_SECONDS = 15.0  # That a device which hangs may keep the next one waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +87,12 @@ class EngineManager:
         self.requests = InFlightRequests(
             self.handle, self._on_event, limits, self.servers, models, store, latencies
         )
-        self._doing: deque[messages.Action] = deque()  # what the machine wants done, in its order
+        self._doing: deque[messages.Action] = deque()  # What the machine wants done, in its order
         self._performing = False
         # How a feature compares versions of a model, and then its engines, too; None: it does not.
         self.version_comparer: Callable[[ServedModel], VersionComparer | None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False  # the workers go, and nothing more is done
+        self._closed = False  # The workers go, and nothing more is done
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> EngineServer:
@@ -159,7 +159,7 @@ class EngineManager:
         self._doing.extend(self._machine.handle(event, time.monotonic(), time.time()))
         if len(self.servers) < len(self._machine.engines):
             self._make_servers()
-        if self._performing:  # what is performed has led to this event: one after the other
+        if self._performing:  # What is performed has led to this event: one after the other
             return
         self._performing = True
         try:
@@ -246,7 +246,7 @@ class EngineManager:
         """Read the file of a version that was gone back to."""
         try:
             read = await self._inspector.inspect(self._store.form(model.manifest, model.key))
-        except HonedError as error:  # the worker finds so, too, and says it of the model
+        except HonedError as error:  # The worker finds so, too, and says it of the model
             _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
             return None
         return messages.Inspected(model.number, read)

@@ -12,9 +12,9 @@ from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.worker.calls import ComparisonRun
 from honed.runtime.comparison import MOST, PairedTiming
 
-_BUSY_PERCENT = 10.0  # of all processors taken by other work, above which times are provisional
-_LOOK_SECONDS = 0.2  # at what others take of the processors; the kernel counts that in ticks of 10 ms
-Runner = Callable[[int], Awaitable[ComparisonRun]]  # runs a model on the inputs of a turn
+_BUSY_PERCENT = 10.0  # Of all processors taken by other work, above which times are provisional
+_LOOK_SECONDS = 0.2  # At what others take of the processors; the kernel counts that in ticks of 10 ms
+Runner = Callable[[int], Awaitable[ComparisonRun]]  # Runs a model on the inputs of a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

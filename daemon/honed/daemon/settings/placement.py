@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from honed.protocol.errors import InvalidArgument, NotFound
 
-FASTEST = "fastest"  # instead of a device: the one that measures best
+FASTEST = "fastest"  # Instead of a device: the one that measures best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

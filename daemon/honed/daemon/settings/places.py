@@ -21,8 +21,8 @@ class Places:
     """Absolute paths; none of them need exist. `socket` is None where the user has no folder for one."""
 
     socket: Path | None
-    state_dir: Path  # models and manifests: losing it loses models
-    cache_dir: Path  # may be emptied at any time
+    state_dir: Path  # Models and manifests: losing it loses models
+    cache_dir: Path  # May be emptied at any time
     config: Path
 
     @property

@@ -16,19 +16,19 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import ENGINE_NAMES, engine_word
 
 Effect = Literal["at once", "new connections", "restart"]
-RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
+RESTART: Final = MappingProxyType({"effect": "restart"})  # Metadata of a field
 ENGINES: Final = ("fastest", "gpu", "cpu")
 USABLE: Final = f"use one of {', '.join((*ENGINES, ENGINE_NAMES['gpu'], ENGINE_NAMES['cpu']))}"
 MAX_MESSAGE_DEPTH = 16
-MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
-MAX_TEXT_BYTES = 262_144  # of all str in a message; for the same reason
+MAX_MESSAGE_VALUES = 8_192  # Few enough that no message keeps the event loop for long
+MAX_TEXT_BYTES = 262_144  # Of all str in a message; for the same reason
 # Children, and the memory of each where no setting bounds it.
-INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
-CHECKING_MIB = 2048  # a model that is checked while another is compiled
-OPTIMISED_MIB = 2048  # a model of which ONNX Runtime's optimisations are checked, in each of two processes
-RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
-HINTS_MIB = 256  # of a file of hints; one of a hub has half of that
-DAEMON_MIB = 96  # the daemon itself, without messages
+INSPECTIONS, INSPECTION_MIB = 2, 512  # Compiled files being read at a time
+CHECKING_MIB = 2048  # A model that is checked while another is compiled
+OPTIMISED_MIB = 2048  # A model of which ONNX Runtime's optimisations are checked, in each of two processes
+RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # At a time
+HINTS_MIB = 256  # Of a file of hints; one of a hub has half of that
+DAEMON_MIB = 96  # The daemon itself, without messages
 
 
 # ---- Defaults that follow from the memory of the machine ----
@@ -44,17 +44,17 @@ class MemoryShares:
     """
 
     message: int
-    messages: int  # of all users
-    worker: int  # the process that serves a device
-    cpu: int  # the CPU engine
-    app: int  # the CPU engine of one user
+    messages: int  # Of all users
+    worker: int  # The process that serves a device
+    cpu: int  # The CPU engine
+    app: int  # The CPU engine of one user
     users: int
-    variants: int  # of the worker's
+    variants: int  # Of the worker's
     compiler: int
     tuner: int
 
 
-MAKING_PERCENT = 24  # of MEMORY_PERCENT
+MAKING_PERCENT = 24  # Of MEMORY_PERCENT
 
 
 def shares(mib: int) -> MemoryShares:

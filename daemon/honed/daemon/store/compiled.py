@@ -75,7 +75,7 @@ class Interface:
     in_place: tuple[str, ...] | None = field(default=None, metadata=strict.ABSENT)
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once
+@dataclass(frozen=True, kw_only=True)  # No slots: what is asked for with each request is made once
 class CompiledFileInfo:
     """A compiled file that is whole and keeps every rule of its format, without constants, sources and plan.
 

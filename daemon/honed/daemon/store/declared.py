@@ -17,10 +17,10 @@ from . import state_pairs
 from .compiled import Interface, TensorSpec
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_BYTES = 10  # of a varint
+_MOST_BYTES = 10  # Of a varint
 _TYPES = {each.number: each.name for each in CARRIED}
-_LETTERS = 80  # of a producer's name
-_DEPTH = 32  # of graphs in graphs
+_LETTERS = 80  # Of a producer's name
+_DEPTH = 32  # Of graphs in graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def _ends(graph: memoryview) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, 
         elif number == 5:
             # The name stands behind the dimensions, in front of the data where that is raw.
             initialised.update(_text(v) for n, v in _fields(_bytes(value)) if n == 8)
-        elif number == 15:  # a sparse one: its values have the name
+        elif number == 15:  # A sparse one: its values have the name
             values = (_bytes(v) for n, v in _fields(_bytes(value)) if n == 1)
             initialised.update(_text(v) for each in values for n, v in _fields(each) if n == 8)
     return tuple(each for each in inputs if each.name not in initialised), tuple(outputs)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from honed.protocol.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted
 
-_CHUNK = 4 << 20  # bytes copied at once
+_CHUNK = 4 << 20  # Bytes copied at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BAD_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ}
 
@@ -92,7 +92,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
             return digest.hexdigest(), done
         done += len(chunk)
         if done > limit:
-            raise _too_large(name, limit)  # it grew meanwhile
+            raise _too_large(name, limit)  # It grew meanwhile
         digest.update(chunk)
         view = memoryview(chunk)
         while view:

@@ -19,7 +19,7 @@ from .declared import Declared
 from .inspector import ANSWER, Inspect, InspectSource
 
 SECONDS = 120.0  # 2 GiB, from a slow card
-_ATTEMPTS = 2  # where somebody ends the process
+_ATTEMPTS = 2  # Where somebody ends the process
 
 
 class Inspector:

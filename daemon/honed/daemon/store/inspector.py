@@ -24,7 +24,7 @@ from .declared import Declared, declared
 
 # 2 MiB and 200,000 values are some 20,000 kernels; reading more would hold up the service.
 ANSWER = wire.FrameLimits(max_bytes=2 << 20, max_values=200_000, max_depth=8, max_text=1 << 16)
-_REASON = 1000  # letters
+_REASON = 1000  # Letters
 T = TypeVar("T", CompiledFileInfo, Declared)
 
 
@@ -46,7 +46,7 @@ class InspectorServer(RpcServer):
     """Answers within ANSWER."""
 
     def _inspect(self, call: Inspect) -> CompiledFileInfo:
-        from honed.runtime.compiled import modelfile  # which the service, that calls, does without
+        from honed.runtime.compiled import modelfile  # Which the service, that calls, does without
 
         def read() -> CompiledFileInfo:
             with modelfile.read(call.path) as file:

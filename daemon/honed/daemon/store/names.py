@@ -17,13 +17,13 @@ from honed.protocol.params import LoadParams, RegionName, RegionParams, RunParam
 from honed.protocol.strict import Map
 
 MARK: Final = "@"
-STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z_]{{1,48}})?")  # what a stored name may be
-_LONGEST = 48  # of the sizes as text
-Shapes = Mapping[str, tuple[int, ...]]  # by input
+STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z_]{{1,48}})?")  # What a stored name may be
+_LONGEST = 48  # Of the sizes as text
+Shapes = Mapping[str, tuple[int, ...]]  # By input
 _OWN: Final = re.compile(r"own-[0-9a-f]{40}")
-NOBODYS: Final = f"own-{'0' * 40}"  # that no contents are known to have
+NOBODYS: Final = f"own-{'0' * 40}"  # That no contents are known to have
 _DEFAULTS: Final = UploadOptions(shapes={}, precision="auto", engine="fastest")
-_FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
+_FIELDS: Final = ("model_name", "model", "name")  # Of parameters, that name a model
 # The last one makes one, whose name none may have.
 _NO_MODELS: Final = (RegionName, RegionParams, LoadParams, RunParams)
 P = TypeVar("P")
@@ -61,7 +61,7 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
     sizes: list[int] = []
     different: list[int] = []
     named: dict[str, int] = {}
-    contradicts = False  # which ONNX Runtime does not mind
+    contradicts = False  # Which ONNX Runtime does not mind
     for tensor in interface.inputs:
         given = shapes.get(tensor.name)
         if given is None or tensor.shape is None or len(tensor.shape) != len(given):

@@ -16,14 +16,14 @@ from typing import Final
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.protocol.errors import InvalidArgument
 
-METADATA: Final = "honed.state"  # key in an ONNX file; its value is as `from_text` takes it
+METADATA: Final = "honed.state"  # Key in an ONNX file; its value is as `from_text` takes it
 _STATE = re.compile(
     r"states?|caches?|hidden|cell|[hc]x?|past|present|kv|mem|memory|memories|rnn|lstm|gru|context|ctx|history"
     r"|buf|buffer"
 )
 _BEFORE = frozenset(["in", "input", "inputs", "prev", "previous", "past", "old", "last", "init", "initial"])
 _AFTER = frozenset(["out", "output", "outputs", "new", "next", "present", "updated", "n"])
-_SHORT: Final[Mapping[str, str]] = {"hn": "h", "cn": "c"}  # outputs of recurrent layers
+_SHORT: Final[Mapping[str, str]] = {"hn": "h", "cn": "c"}  # Outputs of recurrent layers
 _ATTENTION = re.compile(r"keys?|values?|kv")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 

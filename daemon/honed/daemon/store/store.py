@@ -42,8 +42,8 @@ from .versions import VersionHistory, first
 # Of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states, and
 # 5 has owners.
 FORMAT = 5
-_NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
-_MAX_MANIFEST = 16 << 20  # bytes
+_NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # Nor will be
+_MAX_MANIFEST = 16 << 20  # Bytes
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +88,7 @@ class NewerFormat(InvalidArgument):
     """A manifest was written by a newer honed."""
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: keys are made once
+@dataclass(frozen=True, kw_only=True)  # No slots: keys are made once
 class Manifest:
     """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
 
@@ -102,16 +102,16 @@ class Manifest:
     """
 
     name: str
-    added: float  # seconds since 1970
+    added: float  # Seconds since 1970
     compiled: StoredFile | None
     history: VersionHistory
-    sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
+    sources: tuple[StoredFile, ...]  # The model file first; enough to compile it again
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str = ""
     placement_reason: str = field(default="", metadata={"wire": "placed"})
     interface: Interface | None = None
-    decision: EngineDecision = EngineDecision()  # stored flat, as if its fields were the manifest's
+    decision: EngineDecision = EngineDecision()  # Stored flat, as if its fields were the manifest's
     by_hand: bool = False
     state: dict[str, str] = field(default_factory=dict)
     owner: int | None = None
@@ -159,7 +159,7 @@ class Store:
         self._models = state_dir / "models"
         self._staging = state_dir / "staging"
         self._damaged = state_dir / "damaged"
-        self._unread = False  # a manifest could not be read: nobody knows what it stands for
+        self._unread = False  # A manifest could not be read: nobody knows what it stands for
 
     def open(self) -> tuple[dict[str, Manifest], list[str]]:
         """Make the folders, clear away what a crash left, and read every manifest.
@@ -312,7 +312,7 @@ class Store:
         unfinished = []
         for path in sorted(self._models.iterdir()):
             if path.name.startswith("."):
-                unfinished.append(path)  # a manifest that was being written
+                unfinished.append(path)  # A manifest that was being written
                 continue
             try:
                 manifest = _loads(path.name.removesuffix(".json"), read_regular(path, _MAX_MANIFEST))

@@ -14,15 +14,15 @@ from functools import cached_property
 from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.results import DeploymentSpan, ModelVersion
 
-KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
-REMEMBERED = 100  # versions and deployments that are listed
+KEPT = 3  # Compiled files a model keeps: the one served, and two to go back to
+REMEMBERED = 100  # Versions and deployments that are listed
 # Side by side, a successor must be so much faster to be taken, and may be so much slower before it goes.
 GAIN, LOSS = 1.02, 1.05
 # A new version has served cleanly after so many requests, or after so long with at least one.
 TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what each request asks is made once
+@dataclass(frozen=True, kw_only=True)  # No slots: what each request asks is made once
 class VersionHistory:
     """All that is remembered of a model's versions."""
 

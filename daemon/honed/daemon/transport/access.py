@@ -21,7 +21,7 @@ CHANGE_GROUP = "honed-admin"
 HINTS_GROUP = "honed-hints"
 _UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
-_MAX_OPTION = 1024  # bytes Python's getsockopt can take: 256 groups
+_MAX_OPTION = 1024  # Bytes Python's getsockopt can take: 256 groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def _gid(group: str) -> int | None:
         return None
 
 
-@functools.lru_cache(maxsize=1024)  # asking may take a directory of users, and the event loop waits
+@functools.lru_cache(maxsize=1024)  # Asking may take a directory of users, and the event loop waits
 def user_name(uid: int) -> str:
     """Return the name of a user, or the number of one who has no name."""
     try:

@@ -32,10 +32,10 @@ from .fairness import RoundRobin, Usage
 
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
-_MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
-_ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
-_LINGER_SECONDS = 2.0  # for a client to read why it is dropped
-_GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
+_MAX_UNSENT = 1 << 20  # Bytes of answers beyond which nothing more is read from a client
+_ENVELOPE = 1 << 20  # Bytes of an answer beside its tensors
+_LINGER_SECONDS = 2.0  # For a client to read why it is dropped
+_GONE_SECONDS = 0.2  # Between two looks whether a client that sends no more still reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ClientSocket:
         self.socket = connected
         self._descriptor = (
             connected.fileno()
-        )  # which the loop's selector shows quickly, when it is not watched
+        )  # Which the loop's selector shows quickly, when it is not watched
         self.reading = False
         self._writing = False
         self._loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class Timer:
         self._callback()
 
 
-Done = Callable[[Any, BaseException | None], None]  # takes a result, or an error
+Done = Callable[[Any, BaseException | None], None]  # Takes a result, or an error
 
 
 class Callbacks(Protocol):
@@ -188,13 +188,13 @@ class Connection:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._wire = _peer(limits)
-        self._tasks: dict[int, asyncio.Task[None] | Callbacks] = {}  # unanswered requests by msgid
-        self._held = 0  # bytes accounted to the peer's user
-        self._to_be_read = False  # when its turn comes
-        self._asked = False  # for a turn to handle what was read
-        self._half_closed = False  # the client sends no more, and may still read
-        self._ending = False  # nothing is read any more; closes when all is sent
-        self._refusal: HonedError = Cancelled("the request was cancelled")  # of what is cancelled
+        self._tasks: dict[int, asyncio.Task[None] | Callbacks] = {}  # Unanswered requests by msgid
+        self._held = 0  # Bytes accounted to the peer's user
+        self._to_be_read = False  # When its turn comes
+        self._asked = False  # For a turn to handle what was read
+        self._half_closed = False  # The client sends no more, and may still read
+        self._ending = False  # Nothing is read any more; closes when all is sent
+        self._refusal: HonedError = Cancelled("the request was cancelled")  # Of what is cancelled
         self._at_close: list[Callable[[], object]] = []
         self.closed = False
         self._frame_timer = Timer(self._loop, limits.message_seconds, self._too_slow)

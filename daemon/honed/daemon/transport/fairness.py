@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
-BUDGET_SECONDS = 0.0002  # at a stretch; a single message may take longer
+BUDGET_SECONDS = 0.0002  # At a stretch; a single message may take longer
 Work = Callable[[], None]
 
 
@@ -27,8 +27,8 @@ class RoundRobin:
         self._loop = loop
         self._budget = self._left = budget
         self._clock = clock
-        self._ended = clock()  # the latest work
-        self._waiting: dict[Hashable, deque[Work]] = {}  # by owner, whose turn is next first
+        self._ended = clock()  # The latest work
+        self._waiting: dict[Hashable, deque[Work]] = {}  # By owner, whose turn is next first
         self._scheduled = False
         self._running = False
 
@@ -37,7 +37,7 @@ class RoundRobin:
         self._waiting.setdefault(owner, deque()).append(work)
         if self._running:
             return
-        self._left = min(self._budget, self._left + self._clock() - self._ended)  # nobody waited meanwhile
+        self._left = min(self._budget, self._left + self._clock() - self._ended)  # Nobody waited meanwhile
         self._run()
         if self._waiting and not self._scheduled:
             self._scheduled = True

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from honed.daemon.transport.connection import Connection
 
 _NICENESS = 19
-_LEAST_DELAY_SECONDS = 1.0  # before it is started again
+_LEAST_DELAY_SECONDS = 1.0  # Before it is started again
 _STOP_SECONDS = 5.0
-_TEXT = 300  # letters of a report
+_TEXT = 300  # Letters of a report
 _log = logging.getLogger(__name__)
 
 
@@ -48,9 +48,9 @@ class TunerChild:
         self._settings = settings
         self._socket = socket
         self._process: Child | None = None
-        self._reports: dict[int, tuple[int, str]] = {}  # by connection: process and what it does
-        self._last: tuple[float, str] | None = None  # the report of a connection that ended, and when
-        self.figures: TuningFigures | None = None  # that were told last
+        self._reports: dict[int, tuple[int, str]] = {}  # By connection: process and what it does
+        self._last: tuple[float, str] | None = None  # The report of a connection that ended, and when
+        self.figures: TuningFigures | None = None  # That were told last
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
     def status(self) -> TunerStatus:

@@ -24,8 +24,8 @@ from honed.protocol.strict import Map
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, UnloadModel, WorkerCall
 from .supervisor import Supervisor, WorkerDied, spawn
 
-_KEPT_SECONDS = 20.0  # a process with nothing to do
-_NICENESS = 15  # of one that builds what nobody waits for
+_KEPT_SECONDS = 20.0  # A process with nothing to do
+_NICENESS = 15  # Of one that builds what nobody waits for
 _REMEMBERED = 10
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -54,8 +54,8 @@ class BuildProcess:
         self._busy = asyncio.Lock()
         self._rest: asyncio.TimerHandle | None = None
         self._resting: asyncio.Task[None] | None = None
-        self._why = ""  # the process was ended from here
-        self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # of the latest processes
+        self._why = ""  # The process was ended from here
+        self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # Of the latest processes
 
     async def prove(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
@@ -139,7 +139,7 @@ class BuildProcess:
             bound, device = self._supervisor.program.building.bound, self._supervisor.profile is not None
             if death.out_of_memory and bound:
                 reason = no_memory(reason, "", bound)
-            elif bound and device and death.signal is not None:  # drivers that get no memory crash, too
+            elif bound and device and death.signal is not None:  # Drivers that get no memory crash, too
                 reason = f"{reason}; it may have needed more than {bound}"
             raise BuilderLost(reason) from error
 

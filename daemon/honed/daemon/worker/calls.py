@@ -184,7 +184,7 @@ class OutputSpec:
     place: RegionSlice | None
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class InferenceResult:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
@@ -228,7 +228,7 @@ def _unpacked(form: bytes) -> RunTemplate:
     return strict.from_plain(RunTemplate, msgpack.unpackb(form), where="the form of a run")
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class RunModel(WorkerCall[InferenceResult]):
     """Run once on the data of those inputs that have no place.
 
@@ -278,7 +278,7 @@ class StateTensorSpec:
     set_once: bool
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class StepResult:
     """The result of a step, the rows that growing state has now, and the bytes of the sequence's state."""
 
@@ -287,7 +287,7 @@ class StepResult:
     nbytes: int
 
 
-@dataclass(slots=True, kw_only=True)  # frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class RunStep(WorkerCall[StepResult]):
     """Run the next step of a sequence, whose state the worker holds and gives to the model.
 
@@ -359,7 +359,7 @@ class CompareRows(WorkerCall[BatchingCheck]):
 
     work = True
     key: str
-    inputs: tuple[InputSpec, ...]  # without their data
+    inputs: tuple[InputSpec, ...]  # Without their data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,7 +368,7 @@ class WarmUp(WorkerCall[ComparisonRun]):
 
     work = True
     key: str
-    inputs: tuple[InputSpec, ...]  # without their data
+    inputs: tuple[InputSpec, ...]  # Without their data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

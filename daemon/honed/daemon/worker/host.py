@@ -66,8 +66,8 @@ from .turns import CallUnderWay, Turns
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
-Stepped = tuple[dict[str, Array], int, int]  # outputs, and the rows and bytes of the state after a step
-_ROWS = (1, 2, 1)  # of the requests that are compared
+Stepped = tuple[dict[str, Array], int, int]  # Outputs, and the rows and bytes of the state after a step
+_ROWS = (1, 2, 1)  # Of the requests that are compared
 # Sums in other orders: as far off as an answer in float32 may be (`honed.tuner.verify.tolerance`).
 _ALLOWED = 1e-3
 _ALLOWED_HALF = 2e-2
@@ -156,7 +156,7 @@ def _close(expected: Array, found: Array) -> bool:
 
 # The service is trusted, and bounds what it sends.
 _FRAMES = FrameLimits(max_bytes=1 << 30, max_depth=512)
-_MOST_SPANS = 8192  # of a timeline, which then fits a message
+_MOST_SPANS = 8192  # Of a timeline, which then fits a message
 _NO_ROOM = np.empty(0, np.uint8)
 _log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Host(RpcServer, ABC):
         self._bound = bound
         self._regions: dict[int, Array] = {}
         self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
-        self._loading = 0  # number of the request that loads now
+        self._loading = 0  # Number of the request that loads now
         self._turns = Turns(self._next, self._answer_call, self._refuse_call, self.beside)
 
     @abstractmethod
@@ -239,7 +239,7 @@ class Host(RpcServer, ABC):
             try:
                 _log.exception("the worker cannot answer")
             finally:
-                os._exit(1)  # the service starts another
+                os._exit(1)  # The service starts another
 
     def built(self, done: int, of: int) -> None:
         """Tell how many kernels of the model being loaded are built."""
@@ -427,7 +427,7 @@ class Host(RpcServer, ABC):
             raise AnswerTooLarge(
                 f"the outputs have {whole} bytes and an answer may hold {asked.max_bytes}; "
                 "place them in shared memory",
-                used + unplaced if unplaced else 0,  # text has no place there
+                used + unplaced if unplaced else 0,  # Text has no place there
             )
         return inline, tuple(offsets)
 
@@ -448,7 +448,7 @@ class Host(RpcServer, ABC):
         if given.dtype == "bool":
             values = array.view(np.uint8)
             if given.place is not None:
-                return np.not_equal(values, 0)  # the client can write any byte at any time
+                return np.not_equal(values, 0)  # The client can write any byte at any time
             if np.any(values > 1):
                 raise InvalidArgument(
                     f"the data of input {given.name!r} must hold the bytes 0 and 1 only; it is BOOL"

@@ -13,7 +13,7 @@ from honed.protocol.methods import check_name
 from honed.protocol.params import RegionParams
 
 _NO_WRITING = fcntl.F_SEAL_WRITE | 0x0010  # F_SEAL_FUTURE_WRITE, linux/fcntl.h
-_numbers = itertools.count(1)  # worker and service name regions by number: names are per connection
+_numbers = itertools.count(1)  # Worker and service name regions by number: names are per connection
 
 
 class HeldRegion:
@@ -79,7 +79,7 @@ class RegionTable:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._regions: dict[str, HeldRegion] = {}
-        self.changes = 0  # so far: as long as it is the same, so are the regions
+        self.changes = 0  # So far: as long as it is the same, so are the regions
 
     def add(self, params: RegionParams, descriptor: int) -> None:
         """Register a client's memfd; the descriptor stays the caller's, the table keeps a duplicate.
@@ -142,7 +142,7 @@ def check_memfd(descriptor: int, offset: int, byte_size: int) -> None:
         )
     try:
         mmap.mmap(descriptor, byte_size, offset=offset).close()
-    except (OSError, ValueError, OverflowError) as error:  # huge pages, more than there are addresses
+    except (OSError, ValueError, OverflowError) as error:  # Huge pages, more than there are addresses
         raise InvalidArgument(
             f"the memfd cannot be mapped ({error}); use an ordinary one, or less of it"
         ) from error

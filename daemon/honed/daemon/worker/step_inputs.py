@@ -26,7 +26,7 @@ class StepSize:
         return self.past + self.tokens
 
 
-Values = tuple[tuple[int, ...], int | range]  # a shape, and its rows, or the one value of all elements
+Values = tuple[tuple[int, ...], int | range]  # A shape, and its rows, or the one value of all elements
 
 
 def _ones(step: StepSize, _: tuple[int, ...]) -> Values:

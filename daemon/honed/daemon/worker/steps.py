@@ -55,7 +55,7 @@ class DeviceSequences:
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self.inside: dict[StepExecutor, _Sequence] = {}  # whose state each form has in it
+        self.inside: dict[StepExecutor, _Sequence] = {}  # Whose state each form has in it
 
     def step(self, form: StepExecutor, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
         """Run a step; return the outputs, and the rows and bytes of the state now.
@@ -70,7 +70,7 @@ class DeviceSequences:
                 f"the sequence's state would have {nbytes} bytes, and its user may have "
                 f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
-        sequence.rows = call.rows  # more are there where a request failed after it had run
+        sequence.rows = call.rows  # More are there where a request failed after it had run
         self._enter(sequence, form)
         computed = form.step(inputs, sequence.growing, call.rows, call.count)
         sequence.rows = call.rows + call.count

@@ -96,7 +96,7 @@ async def spawn(
 # ---- Keeps one serving worker alive: starts it, notices its end, starts it again ----
 
 _REMEMBERED_ENDS = 10
-_QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
+_QUIET_SECONDS = 15.0  # After which a worker with nothing to do is asked whether it still answers
 _log = logging.getLogger(__name__)
 
 
@@ -142,19 +142,19 @@ class Supervisor:
         self.program = program
         self._process: Child | None = None
         self._link: AsyncLink | None = None
-        self._mapped: set[int] = set()  # regions the present worker knows
+        self._mapped: set[int] = set()  # Regions the present worker knows
         self._kill_reason = self._kill_kind = ""
-        self._cause: _UnderWay | None = None  # the call for which the worker was killed
-        self._calls = 0  # under way
+        self._cause: _UnderWay | None = None  # The call for which the worker was killed
+        self._calls = 0  # Under way
         self._deadlines = DeadlineWatch(self._late)
-        self._heard = 0.0  # when the worker last answered, in monotonic seconds
-        self._lost_at_work = False  # the last worker ended while it ran or built a model
+        self._heard = 0.0  # When the worker last answered, in monotonic seconds
+        self._lost_at_work = False  # The last worker ended while it ran or built a model
         self._expects_models = expects_models
-        self._reason = ""  # why the last worker ended; "" once another was ready
+        self._reason = ""  # Why the last worker ended; "" once another was ready
         self.starts = 0
-        self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
+        self.ends: Counter[str] = Counter()  # Of workers, by kind: hung, device, crashed, not started
         self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
-        self._from_outside = False  # the last worker was killed by another program, or because memory ran out
+        self._from_outside = False  # The last worker was killed by another program, or because memory ran out
         self.identity: DeviceIdentity | None = None
         self.profile: DeviceProfile | None = None
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from honed.protocol.peer import RequestReceived
 
-_LONG_SECONDS = 0.1  # of a call, after which another thread reads, twice as much at most
-_STACK = 2 << 20  # bytes of a thread that reads, of all of which a process's limit of memory counts
+_LONG_SECONDS = 0.1  # Of a call, after which another thread reads, twice as much at most
+_STACK = 2 << 20  # Bytes of a thread that reads, of all of which a process's limit of memory counts
 _log = logging.getLogger(__name__)
 
 
@@ -70,10 +70,10 @@ class Turns:
         self._lock = threading.Lock()
         self._under_way: dict[int, CallUnderWay] = {}
         self._waiting: deque[RequestReceived] = deque()
-        self._reader = 0  # the thread that reads
-        self._own: CallUnderWay | None = None  # what that runs itself now
-        self._begun = 0  # calls so far
-        self._watched = False  # a thread looks whether that takes long
+        self._reader = 0  # The thread that reads
+        self._own: CallUnderWay | None = None  # What that runs itself now
+        self._begun = 0  # Calls so far
+        self._watched = False  # A thread looks whether that takes long
         self._watch = threading.Semaphore(0)
         self._over = threading.Event()
         self._present = _Present()
@@ -90,7 +90,7 @@ class Turns:
         self._read()
         self._over.wait()
         if self._under_way:
-            os._exit(0)  # the library must not be taken away from under what runs
+            os._exit(0)  # The library must not be taken away from under what runs
 
     def end(self, number: object) -> None:
         """Have a call end for which nobody waits any more, if it runs or waits."""
@@ -108,12 +108,12 @@ class Turns:
         try:
             while (request := self._next()) is not None:
                 if not self._take(request):
-                    return  # another thread reads
+                    return  # Another thread reads
         except Exception:  # noqa: BLE001 - without a thread that reads the service would wait in vain
             try:
                 _log.exception("the worker cannot read")
             finally:
-                os._exit(1)  # the service starts another
+                os._exit(1)  # The service starts another
         self._over.set()
 
     def _take(self, request: RequestReceived) -> bool:
@@ -177,7 +177,7 @@ class Turns:
                 if own is not None and own is before:
                     try:
                         self._start_relief()
-                    except RuntimeError:  # no room for a thread: the call is waited for
+                    except RuntimeError:  # No room for a thread: the call is waited for
                         continue
                     self._reader, self._own, self._watched = threading.get_ident(), None, False
                     return True

@@ -54,9 +54,9 @@ from .turns import CallUnderWay
 # ---- Two versions of a model run in turns on the same inputs, one run at a time ----
 
 Inputs = dict[str, NDArray[Any]]
-_RECORDED_BYTES = 16 << 20  # of one model's inputs; larger ones are not recorded
+_RECORDED_BYTES = 16 << 20  # Of one model's inputs; larger ones are not recorded
 _RECORDED = 2
-_PERIOD = 5.0  # seconds between two that are recorded
+_PERIOD = 5.0  # Seconds between two that are recorded
 
 
 class InputRecorder:
@@ -104,7 +104,7 @@ class VersionComparison:
             2 * max((probe.tolerance[i] for probe in probes), default=1e-3)
             for i in range(len(old.model.outputs))
         ]
-        self._answers: dict[int, Inputs] = {}  # of the present pair of runs, by version: 0 old, 1 new
+        self._answers: dict[int, Inputs] = {}  # Of the present pair of runs, by version: 0 old, 1 new
 
     def turn(self, pair: int, which: int) -> tuple[int, str]:
         """Run the old version (`which` 0) or the new one (1); gives nanoseconds, and how the answers differ.
@@ -147,7 +147,7 @@ def zeros(executor: Executor) -> Inputs:
 # It answers the service on the socket FD until that closes (`hosting`). THREADS and MEMORY_MIB are for the
 # process in which parts of models run that the CPU engine takes; it is there while there are any.
 
-_NICENESS = 10  # at least, of the thread that builds kernels
+_NICENESS = 10  # At least, of the thread that builds kernels
 _log = logging.getLogger(__name__)
 
 
@@ -167,9 +167,9 @@ class Worker(Host):
         self._cache_dir = cache_dir
         self._spec = spec
         self._found: DeviceProfile | None = None
-        self._device: Device | None = None  # from the first model on
+        self._device: Device | None = None  # From the first model on
         self._models: dict[str, Executor] = {}
-        self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
+        self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # By key and probe
         self._recorder = InputRecorder()
         self._comparison: VersionComparison | None = None
         self._sequences = DeviceSequences()

@@ -72,7 +72,7 @@ def _add_serving_options(add: argparse.ArgumentParser) -> None:
     )
     add.add_argument(
         "--engine",
-        type=engine_name,  # an older word, too
+        type=engine_name,  # An older word, too
         choices=("fastest", "opencl", "onnxruntime"),
         help="the engine that serves it: the faster one, its compiled form, or ONNX Runtime on the processor "
         "(default: what the configuration says)",

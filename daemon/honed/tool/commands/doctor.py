@@ -138,7 +138,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.jobs import surveying  # which needs pyopencl
+    from honed.jobs import surveying  # Which needs pyopencl
 
     cache = places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:

@@ -27,7 +27,7 @@ from honed.tool.view.plot import Curve, Mark, draw_picture, microseconds, text
 from .tasks import milliseconds
 
 _SPANS = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
-_HEIGHT = 16  # lines of the curve in a terminal
+_HEIGHT = 16  # Lines of the curve in a terminal
 
 
 def define_history(history: Parser) -> None:

@@ -29,10 +29,10 @@ from honed.tool.parser import Parser, UsageError, count, define, named_file, pat
 
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
-_WORD = "honed"  # where text is made up
+_WORD = "honed"  # Where text is made up
 _TOKENS = ("input_ids", "decoder_input_ids")
-_MADE_UP = 10  # tokens of made-up prompts are below
-_WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
+_MADE_UP = 10  # Tokens of made-up prompts are below
+_WARM_UP = 3  # Inferences before the clock starts: caches fill, the device clocks up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

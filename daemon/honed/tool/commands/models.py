@@ -76,7 +76,7 @@ from honed.tool.view.tables import (
 
 from .tasks import milliseconds
 
-_DELAY_MS = 2.0  # where requests are to be run together, and nothing says how long they wait
+_DELAY_MS = 2.0  # Where requests are to be run together, and nothing says how long they wait
 
 
 def define_status(status: Parser) -> None:
@@ -533,7 +533,7 @@ def define_pin(pin: Parser) -> None:
     pin.add_argument("--off", action="store_true", help="let tuning replace it again")
     pin.add_argument(
         "--engine",
-        type=engine_name,  # an older word, too
+        type=engine_name,  # An older word, too
         choices=("opencl", "onnxruntime"),
         help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
     )

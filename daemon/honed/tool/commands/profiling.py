@@ -22,7 +22,7 @@ from .models import peaks_text
 # a process or a thread, s and f are the ends of an arrow.
 _PROCESS, _HOST, _DEVICE = 1, 1, 2
 _ROWS = {_HOST: "host", _DEVICE: "device"}
-Event = dict[str, Any]  # or a part of one
+Event = dict[str, Any]  # Or a part of one
 
 
 def trace(profile: ModelProfile, shown: ModelShown) -> Event:

@@ -18,10 +18,10 @@ from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 
-_Column = tuple[str, Callable[[TaskRow], str]]  # its heading, and a task's cell
-_NAME = 12  # characters of a task's name that are always shown
-_WIDE = 110  # columns from which everything is shown
-_NARROW = 70  # columns below which only what matters most is shown
+_Column = tuple[str, Callable[[TaskRow], str]]  # Its heading, and a task's cell
+_NAME = 12  # Characters of a task's name that are always shown
+_WIDE = 110  # Columns from which everything is shown
+_NARROW = 70  # Columns below which only what matters most is shown
 
 
 def define_tasks(tasks: Parser) -> None:

@@ -32,13 +32,13 @@ from honed.tool.parser import Parser, define, seconds
 
 from .tasks import short
 
-_AROUND = 14  # lines of the view besides the models
-_WIDE = 100  # columns from which everything is shown
-_NARROW = 64  # columns below which only what matters most is
-_COLUMN = 10  # columns that a figure takes
-_NAME = 8  # letters of a model's name that are always shown
-_Column = tuple[str, Callable[[ModelFigures], str]]  # its heading, and a row's cell
-_END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
+_AROUND = 14  # Lines of the view besides the models
+_WIDE = 100  # Columns from which everything is shown
+_NARROW = 64  # Columns below which only what matters most is
+_COLUMN = 10  # Columns that a figure takes
+_NAME = 8  # Letters of a model's name that are always shown
+_Column = tuple[str, Callable[[ModelFigures], str]]  # Its heading, and a row's cell
+_END = ("q", "Q", "\x04")  # Keys, besides Ctrl-C
 
 
 def define_top(top: Parser) -> None:

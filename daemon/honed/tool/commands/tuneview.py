@@ -33,9 +33,9 @@ from .tasks import counted, failures_text, latency_text, milliseconds, progress_
 if TYPE_CHECKING:
     from rich.live import Live
 
-_AROUND = 10  # lines of the live view besides the tasks
-_REFRESHES = 2  # a second
-NOTHING = Estimate(before_us=0.0, now_us=0.0)  # before the tasks were told
+_AROUND = 10  # Lines of the live view besides the tasks
+_REFRESHES = 2  # A second
+NOTHING = Estimate(before_us=0.0, now_us=0.0)  # Before the tasks were told
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,16 +44,16 @@ class TuningRun:
 
     model: str
     trials_wanted: int | None
-    begun: float | None = None  # when the search began
+    begun: float | None = None  # When the search began
     stage: str = ""
     text: str = ""
     rows: dict[str, TaskRow] = field(default_factory=dict)
     forms: tuple[FusionRow, ...] = ()
     estimate: Estimate = NOTHING
-    ranking: Ranking | None = None  # of the latest batch that has one
+    ranking: Ranking | None = None  # Of the latest batch that has one
     trials: int = 0
     seconds_left: float | None = None
-    estimated_at: float = 0.0  # when `seconds_left` was
+    estimated_at: float = 0.0  # When `seconds_left` was
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
 

@@ -32,11 +32,11 @@ from honed.tool.parser import Parser, UsageError, add_compile_options, count, de
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
 from .tuneview import TuningRun, TuningView, run_document
 
-Searched = tuple[Tuned, ModelPublished | None]  # what the child told last, and what the service said
+Searched = tuple[Tuned, ModelPublished | None]  # What the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BENCHES = ("mali-g610",)  # as the compiler has them
-_RECORDS = "predicted.sqlite"  # apart from what was measured
-_CERTIFICATES = "farm"  # their folder, beside honed.toml
+BENCHES = ("mali-g610",)  # As the compiler has them
+_RECORDS = "predicted.sqlite"  # Apart from what was measured
+_CERTIFICATES = "farm"  # Their folder, beside honed.toml
 _FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-dir` finds them
 
 
@@ -158,7 +158,7 @@ def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
         try:
             done = child.result(view.show)
         except CompilerDied:
-            if run.stopping:  # it was told to before it was ready to be
+            if run.stopping:  # It was told to before it was ready to be
                 raise KeyboardInterrupt from None
             raise
         run.take(done, time.monotonic())
@@ -215,7 +215,7 @@ def result_text(model: str, done: Tuned, published: bool, placement: ModelPlacem
     if not published or not before or not after:
         text = (
             done.sentence.partition(" is served as before: ")[2] or done.sentence
-        )  # the service says so, too
+        )  # The service says so, too
         return f"{model} is served as before: {text}."
     by_cpu = placement.engine == "cpu"
     return (

@@ -69,8 +69,8 @@ FIRMWARE_REMEDY = (
     "/lib/firmware/arm/mali/arch10.8/mali_csffw.bin from linux-firmware, then see: dmesg | grep -i panthor"
 )
 LOW_MEMORY_BYTES = 1 << 30  # LightGlue compiles in about this much
-_RK3588, _RK3588_HZ = "fb000000.gpu", 1_000_000_000  # its GPU, and what vendors' kernels run it at
-PASSIVE_CELSIUS = 85.0  # where RK3588's device tree starts to throttle
+_RK3588, _RK3588_HZ = "fb000000.gpu", 1_000_000_000  # Its GPU, and what vendors' kernels run it at
+PASSIVE_CELSIUS = 85.0  # Where RK3588's device tree starts to throttle
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -308,7 +308,7 @@ def _mismatch(readings: Readings) -> list[Finding]:
     ]
 
 
-_RELEASE = re.compile(r"\bg(\d+)p(\d+)\b")  # of Arm's drivers, as libraries' names and both drivers have it
+_RELEASE = re.compile(r"\bg(\d+)p(\d+)\b")  # Of Arm's drivers, as libraries' names and both drivers have it
 
 
 def _newer_libmali(readings: Readings) -> tuple[str, str] | None:
@@ -474,7 +474,7 @@ def _blame(readings: Readings) -> str:
 
 SERVICE = Topic("Service")
 SOFTWARE = Topic("Software")
-LOW_DISK_BYTES = 1 << 30  # a model, its source and a compile need a few hundred MiB
+LOW_DISK_BYTES = 1 << 30  # A model, its source and a compile need a few hundred MiB
 _START = "start it with 'systemctl start honed', or 'honed' as an ordinary user"
 
 

@@ -135,7 +135,7 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
 
 
 _DMI_NAME = "sys/class/dmi/id/product_name"
-_KBASE = ("bifrost_kbase", "mali_kbase", "midgard_kbase")  # names of its module
+_KBASE = ("bifrost_kbase", "mali_kbase", "midgard_kbase")  # Names of its module
 
 
 def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
@@ -240,7 +240,7 @@ def _text(path: Path) -> str:
     return system_text(path) or ""
 
 
-_TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
+_TIMEOUT = 5.0  # Seconds; the service answers such questions at once, whatever it is working on
 _UNIT = "honed.service"
 State = Literal["answers", "absent", "refused", "forbidden", "silent"]
 
@@ -291,7 +291,7 @@ def _connect(path: str) -> tuple[State, str]:
             return "absent", "the socket is not there" if Path(
                 path
             ).parent.is_dir() else "its folder is not there"
-        except OSError as error:  # refused, timed out, a path too long for a socket
+        except OSError as error:  # Refused, timed out, a path too long for a socket
             return "refused", str(error.strerror or error)
     return "answers", ""
 
@@ -325,7 +325,7 @@ VARIABLES = (
     "RUSTICL_ENABLE",
     "RUSTICL_FEATURES",
 )
-_PACKAGES: dict[Part, dict[str, str]] = {  # part -> name -> the only version known to work, or ""
+_PACKAGES: dict[Part, dict[str, str]] = {  # Part -> name -> the only version known to work, or ""
     "runtime": {"honed": "", "numpy": "", "msgpack": ""},
     "daemon": {"pyopencl": "", "rich": "", "systemd-python": ""},
     "tuner": {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "onnx": ""},
@@ -373,7 +373,7 @@ def gather(
     """All readings of the system beneath `root`; `folders` are (purpose, path) of what honed writes to."""
     names = read_names(root)
     files = icd_files(root, environ)
-    with ThreadPoolExecutor(max_workers=2) as pool:  # boards have few cores, and drivers are large
+    with ThreadPoolExecutor(max_workers=2) as pool:  # Boards have few cores, and drivers are large
         opencl = pool.submit(prober.platforms)
         loaded = pool.map(lambda name: _load(prober, name), [LOADER, *(library for _, library in files)])
         ended, path, error = next(loaded)

@@ -21,7 +21,7 @@ from honed.protocol import strict
 
 from .readings import OpenCL, OpenCLDevice, Platform
 
-DEADLINE = 20.0  # seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
+DEADLINE = 20.0  # Seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 
 

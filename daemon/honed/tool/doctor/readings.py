@@ -37,8 +37,8 @@ class IcdFile:
     library: str
     stack: Stack
     ended: Ended
-    loaded: str  # the path that it was loaded from
-    error: str  # why the library did not load or the child ended
+    loaded: str  # The path that it was loaded from
+    error: str  # Why the library did not load or the child ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OpenCLDevice:
     fp16: bool
     compute_units: int
     memory_bytes: int
-    usable: bool  # available, with a compiler
+    usable: bool  # Available, with a compiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class OpenCL:
     """What a child saw that asked OpenCL the way honed does, through pyopencl."""
 
     ended: Ended = "ok"
-    error: str = ""  # a sentence; with "crashed" and "hung" what the driver printed last
-    loader: str = ""  # the libOpenCL that pyopencl uses
+    error: str = ""  # A sentence; with "crashed" and "hung" what the driver printed last
+    loader: str = ""  # The libOpenCL that pyopencl uses
     platforms: tuple[Platform, ...] = ()
 
 
@@ -79,8 +79,8 @@ class GpuHardware:
 
     name: str  # fb000000.gpu, or a PCI address
     driver: str  # "mali" is kbase; "" where no driver is bound
-    compatible: str  # the device tree's name for it, "" for PCI
-    nodes: tuple[str, ...]  # device nodes
+    compatible: str  # The device tree's name for it, "" for PCI
+    nodes: tuple[str, ...]  # Device nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class DeviceNode:
     group: str
     gid: int
     mode: int
-    openable: bool  # for reading and writing by this user, access lists included
+    openable: bool  # For reading and writing by this user, access lists included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Hardware:
     nodes: tuple[DeviceNode, ...]
     clocks: tuple[Clock, ...]
     gpu_celsius: float | None
-    kbase: str  # release of Arm's kernel driver, "g24p0-00eac0 (...)"; "" where it does not tell
+    kbase: str  # Release of Arm's kernel driver, "g24p0-00eac0 (...)"; "" where it does not tell
     panthor_firmware: bool  # arm/mali/arch10.8/mali_csffw.bin, without which panthor does not start
 
 
@@ -131,7 +131,7 @@ class Folder:
     path: str
     purpose: str
     exists: bool
-    writable: bool  # by this user
+    writable: bool  # By this user
     free_bytes: int
 
 
@@ -143,13 +143,13 @@ class Daemon:
     state: Literal["answers", "absent", "refused", "forbidden", "silent"]
     error: str = ""
     version: str = ""
-    may_infer: bool = False  # this user may call more than the public methods
-    worker: str = ""  # state of its worker, "" where not told
+    may_infer: bool = False  # This user may call more than the public methods
+    worker: str = ""  # State of its worker, "" where not told
     worker_reason: str = ""
     device: str = ""
-    lost: tuple[str, ...] = ()  # other devices of its without a worker, each with the reason
-    cpu_engine: bool = True  # it has one
-    unit: str = ""  # what systemd says of a service that failed
+    lost: tuple[str, ...] = ()  # Other devices of its without a worker, each with the reason
+    cpu_engine: bool = True  # It has one
+    unit: str = ""  # What systemd says of a service that failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class Package:
     name: str
     part: Part
     version: str | None
-    wanted: str  # the only version that is known to work, "" where others do
+    wanted: str  # The only version that is known to work, "" where others do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class OwnPrior:
 
     path: str
     digest: str
-    error: str  # why it is not used
+    error: str  # Why it is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,12 +177,12 @@ class Readings:
 
     user: Account
     service_user: Account | None  # "honed", where there is one
-    groups: tuple[str, ...]  # of video, render, honed and honed-admin those the machine has
+    groups: tuple[str, ...]  # Of video, render, honed and honed-admin those the machine has
     environment: dict[str, str]
     loader: OpenCLLoader
     icds: tuple[IcdFile, ...]
     opencl: OpenCL
-    mesa: str  # version of Debian's package of rusticl, "" where it is not installed
+    mesa: str  # Version of Debian's package of rusticl, "" where it is not installed
     machine: Hardware
     folders: tuple[Folder, ...]
     daemon: Daemon

@@ -42,9 +42,9 @@ class Box:
 
     kind: Kind
     title: str
-    group: str  # what is equal for parts of one layer of the model, by the names of their operators
+    group: str  # What is equal for parts of one layer of the model, by the names of their operators
     steps: tuple[BoxLine, ...]
-    notes: tuple[str, ...]  # results, views, prepared constants
+    notes: tuple[str, ...]  # Results, views, prepared constants
     passes: tuple[str, ...]
     detail: str
 

@@ -28,11 +28,11 @@ from honed.tool.parser import UsageError
 from .boxes import Box, BoxLine, GraphLayout, draw
 from .tables import compiled_share
 
-_RUNS: Final = 5  # inferences that times are the mean of
+_RUNS: Final = 5  # Inferences that times are the mean of
 _DOT: Final = ".dot"
 _BY_GRAPHVIZ: Final = (".svg", ".png", ".pdf")
-_MAX_LETTERS: Final = 160  # of a row of text
-_SECONDS: Final = 120.0  # that Graphviz may take
+_MAX_LETTERS: Final = 160  # Of a row of text
+_SECONDS: Final = 120.0  # That Graphviz may take
 _STYLES: Final = {"copy": "rounded,dashed,filled", "part": "rounded,filled"}
 
 
@@ -57,7 +57,7 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
         with tempfile.TemporaryDirectory(prefix="hone-") as folder, client.export(model) as files:
             file = files.save_compiled(Path(folder) / "model.honed")
             compiled = modelfile.read(file, verify=False).model
-        with suppress(Unavailable):  # it is not served
+        with suppress(Unavailable):  # It is not served
             profile = MODEL_PROFILE.result_of(client.profile(model, _RUNS))
     rows = profile.rows if profile else ()
     layout = draw(compiled, {row.name: row.us / row.count for row in rows if row.kind == "kernel"})

@@ -164,7 +164,7 @@ def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve, *oth
         ) from error
     figure = Figure(_INCHES, _DOTS, layout="constrained")
     axes = figure.subplots()
-    plain: dict[str, Any] = {"loc": "left", "parse_math": False}  # a dollar sign is one
+    plain: dict[str, Any] = {"loc": "left", "parse_math": False}  # A dollar sign is one
     axes.set_title(curve.title, **plain)
     axes.set_xlabel(curve.x_name)
     axes.set_ylabel(curve.y_name)

@@ -71,13 +71,13 @@ class Driver(StrEnum):
     XE = "xe"
     MSM = "msm"
     NVIDIA = "nvidia"
-    KERNEL = "kernel"  # not a GPU driver: the kernel's out-of-memory killer
+    KERNEL = "kernel"  # Not a GPU driver: the kernel's out-of-memory killer
 
 
 class Severity(StrEnum):
     """How far a fault reaches; `rank` orders them, worst highest."""
 
-    OUT_OF_MEMORY = "out-of-memory"  # an allocation of GPU memory failed
+    OUT_OF_MEMORY = "out-of-memory"  # An allocation of GPU memory failed
     QUEUE = "queue"  # G: one queue group or job is lost
     CONTEXT = "context"  # C: every queue group of that GPU context is lost
     PROCESS_KILLED = "process-killed"  # P: the kernel killed the process
@@ -97,24 +97,24 @@ class Fault:
     driver: Driver
     device: str | None  # "fb000000.gpu"; of NVIDIA the PCI address, "0000:c1:00"
     severity: Severity
-    kind: str  # of record: "page-fault", "cs-fatal", "xid", ...
-    code: int | None  # exception code, NVIDIA's Xid, or the status the driver printed
-    name: str | None  # of the exception, as the driver printed it
-    meaning: str | None  # of the code, as EXCEPTIONS has it
-    tgid: int | None  # process that made the GPU context, in the initial pid namespace
-    tid: int | None  # thread that made it, in the initial pid namespace
-    comm: str | None  # command name of the process
+    kind: str  # Of record: "page-fault", "cs-fatal", "xid", ...
+    code: int | None  # Exception code, NVIDIA's Xid, or the status the driver printed
+    name: str | None  # Of the exception, as the driver printed it
+    meaning: str | None  # Of the code, as EXCEPTIONS has it
+    tgid: int | None  # Process that made the GPU context, in the initial pid namespace
+    tid: int | None  # Thread that made it, in the initial pid namespace
+    comm: str | None  # Command name of the process
     context: int | None  # kbase's counter of contexts of the device
-    group: int | None  # handle of the queue group
-    slot: int | None  # hardware slot of the group or job; -1: on none any more
-    stream: int | None  # command stream in the group
+    group: int | None  # Handle of the queue group
+    slot: int | None  # Hardware slot of the group or job; -1: on none any more
+    stream: int | None  # Command stream in the group
     address_space: int | None
     address: int | None  # GPU address that faulted, bytes
     access: str | None  # "READ", "WRITE", ... of a memory fault
-    hang: bool  # no progress in time, rather than something invalid
-    consequence: bool  # of another fault, not a cause
-    announces: bool  # names the owner of the record that follows it
-    text: str  # the whole record
+    hang: bool  # No progress in time, rather than something invalid
+    consequence: bool  # Of another fault, not a cause
+    announces: bool  # Names the owner of the record that follows it
+    text: str  # The whole record
 
 
 FieldName = Literal[
@@ -151,10 +151,10 @@ class Pattern:
     _: KW_ONLY
     fields: tuple[FieldName | None, ...] = ()
     expression: str | None = None
-    driver: Driver | None = None  # where it is another than that of the table
-    by_code: Mapping[int, Severity] | None = None  # in place of `severity`
+    driver: Driver | None = None  # Where it is another than that of the table
+    by_code: Mapping[int, Severity] | None = None  # In place of `severity`
     hang: bool = False
-    announces: bool = False  # names the owner of the record that the driver writes next
+    announces: bool = False  # Names the owner of the record that the driver writes next
     consequence: bool = False
 
     @property
@@ -169,7 +169,7 @@ class SourceTree:
 
     folder: str = ""
     release: str = ""
-    driver: Driver | None = None  # where it is another than that of the table
+    driver: Driver | None = None  # Where it is another than that of the table
 
     def sources(self, written: str) -> tuple[DriverSource, ...]:
         """Return the places in files below the folder; `written` holds "FILE FUNCTION VERSIONS; ..."."""
@@ -203,10 +203,10 @@ class RecordTable:
 
     driver: Driver
     patterns: tuple[Pattern, ...]
-    words: tuple[str, ...] = ()  # names of the driver before its device
-    functions: tuple[str, ...] = ()  # module, or how its functions' names begin, in DRM_ERROR
-    openings: tuple[str, ...] = ()  # of records that name no device
-    inner: str = ""  # expression for what it writes before every message
+    words: tuple[str, ...] = ()  # Names of the driver before its device
+    functions: tuple[str, ...] = ()  # Module, or how its functions' names begin, in DRM_ERROR
+    openings: tuple[str, ...] = ()  # Of records that name no device
+    inner: str = ""  # Expression for what it writes before every message
 
 
 def _fields(names: str = "") -> tuple[FieldName | None, ...]:
@@ -221,15 +221,15 @@ def starts(expression: str) -> re.Pattern[str]:
     return re.compile(expression, re.ASCII | re.MULTILINE)
 
 
-@cache  # late: of the hundreds of rows a machine needs those of its own driver
+@cache  # Late: of the hundreds of rows a machine needs those of its own driver
 def _compiled(written: str, fields: tuple[FieldName | None, ...], expression: str | None) -> re.Pattern[str]:
     return starts(_expression(written, fields) if expression is None else expression)
 
 
 _CONVERSION = re.compile(r"%(%|[-+ #0]*[\d*]*(?:\.\d+)?(?:hh|h|ll|l|z)?(?:[diuxXsc]|p[A-Za-z]*))")
-_PADDED = re.compile(r"[-+ #]*[1-9]\d*[^\d.]")  # a width, with blanks
+_PADDED = re.compile(r"[-+ #]*[1-9]\d*[^\d.]")  # A width, with blanks
 _HEX = r"[0-9A-Fa-f]{1,16}"
-_TEXT_CHARACTERS = 100  # of a %s or %p; bounded, so that hostile text costs no more than its length
+_TEXT_CHARACTERS = 100  # Of a %s or %p; bounded, so that hostile text costs no more than its length
 _DECIMAL = r"-?\d{1,20}"
 
 

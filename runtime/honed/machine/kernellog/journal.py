@@ -51,7 +51,7 @@ class JournalReader:
             if path is None:
                 self._reader.add_match(_BOOT_ID=boot_id())
                 _check_visible(self._reader)
-            self._fd: int = self._reader.fileno()  # from here on, what is appended wakes the event loop
+            self._fd: int = self._reader.fileno()  # From here on, what is appended wakes the event loop
             if from_start or not self._at_end():
                 self._reader.seek_head()
         except BaseException:
@@ -103,7 +103,7 @@ class JournalReader:
             priority=_number(entry.get("PRIORITY"), 6),
             facility=_number(
                 entry.get("SYSLOG_FACILITY"), 1
-            ),  # where it is missing, journald did not write it
+            ),  # Where it is missing, journald did not write it
             device=device_name(_text(entry.get("_KERNEL_DEVICE"))),
             boot_id=boot_hex,
         )
@@ -160,7 +160,7 @@ def _one(value: Any) -> Any:
 
 def _text(value: Any) -> str | None:
     value = _one(value)
-    if isinstance(value, bytes):  # it is not UTF-8
+    if isinstance(value, bytes):  # It is not UTF-8
         return value.decode(errors="replace")
     return value if isinstance(value, str) else None
 

@@ -47,7 +47,7 @@ _EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1
 _MEMORY_EXCEPTION: Final = starts(r"^exception type 0x([0-9A-Fa-f]{1,8})(?:: ([^\n]*))?")
 _ACCESS: Final = starts(r"^access type 0x[0-9A-Fa-f]{1,8}: (\w{1,40})")
 _THREAD: Final = starts(r"^pid: (\d{1,10})$")
-_RECORD_BYTES: Final = 8192  # longest text /dev/kmsg gives; what is beyond is not looked at
+_RECORD_BYTES: Final = 8192  # Longest text /dev/kmsg gives; what is beyond is not looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None,
     code, name = _hexadecimal(groups.get("code")), groups.get("name")
     status = _hexadecimal(groups.get("status"))
     if status is not None:
-        code = status & 0xFF  # the exception type of a GPU_FAULTSTATUS
+        code = status & 0xFF  # The exception type of a GPU_FAULTSTATUS
     line = _EXCEPTION.search(message) or _MEMORY_EXCEPTION.search(message)
     if code is None and line is not None:
         code, name = _hexadecimal(line[1]), line[2]

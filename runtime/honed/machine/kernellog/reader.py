@@ -18,7 +18,7 @@ from .story import DatedFault
 SETTLE_S: Final = 0.1
 """How long to wait after a kernel finished before "no fault" may be said: kbase reports page faults from a
 work queue (measured by others; facts on faults). On newer kbase even then an absent record proves nothing."""
-CLOCK_SPAN_S: Final = 600.0  # after which the clocks' offset is taken anew
+CLOCK_SPAN_S: Final = 600.0  # After which the clocks' offset is taken anew
 PATH: Final = "/dev/kmsg"
 RECORD_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX: with a smaller buffer read() fails
 RECORDS_A_READ: Final = 1000
@@ -32,11 +32,11 @@ class Record:
     """A record with all its lines, unescaped."""
 
     message: str
-    monotonic_s: float  # when the kernel wrote it, CLOCK_MONOTONIC of the boot it was written in
-    realtime_s: float  # the same as seconds since 1970
+    monotonic_s: float  # When the kernel wrote it, CLOCK_MONOTONIC of the boot it was written in
+    realtime_s: float  # The same as seconds since 1970
     priority: int  # 0 emergency .. 7 debug
     facility: int  # 0: the kernel itself
-    device: str | None  # name of the device in the record's own field, "fb000000.gpu"
+    device: str | None  # Name of the device in the record's own field, "fb000000.gpu"
     boot_id: str  # 32 hexadecimal digits; CLOCK_MONOTONIC is only comparable within one boot
 
     @property
@@ -92,7 +92,7 @@ class LogClock:
 class Reader(Protocol):
     """New records of the kernel log, for an event loop: `read` when `fileno` is readable."""
 
-    lost: int  # records overwritten before they could be read
+    lost: int  # Records overwritten before they could be read
 
     def fileno(self) -> int:
         """Return the descriptor to poll for reading."""
@@ -111,7 +111,7 @@ class Raw:
     priority: int
     facility: int
     sequence: int
-    stamp_us: int  # microseconds of the log's own clock
+    stamp_us: int  # Microseconds of the log's own clock
     message: str
     fields: dict[str, str]  # SUBSYSTEM, DEVICE
 
@@ -182,7 +182,7 @@ class KmsgReader:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise Unavailable(f"/dev/kmsg cannot be read ({error.strerror}); open it anew") from error
-                continue  # overwritten: the next read gives the oldest record that is left
+                continue  # Overwritten: the next read gives the oldest record that is left
             raw = parse_raw(data)
             if raw is not None:
                 self._clock.note(raw.stamp_us * 1e-6, time.monotonic())

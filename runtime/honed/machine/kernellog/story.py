@@ -16,9 +16,9 @@ from typing import Final
 
 from .fault import CS_BUS_FAULT, Driver, Fault, Severity
 
-QUIET_S: Final = 1.0  # a record later than this after the last one begins another story
-RESET_QUIET_S: Final = 5.0  # the same for resets: kbase waits up to 3 s for jobs, then 0.5 s for the GPU
-LONGEST_S: Final = 15.0  # of a story; a process that faults on and on makes one after the other
+QUIET_S: Final = 1.0  # A record later than this after the last one begins another story
+RESET_QUIET_S: Final = 5.0  # The same for resets: kbase waits up to 3 s for jobs, then 0.5 s for the GPU
+LONGEST_S: Final = 15.0  # Of a story; a process that faults on and on makes one after the other
 # Records are written a little after the deed, page faults by a work queue; clocks of the log drift a little.
 LATE_S: Final = 0.25
 
@@ -40,7 +40,7 @@ class FaultIncident:
     seen: tuple[DatedFault, ...]
     driver: Driver
     device: str | None
-    severity: Severity  # of the worst record
+    severity: Severity  # Of the worst record
     tgid: int | None
     tid: int | None
     context: int | None
@@ -245,7 +245,7 @@ class Process:
     ended; None where they cannot be known, in a container.
     """
 
-    pid: int  # as the caller knows it
+    pid: int  # As the caller knows it
     ids: frozenset[int] | None
     runs: tuple[GpuRun, ...] = ()
 
@@ -253,10 +253,10 @@ class Process:
 class Certainty(StrEnum):
     """How a fault was attributed."""
 
-    NAMED = "named"  # the records name one of our processes
-    TIMING = "timing"  # they name nobody we could know; this process alone was on the GPU
-    FOREIGN = "foreign"  # they name a process that is not ours
-    UNKNOWN = "unknown"  # nobody of ours was on the GPU, or several were
+    NAMED = "named"  # The records name one of our processes
+    TIMING = "timing"  # They name nobody we could know; this process alone was on the GPU
+    FOREIGN = "foreign"  # They name a process that is not ours
+    UNKNOWN = "unknown"  # Nobody of ours was on the GPU, or several were
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +314,7 @@ def _statuses(folder: Path) -> Iterable[str]:
     """Yield the contents of `status` of a process and of each of its threads."""
     try:
         tasks = [folder, *(folder / "task").iterdir()]
-    except OSError:  # it has ended
+    except OSError:  # It has ended
         return
     for task in tasks:
         try:

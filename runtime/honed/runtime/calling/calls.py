@@ -50,9 +50,9 @@ from .shared_memory import LARGE, Region, Scratch
 from .steps import RpcRequest, RpcSteps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
-GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
+GRACE: Final = 5.0  # Seconds the service's own DEADLINE_EXCEEDED may take to arrive
 _NOT_LENT: Final = contextlib.nullcontext()
-_KNOWN: Final = 64  # requests that are remembered
+_KNOWN: Final = 64  # Requests that are remembered
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +87,7 @@ class EncodedRequest(PreparedRequest):
     copied: tuple[tuple[str, NDArray[Any]], ...] = ()
     shared: frozenset[str] = frozenset()
     lent: Region | None = None
-    _read: tuple[object, Sequence[_Output]] = None, ()  # what the latest result said of its outputs
+    _read: tuple[object, Sequence[_Output]] = None, ()  # What the latest result said of its outputs
 
     def contents(self, arrays: Mapping[str, NDArray[Any]]) -> list[Data]:
         """Return the data to be sent, and copy what goes to shared memory there."""
@@ -155,7 +155,7 @@ class ScratchRegion:
     room: int
 
 
-@dataclass(slots=True)  # frozen takes four times as long to make
+@dataclass(slots=True)  # Frozen takes four times as long to make
 class InferenceResponse:
     """The result of a request: outputs by name, the engine that answered, and times in microseconds.
 
@@ -202,11 +202,11 @@ class InferenceBase:
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
-        self._made = 0  # regions so far
+        self._made = 0  # Regions so far
         self._scratch = Scratch()
         # Requests that were made, by what they have in common: those like them are prepared.
         self._known: dict[Hashable, PreparedRequest] = {}
-        self._prepares = True  # the service does
+        self._prepares = True  # The service does
         self._link: Any = None
 
     def _answered(
@@ -233,7 +233,7 @@ class InferenceBase:
             sizes = [0 if is_text(a) else a.nbytes for name, a in arrays.items() if places.get(name) is None]
             given, room = self._scratch.bytes_for(model, sizes)
             if sequence is not None and not sequence.last_token:
-                room = 0  # state comes back in line
+                room = 0  # State comes back in line
             lent, why = None, None
             if given + room:
                 try:
@@ -312,13 +312,13 @@ class InferenceBase:
         """
         for region in self._scratch.dropped():
             self._discard(region)
-            with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
+            with contextlib.suppress(HonedError):  # One that the service does not know is forgotten, too
                 yield unregister(region)
         ready = self._scratch.take(given + room)
         if ready is not None:
             return ScratchRegion(ready, room)
         region = self._new_region(shared_memory.region_bytes(given + room))
-        self._regions[region.name] = region  # a connection that is made meanwhile knows it
+        self._regions[region.name] = region  # A connection that is made meanwhile knows it
         try:
             yield register(region)
         except AlreadyExists:

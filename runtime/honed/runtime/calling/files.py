@@ -22,8 +22,8 @@ from honed.protocol.wire import close_all
 from .steps import Reply, RpcRequest, RpcSteps
 
 Shapes = Mapping[str, Sequence[int]]
-Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # a path, or the contents of a file
-_UNNAMED = "model.onnx"  # what a model is called that came without a file
+Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # A path, or the contents of a file
+_UNNAMED = "model.onnx"  # What a model is called that came without a file
 
 
 def add(
@@ -71,7 +71,7 @@ def upload(
     path = None if isinstance(model, bytes | bytearray | memoryview) else Path(model)
     beside = path if path is not None else Path(folder) / _UNNAMED if folder is not None else None
     out_of_memory = {_UNNAMED} if path is None else set()
-    opened: dict[str, int] = {}  # by name, the model first
+    opened: dict[str, int] = {}  # By name, the model first
     digests: dict[str, str] = {}
 
     def load() -> RpcRequest:
@@ -159,7 +159,7 @@ def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
 
 def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
     """Return a descriptor of a data file; raise OSError, and MissingFiles for one outside of `folders`."""
-    pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # also of a loop of links
+    pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # Also of a loop of links
     if pure.is_absolute() or ".." in pure.parts:
         raise _refused(name, "it has a path that leads out of the model's folder; export the model again")
     if not any(found.is_relative_to(each) for each in folders):

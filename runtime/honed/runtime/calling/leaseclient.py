@@ -28,8 +28,8 @@ from honed.protocol.wire import ProtocolError, close_all
 from . import transport
 from .steps import limit_of
 
-_RETRY_SECONDS = 1.0  # while no service answers
-_LOOK_SECONDS = 3600.0  # the longest look at the socket; a poll takes no more than 24 days
+_RETRY_SECONDS = 1.0  # While no service answers
+_LOOK_SECONDS = 3600.0  # The longest look at the socket; a poll takes no more than 24 days
 
 
 class LeaseHolder:
@@ -51,12 +51,12 @@ class LeaseHolder:
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
         self.timeout = _seconds(timeout)
-        self.why = "not asked yet"  # the lease is not held
+        self.why = "not asked yet"  # The lease is not held
         self._connected: tuple[sockets.socket, Peer] | None = None
-        self._answer: ResponseReceived | None = None  # to the call under way
+        self._answer: ResponseReceived | None = None  # To the call under way
         self._asked = False
-        self._lease = 0  # the latest granted that is not released
-        self._revoked = 0  # the latest revoked; may be known before the answer that granted it
+        self._lease = 0  # The latest granted that is not released
+        self._revoked = 0  # The latest revoked; may be known before the answer that granted it
 
     def may_run(self) -> bool:
         """Return whether the lease is held at this moment; never wait, never raise."""
@@ -149,7 +149,7 @@ class LeaseHolder:
     def _connect(self) -> tuple[sockets.socket, Peer]:
         if self._connected is None:
             self._connected = transport.connect(self.socket, limit_of(self.timeout)), transport.client_peer()
-            self._lease = self._revoked = 0  # a new service counts its leases from 1
+            self._lease = self._revoked = 0  # A new service counts its leases from 1
         return self._connected
 
     def _receive(self, seconds: float) -> None:
@@ -175,13 +175,13 @@ class LeaseHolder:
         match event:
             case ResponseReceived():
                 close_all(event.descriptors)
-                self._answer = event  # there is one call at a time
+                self._answer = event  # There is one call at a time
             case NotificationReceived(method="LeaseGranted", params=params):
                 self._lease, self.why = int(params["lease"]), ""
             case NotificationReceived(method="LeaseRevoked", params=params):
                 self._revoked, self.why = max(self._revoked, int(params["lease"])), str(params["why"])
             case _:
-                pass  # other news is not for a tuner
+                pass  # Other news is not for a tuner
 
     def _lose(self, why: str) -> None:
         if self._connected is not None:

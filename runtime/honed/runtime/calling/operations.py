@@ -101,7 +101,7 @@ class Operations(InferenceBase):
         asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
         return (yield from self._answered(*asked))
 
-    answer = infer_response  # its name in honed 0.1
+    answer = infer_response  # Its name in honed 0.1
 
     @operation
     def request(self, whole: InferParams, *, timeout: float | None = None) -> RpcSteps[InferResult]:
@@ -273,7 +273,7 @@ class Operations(InferenceBase):
         )
         return (yield from files.upload(model, external or {}, options, progress, folder, unchanged_since))
 
-    bring = upload  # its name in honed 0.1
+    bring = upload  # Its name in honed 0.1
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> RpcSteps[Map]:

@@ -23,7 +23,7 @@ from honed.protocol.params import ROOM_ALIGN
 from honed.protocol.wire import FrameLimits
 from honed.runtime.dtypes import dtype
 
-MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes
+MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # Bytes
 
 
 class Region:
@@ -36,7 +36,7 @@ class Region:
         """
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes is not possible; ask for at least 1")
-        if nbytes > MEMORY:  # the kernel would end processes before it says no
+        if nbytes > MEMORY:  # The kernel would end processes before it says no
             raise ResourceExhausted(
                 f"a region of {nbytes} bytes is more than the machine's memory, {MEMORY}; ask for less"
             )
@@ -123,12 +123,12 @@ def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.u
 
 # A tensor that goes over the socket is copied in and out of it twice on its way to the engine, in pieces of
 # 128 KiB; one in shared memory once (docs/dev/measurements.md has times). No I/O: `calls` makes regions.
-LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
-MOST_SENT = FrameLimits().max_bytes  # of a request that goes over the socket
-_LEAST = 1 << 18  # bytes of a region
-_MOST = 1 << 29  # bytes of a region that lies ready; a larger one is given back after its request
-_KEPT = 4  # regions that lie ready, for as many requests at once
-_MODELS = 256  # whose outputs' sizes are remembered
+LARGE = 1 << 16  # Bytes of a request's tensors from which that is faster
+MOST_SENT = FrameLimits().max_bytes  # Of a request that goes over the socket
+_LEAST = 1 << 18  # Bytes of a region
+_MOST = 1 << 29  # Bytes of a region that lies ready; a larger one is given back after its request
+_KEPT = 4  # Regions that lie ready, for as many requests at once
+_MODELS = 256  # Whose outputs' sizes are remembered
 
 
 class Scratch:
@@ -137,7 +137,7 @@ class Scratch:
     def __init__(self) -> None:
         self._free: list[Region] = []
         self._dropped: list[Region] = []
-        self._answers: dict[str, int] = {}  # bytes of a model's outputs, the most there were
+        self._answers: dict[str, int] = {}  # Bytes of a model's outputs, the most there were
 
     def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a request to `model` takes for its inputs, and for its outputs.
@@ -177,7 +177,7 @@ class Scratch:
             try:
                 self._free.remove(region)
             except ValueError:
-                continue  # another thread took it
+                continue  # Another thread took it
             region.clear()
             return region
         return None
@@ -222,7 +222,7 @@ def region_bytes(nbytes: int) -> int:
     Very large sizes stay as they are, as no such region is kept.
     """
     if nbytes > _MOST:
-        return nbytes  # none lies ready
+        return nbytes  # None lies ready
     return max(_LEAST, 1 << (nbytes - 1).bit_length())
 
 

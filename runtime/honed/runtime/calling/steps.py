@@ -46,7 +46,7 @@ def limit_of(timeout: float | None) -> float | None:
         seconds = float(timeout)
     except (TypeError, ValueError):
         seconds = math.nan
-    except OverflowError:  # an int that no float can be
+    except OverflowError:  # An int that no float can be
         seconds = math.inf if timeout > 0 else -math.inf
     if not seconds >= 0 or isinstance(timeout, str | bytes):
         raise InvalidArgument(

@@ -14,11 +14,11 @@ from honed.machine.profile import DeviceProfile
 from honed.runtime.engines import HIGHEST
 
 FORMAT_VERSION = 2
-CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
+CONSTANT_ALIGN = 4096  # Bytes; constants start on a page so that the file can be mapped
 Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
-CPU_PART = "cpu_part"  # the host call that runs a part of the model in the CPU engine
-COMPILED_PART = "compiled_part"  # what profiles call a part that is compiled for the sizes that it met
+CPU_PART = "cpu_part"  # The host call that runs a part of the model in the CPU engine
+COMPILED_PART = "compiled_part"  # What profiles call a part that is compiled for the sizes that it met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ class PrecisionChoice:
 class SourceModel:
     """Where the model came from."""
 
-    sha256: str  # of the ONNX file as it was given
+    sha256: str  # Of the ONNX file as it was given
     filename: str
     producer: str
     opset: int
-    precision: str  # of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
-    notes: tuple[str, ...]  # what the user should know, one sentence each (fallbacks, bound shapes)
-    choice: PrecisionChoice | None = None  # of the precision; None where the user chose
+    precision: str  # Of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
+    notes: tuple[str, ...]  # What the user should know, one sentence each (fallbacks, bound shapes)
+    choice: PrecisionChoice | None = None  # Of the precision; None where the user chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    buffer: int  # index into CompiledModel.buffers
+    buffer: int  # Index into CompiledModel.buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class KernelArg:
     """One `__global` pointer argument of a kernel."""
 
     dtype: str
-    nbytes: int  # the least the buffer bound to it must hold
+    nbytes: int  # The least the buffer bound to it must hold
     access: Literal["read", "write", "readwrite"]
 
 
@@ -115,16 +115,16 @@ class Kernel:
     `flops` and `bytes` are what one launch must at least compute (operations) and move (bytes).
     """
 
-    name: str  # unique in the model, what profiles show
-    source: int  # index into CompiledModel.sources
+    name: str  # Unique in the model, what profiles show
+    source: int  # Index into CompiledModel.sources
     entry: str
     args: tuple[KernelArg, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     flops: int
     bytes: int
-    task: str  # the tuning task it came from
-    schedule: str  # what scheduled it: a default rule's name, or a record's id
+    task: str  # The tuning task it came from
+    schedule: str  # What scheduled it: a default rule's name, or a record's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +193,13 @@ class Selection:
 class Proof:
     """What the compiled form was compared with."""
 
-    reference: str  # name and version of the evaluator
+    reference: str  # Name and version of the evaluator
     probes: tuple[Probe, ...]
-    device: str | None  # the device the comparison ran on when compiling; None: not run there
-    error: tuple[float, ...]  # per output, the largest over the probes; empty where not run
+    device: str | None  # The device the comparison ran on when compiling; None: not run there
+    error: tuple[float, ...]  # Per output, the largest over the probes; empty where not run
     covered: tuple[
         float, ...
-    ] = ()  # per output, the share that the probes say something of; empty: not known
+    ] = ()  # Per output, the share that the probes say something of; empty: not known
     selections: tuple[Selection, ...] = ()
 
 
@@ -211,7 +211,7 @@ class Operator:
     """
 
     name: str
-    op: str  # as ONNX calls it
+    op: str  # As ONNX calls it
     passes: tuple[str, ...]
 
 
@@ -230,7 +230,7 @@ class View:
 
     operator: Operator
     shape: tuple[int, ...]
-    buffer: int  # index into CompiledModel.buffers
+    buffer: int  # Index into CompiledModel.buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ class CpuPartition:
     it to `level`, one of `honed.runtime.engines.LEVELS`.
     """
 
-    onnx: int  # index into CompiledModel.buffers
+    onnx: int  # Index into CompiledModel.buffers
     inputs: tuple[PartitionTensor, ...]
     outputs: tuple[PartitionTensor, ...]
     nodes: int
@@ -326,7 +326,7 @@ class CompiledModel:
     """
 
     source: SourceModel
-    compiler: dict[str, str]  # name -> version of what made it
+    compiler: dict[str, str]  # Name -> version of what made it
     device: DeviceProfile
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -371,19 +371,19 @@ class ScheduleSource(StrEnum):
     RULE = "rule"
     PRIOR = "prior"
     TABLES = "tables"
-    PREDICTED = "predicted"  # judged by its machine code, for a device that was not there
-    RECORD = "record"  # measured on such a device elsewhere, or by a honed that did not say where
-    MEASURED = "measured"  # on the machine that compiled the model
+    PREDICTED = "predicted"  # Judged by its machine code, for a device that was not there
+    RECORD = "record"  # Measured on such a device elsewhere, or by a honed that did not say where
+    MEASURED = "measured"  # On the machine that compiled the model
 
 
 class SearchStrategy(StrEnum):
     """How the search came to a schedule."""
 
-    RELATED = "kin"  # the best of another task, moved to this one's extents
+    RELATED = "kin"  # The best of another task, moved to this one's extents
     TABLES = "tables"
     EVOLUTION = "evolution"
     DESCENT = "descent"
-    REVALIDATED = "again"  # known from another driver or compiler
+    REVALIDATED = "again"  # Known from another driver or compiler
 
 
 @dataclass(frozen=True, slots=True)

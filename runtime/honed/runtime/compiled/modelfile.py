@@ -24,15 +24,15 @@ from honed.runtime.dtypes import dtype
 from . import validate
 from .model import CONSTANT_ALIGN, FORMAT_VERSION, CompiledModel, Probe
 
-if TYPE_CHECKING:  # the service reads files without NumPy
+if TYPE_CHECKING:  # The service reads files without NumPy
     from numpy.typing import NDArray
 
 MAGIC = b"HONED\r\n\x1a"
 MAX_HEADER_BYTES = 32 << 20
-MAX_HEADER_VALUES = 1 << 20  # in all maps and lists of a header together: it is a file from anywhere
-_MAX_ITEMS = 1 << 18  # of one map or list, for which memory is taken before the first is read
+MAX_HEADER_VALUES = 1 << 20  # In all maps and lists of a header together: it is a file from anywhere
+_MAX_ITEMS = 1 << 18  # Of one map or list, for which memory is taken before the first is read
 _PREAMBLE = struct.Struct("<8sIIQ32s32s")
-_HASH_CHUNK = 4 << 20  # bytes
+_HASH_CHUNK = 4 << 20  # Bytes
 
 
 class _Preamble(NamedTuple):

@@ -13,10 +13,10 @@ from .model import CompiledModel, CpuPartition, HostCall, PartitionTable, Partit
 from .sub_buffers import check_there, require
 
 MAX_PARTS = 16
-MAX_REASONS = 64  # of one part
-MAX_SIZES = 64  # that parts are compiled for, or were found not to be worth it
+MAX_REASONS = 64  # Of one part
+MAX_SIZES = 64  # That parts are compiled for, or were found not to be worth it
 _MAX_RANK = 32
-_MAX_BYTES = 1 << 40  # of one tensor: sizes are multiplied
+_MAX_BYTES = 1 << 40  # Of one tensor: sizes are multiplied
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 
 

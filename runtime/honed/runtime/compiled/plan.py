@@ -47,7 +47,7 @@ class Use:
     """One buffer touched by one step."""
 
     buffer: int
-    reads: bool  # needs to have been written before
+    reads: bool  # Needs to have been written before
     writes: bool
 
     @classmethod
@@ -147,7 +147,7 @@ def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
 
 
 def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -> None:
-    touched: dict[int, bool] = {}  # buffer -> whether some use writes it
+    touched: dict[int, bool] = {}  # Buffer -> whether some use writes it
     for use in uses(model.kernels, step):
         place = model.buffers[use.buffer].place
         if place not in (stage.writes if use.writes else stage.reads):

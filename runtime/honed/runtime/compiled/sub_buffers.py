@@ -83,7 +83,7 @@ def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> t
     `touched` are the buffers of a step, each once, and whether it writes them.
     """
     spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i, writes) for i, writes in touched)
-    furthest: dict[bool, tuple[int, int]] = {}  # by whether it is written: the end of one, and which
+    furthest: dict[bool, tuple[int, int]] = {}  # By whether it is written: the end of one, and which
     family = -1
     for root, start, index, writes in spans:
         if root != family:

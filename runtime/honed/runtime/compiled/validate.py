@@ -20,14 +20,14 @@ from .model import Buffer, CompiledModel, Kernel, Place, Probe, Selection, Tenso
 from .sub_buffers import check_there, require
 
 MAX_RANK = 32  # NumPy 1's
-MAX_GRID = 2**31 - 1  # work-groups along one axis
-CONSTANT_OFFSET_ALIGN = 64  # bytes: any dtype, and a cache line
+MAX_GRID = 2**31 - 1  # Work-groups along one axis
+CONSTANT_OFFSET_ALIGN = 64  # Bytes: any dtype, and a cache line
 PRECISIONS = ("fp16", "fp32", "fp64", "mixed")
-MAX_KERNEL_WORDS = 100_000  # in the sources: far more than any model has kernels
-_DECLARATION = 800  # characters from __kernel to the end of its name: attributes and the type
+MAX_KERNEL_WORDS = 100_000  # In the sources: far more than any model has kernels
+_DECLARATION = 800  # Characters from __kernel to the end of its name: attributes and the type
 _KERNEL = re.compile(
     r"kernel(?:(?<=\b__kernel)|(?<=\bkernel))\b"
-)  # what begins with letters is found at once
+)  # What begins with letters is found at once
 _HEAD = re.compile(rf"[^;{{}}]{{0,{_DECLARATION}}}")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(", re.ASCII)
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
@@ -47,7 +47,7 @@ def check(model: CompiledModel) -> None:
     _check_proof(model)
     _check_preconditions(model)
     for form in model.forms:
-        check(form.model)  # which has none: `parts` saw to that
+        check(form.model)  # Which has none: `parts` saw to that
 
 
 def _check_identity(model: CompiledModel) -> None:
@@ -157,7 +157,7 @@ def _check_tensors(model: CompiledModel) -> None:
 def _check_tensor(model: CompiledModel, where: str, place: str, tensor: Tensor) -> None:
     check_there(where, "buffer", tensor.buffer, model.buffers)
     buffer = model.buffers[tensor.buffer]
-    places = ("input", "output") if place == "input" else ("output",)  # some outputs keep most of an input
+    places = ("input", "output") if place == "input" else ("output",)  # Some outputs keep most of an input
     require(buffer.place in places, f"{where} is in buffer {tensor.buffer}, which is of place {buffer.place}")
     require(buffer.within is None, f"{where} is in buffer {tensor.buffer}, which lies within another")
     require(tensor.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {tensor.dtype!r}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from honed.machine.opencl import LOADER, cl, refused
 
-Call = tuple[Any, tuple[Any, ...], str]  # a function of the driver, all its arguments, and what for
+Call = tuple[Any, tuple[Any, ...], str]  # A function of the driver, all its arguments, and what for
 _EXECUTION_STATUS = 0x11D3  # CL_EVENT_COMMAND_EXECUTION_STATUS
 
 
@@ -49,7 +49,7 @@ class ReusedEvent:
         self.at = ctypes.byref(self._event)
         status = (self._event, _EXECUTION_STATUS, size(4), ctypes.byref(self._status), None)
         self._ask = Calls([(LOADER.clGetEventInfo, status, "describe an event")])
-        self._release = LOADER.clReleaseEvent  # which outlives the module's names when the process ends
+        self._release = LOADER.clReleaseEvent  # Which outlives the module's names when the process ends
 
     @property
     def command_execution_status(self) -> int:
@@ -83,10 +83,10 @@ def handle(owner: Any) -> Any:
 
 def size(value: int) -> Any:
     """Return the argument for a size_t."""
-    return ctypes.c_void_p.from_param(value)  # which is as wide
+    return ctypes.c_void_p.from_param(value)  # Which is as wide
 
 
-@lru_cache(1024)  # many launches have the same, which then stay in the processor's caches
+@lru_cache(1024)  # Many launches have the same, which then stay in the processor's caches
 def sizes(x: int, y: int, z: int) -> Any:
     """Return the argument for an array of three size_t, which is for reading only."""
     return ctypes.byref((ctypes.c_size_t * 3)(x, y, z))

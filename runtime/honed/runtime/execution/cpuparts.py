@@ -43,7 +43,7 @@ from .partcalls import (
 
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
-_SHARED_BYTES = 1 << 16  # in and out of a part; less goes over the socket
+_SHARED_BYTES = 1 << 16  # In and out of a part; less goes over the socket
 
 
 class CpuPartitionProcess:
@@ -59,8 +59,8 @@ class CpuPartitionProcess:
         self._child: RpcChild | None = None
         self._next = 0
         self._open = 0
-        self._region: Region | None = None  # for tensors, known to the present process
-        self._most_made = 0  # bytes of what one call gave
+        self._region: Region | None = None  # For tensors, known to the present process
+        self._most_made = 0  # Bytes of what one call gave
 
     def open(self, file: ModelFile) -> LoadedPartitions:
         """Load the parts of a model that has some.
@@ -73,7 +73,7 @@ class CpuPartitionProcess:
             raise DeviceError(
                 "parts of this model run in the CPU engine, which is not installed; install honed-cpu"
             )
-        loaded: list[int] = []  # grows, so that what was loaded is let go of where the next is refused
+        loaded: list[int] = []  # Grows, so that what was loaded is let go of where the next is refused
         with self._lock:
             self._open += 1
         opened = LoadedPartitions(self, split.parts, loaded)
@@ -132,7 +132,7 @@ class CpuPartitionProcess:
                 self._end()
             if self._child is None:
                 return
-            with contextlib.suppress(DeviceError):  # a process that is gone has forgotten them
+            with contextlib.suppress(DeviceError):  # A process that is gone has forgotten them
                 for number in numbers:
                     self._call(UnloadPart(part=number))
 
@@ -304,7 +304,7 @@ def _checked(wanted: PartitionTensor, given: PartitionTensor, data: Data) -> Arr
 # ---- What runs behind all steps of a model: parts in the CPU engine, and compiled
 # forms for some sizes ----
 
-RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # a form by number, on its inputs
+RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # A form by number, on its inputs
 
 
 class TailPartitions:

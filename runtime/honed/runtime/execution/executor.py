@@ -76,7 +76,7 @@ def load(
     )
 
 
-_LONG_SECONDS = 0.25  # of a run; one that is expected to take so long can be ended between its launches
+_LONG_SECONDS = 0.25  # Of a run; one that is expected to take so long can be ended between its launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class _HeldPorts:
     given: tuple[Port, ...]
     made: tuple[Port, ...]
     copies: tuple[RowCopy, ...]
-    copying: Calls  # of the copies
+    copying: Calls  # Of the copies
     row_bytes: int
 
     @classmethod
@@ -112,7 +112,7 @@ class _HeldPorts:
             elements = math.prod(taken.shape[each.axis + 1 :])
             outer = math.prod(taken.shape[: each.axis])
             row_bytes += outer * elements * taken.seen.itemsize
-            if taken.buffer != new.buffer:  # else the model writes them there
+            if taken.buffer != new.buffer:  # Else the model writes them there
                 row = elements * taken.held.itemsize
                 ends = buffers[new.buffer], buffers[taken.buffer]
                 copies.append(RowCopy(queue, *ends, outer=outer, row=row, made=rows, capacity=capacity))
@@ -153,11 +153,11 @@ class Executor:
         self.file = file
         self.device = device
         self._lock = threading.Lock()
-        self._unusable = ""  # why, once it is
-        self._seconds = 0.0  # of the latest run
+        self._unusable = ""  # Why, once it is
+        self._seconds = 0.0  # Of the latest run
         programs.check(file.model, device)
         kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
-        self.programs: Sequence[Any] = kernels  # which models of this process share while they are held
+        self.programs: Sequence[Any] = kernels  # Which models of this process share while they are held
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
@@ -172,14 +172,14 @@ class Executor:
         for step in file.model.prepare:
             if not segments.empty(file.model, step):
                 self._prepare(step, kernels)
-        self.forms = [  # of its parts, in the order of the file
+        self.forms = [  # Of its parts, in the order of the file
             Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
             for n in range(len(file.model.forms))
         ]
         process = parts or CpuPartitionProcess()
         self._parts = process.open(file) if file.model.split is not None else None
         self._behind = TailPartitions(file.model, self._parts)
-        self.observed: tuple[ObservedSizes, ...] = ()  # by the parts behind, in the latest run
+        self.observed: tuple[ObservedSizes, ...] = ()  # By the parts behind, in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
     @property
@@ -320,7 +320,7 @@ class Executor:
                 properties = cl.command_queue_properties.PROFILING_ENABLE
                 with driver_call("make a profiling queue"):
                     self._profiling_queue = cl.CommandQueue(context(self.device.cl), properties=properties)
-            self._infer(given, Timeline(self._profiling_queue))  # some drivers compile at the first launch
+            self._infer(given, Timeline(self._profiling_queue))  # Some drivers compile at the first launch
             timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
             made = self._infer(given, timeline)
@@ -374,7 +374,7 @@ class Executor:
         try:
             with driver_call("run the model"):
                 for port, value in zip(self._inputs.ports, given, strict=True):
-                    if value is None:  # it is there
+                    if value is None:  # It is there
                         continue
                     with self._memory.written(queue, port.buffer) as target:
                         memory.store(port, value, target)
@@ -398,7 +398,7 @@ class Executor:
             self._unusable = str(failed)
             raise
         except Cancelled:
-            queue.finish()  # what is in flight must not meet the next run
+            queue.finish()  # What is in flight must not meet the next run
             raise
         finally:
             self._seconds = time.monotonic() - begun
@@ -460,7 +460,7 @@ def _built_kernels(
 # element after the other where it is not built for the processor's own instructions (0.4 ms for an image of
 # 224 x 224 on the host of an H100, a third of SqueezeNet's inference). OpenCL 1.0 loads and stores halves
 # everywhere; to compute with them takes cl_khr_fp16. What an inference updates in place stays on the device.
-_GROUP = 64  # work-items; every device of OpenCL 1.2 that honed serves takes as many
+_GROUP = 64  # Work-items; every device of OpenCL 1.2 that honed serves takes as many
 _SOURCE = """\
 __kernel void widened(__global const half *from, __global float *to, const ulong count) {
   size_t at = get_global_id(0);
@@ -479,7 +479,7 @@ class ConvertedPorts:
 
     ports: tuple[Port, ...]
     launches: tuple[Command, ...] = ()
-    _calls: dict[int, Calls] = field(default_factory=dict)  # by queue
+    _calls: dict[int, Calls] = field(default_factory=dict)  # By queue
 
     def enqueue(self, queue: Any) -> None:
         """Convert the values of all ports, in order with what `queue` has; raise DeviceError."""

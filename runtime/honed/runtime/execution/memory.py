@@ -34,7 +34,7 @@ from .calls import Calls, handle, size
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
 _POISON = 0xFF
-_COPIED_BYTES = 4096  # mapped above; with PoCL 60 us of a run's 150 are saved (docs/dev/measurements.md)
+_COPIED_BYTES = 4096  # Mapped above; with PoCL 60 us of a run's 150 are saved (docs/dev/measurements.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeviceMemory:
         self._described = list(model.buffers)
         self._shared = device.profile.limits.host_unified
         self._staging: dict[int, Array] = {}
-        self._copies: dict[tuple[int, int, bool], Calls] = {}  # by queue, buffer and way
+        self._copies: dict[tuple[int, int, bool], Calls] = {}  # By queue, buffer and way
         self._context = context(device.cl)
         self._file = file
         self._resident = constants_of(model, model.steps)
@@ -242,7 +242,7 @@ class Port:
     buffer: int
     seen: np.dtype[Any]
     held: np.dtype[Any]
-    bounds: tuple[Precondition, ...] = ()  # which all values of an input keep
+    bounds: tuple[Precondition, ...] = ()  # Which all values of an input keep
 
 
 def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:

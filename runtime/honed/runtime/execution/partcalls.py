@@ -10,7 +10,7 @@ from honed.protocol.params import Data
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartitionTensor
 
-ALIGN = 64  # bytes; where tensors in shared memory start
+ALIGN = 64  # Bytes; where tensors in shared memory start
 FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 

@@ -26,9 +26,9 @@ from honed.runtime.compiled.plan import allocations, constants_of
 
 OPTIONS: tuple[str, ...] = ()
 _DIGEST_BYTES = 32
-_POCL, _POCL_BINARY = "Portable Computing Language", 272 << 20  # bytes, of 256 MiB and some more
+_POCL, _POCL_BINARY = "Portable Computing Language", 272 << 20  # Bytes, of 256 MiB and some more
 _log = logging.getLogger(__name__)
-_in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # by device and source
+_in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # By device and source
 
 
 class NotBuilt(DeviceError):
@@ -62,7 +62,7 @@ def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
     try:
         program = cl.Program(context(device.cl), source).build(options=list(OPTIONS), cache_dir=False)
     except cl.Error as error:
-        if data_is_short():  # a driver that gets no memory calls the program wrong
+        if data_is_short():  # A driver that gets no memory calls the program wrong
             raise MemoryError(f"{device.spec} built a kernel of the model") from error
         raise NotBuilt(device, _complaint(error)) from error
     if kept is not None and _gives_binary(device):
@@ -125,7 +125,7 @@ def _complaint(error: Any) -> str:
     )[:200]
 
 
-_DOTS = "_4x8packed_"  # part of the names of cl_khr_integer_dot_product's functions
+_DOTS = "_4x8packed_"  # Part of the names of cl_khr_integer_dot_product's functions
 
 
 def check(model: CompiledModel, device: Device) -> None:

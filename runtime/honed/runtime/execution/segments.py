@@ -27,8 +27,8 @@ from .memory import DeviceMemory
 from .timing import Enqueued, HostCallTiming, Timeline
 
 Array = NDArray[Any]
-CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
-_SHORT_QUEUE = 2  # chunks in flight of a run that takes long, so that it can be ended
+CHUNK = 64  # Commands between two flushes, so that the device starts while the host still enqueues
+_SHORT_QUEUE = 2  # Chunks in flight of a run that takes long, so that it can be ended
 _launch = LOADER.clEnqueueNDRangeKernel
 _copy = LOADER.clEnqueueCopyBuffer
 _copy_rows = LOADER.clEnqueueCopyBufferRect
@@ -45,7 +45,7 @@ class Command:
     function: Any
     args: tuple[Any, Any, Any, Any, Any]
     kernel: int | None
-    doing: str  # for errors
+    doing: str  # For errors
     owners: tuple[Any, ...]  # pyopencl's objects that the driver's are freed with
 
     @staticmethod
@@ -139,7 +139,7 @@ class LaunchBatch:
 
     def __init__(self, commands: Sequence[Command], cap: int, queue: Any) -> None:
         size = min(CHUNK, max(1, cap // 2)) if cap else CHUNK
-        self._window = cap // size if cap else 0  # chunks in flight; 0: any number
+        self._window = cap // size if cap else 0  # Chunks in flight; 0: any number
         self.chunks = [commands[i : i + size] for i in range(0, len(commands), size)]
         self._bound = [Chunk(chunk, queue) for chunk in self.chunks]
 

@@ -35,7 +35,7 @@ class HostCallTiming:
 class Timeline:
     """What a timed inference notes as it goes; the host's times are those of time.perf_counter."""
 
-    queue: Any  # that it runs in: one that profiles
+    queue: Any  # That it runs in: one that profiles
     device: list[Enqueued] = field(default_factory=list)
     host: list[HostCallTiming] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class InferenceProfile:
     launches: int
     sum_us: float
     whole_us: float
-    spans: tuple[Span, ...]  # as they were enqueued and called
+    spans: tuple[Span, ...]  # As they were enqueued and called
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ def _errors(reference: Array, actual: Array) -> Array:
 # Two right computations of nearly equal scores order their rows differently. So such outputs are compared as
 # sets of rows: rows of all outputs that come of one selection move together, and each has to agree with the
 # reference's row whose place it takes, its score among the rest.
-_MOST = 1 << 24  # elements of rows that are compared with each other at once
+_MOST = 1 << 24  # Elements of rows that are compared with each other at once
 
 
 def aligned(
@@ -243,7 +243,7 @@ def _moved(
     if not differing.size or differing.size**2 * size > _MOST:
         return list(given)
     pairs = _alike(known, given, allowed, differing[:, None], differing[None, :])
-    if score is not None:  # only rows that tie may change places
+    if score is not None:  # Only rows that tie may change places
         scores = given[score][differing, 0].astype(np.float64)
         pairs &= np.abs(scores[:, None] - scores[None, :]) <= 2 * allowed[score]
     taken = _matched(pairs)

@@ -33,15 +33,15 @@ Arrays = Mapping[str, np.ndarray]
 # Runs a program on the sets of inputs; its outputs are those of the normalised model.
 Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 
-_RUNS = (1, -1)  # with noise: it is added, and subtracted
-_SIGNS = 1 << 16  # of noise that are drawn at most; of larger values, images have the same
-_FACTOR = 2  # that a call may be off by more than noise moves the reference
+_RUNS = (1, -1)  # With noise: it is added, and subtracted
+_SIGNS = 1 << 16  # Of noise that are drawn at most; of larger values, images have the same
+_FACTOR = 2  # That a call may be off by more than noise moves the reference
 # Types that ONNX Runtime compares, and one that has all values of the others.
 _EQUAL = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT32, onnx.TensorProto.INT64}
 _EXACT = onnx.TensorProto.DOUBLE
-_FLAT = "one row, of places"  # the shape of a value as one row
-_MOST_ROUNDINGS = 4  # one behind the other in a call: noise of more would hide what is wrong
-_ONLY = ("onnxruntime",)  # what else evaluates takes longer than compiling the parts
+_FLAT = "one row, of places"  # The shape of a value as one row
+_MOST_ROUNDINGS = 4  # One behind the other in a call: noise of more would hide what is wrong
+_ONLY = ("onnxruntime",)  # What else evaluates takes longer than compiling the parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ def _agree(
         return False
     if not places.size:
         return True
-    exact = np.result_type(found, np.float32)  # a difference of nearly equal numbers is exact
+    exact = np.result_type(found, np.float32)  # A difference of nearly equal numbers is exact
     reference = found.astype(exact).reshape(-1)
     there, expected = reference[places], calm.astype(exact)
     reference[places] = expected

@@ -131,7 +131,7 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 
-_TOLD = 500  # characters of why a part is not compiled for sizes
+_TOLD = 500  # Characters of why a part is not compiled for sizes
 _PRODUCTS = frozenset({"Conv", "ConvInteger", "MatMul", "MatMulInteger"})
 Report = Callable[[str, float, str], None]
 
@@ -150,13 +150,13 @@ class CompileRequest:
     device: Device | None
     shapes: Mapping[str, tuple[int, ...]]
     precision: Precision
-    filename: str  # as the user knows it
-    records: Path | None = None  # recorded schedules to compile with
-    calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
-    existing_build: Path | None = None  # a compiled form of the same model: its choice of precision is taken
-    processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
-    sizes: tuple[ObservedSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
-    keep_slower: bool = False  # as in `honed.jobs.commands.Compile`; and a whole model that is
+    filename: str  # As the user knows it
+    records: Path | None = None  # Recorded schedules to compile with
+    calibration: Path | None = None  # A folder of inputs that errors in fp16 are measured on
+    existing_build: Path | None = None  # A compiled form of the same model: its choice of precision is taken
+    processes: int = 0  # Forked to lower functions; see `forked.Forked` for when a process may be
+    sizes: tuple[ObservedSizes, ...] = ()  # As in `honed.jobs.commands.Compile`
+    keep_slower: bool = False  # As in `honed.jobs.commands.Compile`; and a whole model that is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ def _without_refused(request: CompileRequest, tried: _Tried) -> Recipe | None:
     recipe, lowered, name = tried.recipe, tried.lowered, request.profile.identity.name
     if not isinstance(tried.result, NotBuilt):
         return None
-    assert request.device is not None  # nothing is built without one
+    assert request.device is not None  # Nothing is built without one
     refused = {}
     for one in lowered.functions.values():
         if not recipe.refused or one.task in recipe.refused:
@@ -374,8 +374,8 @@ def _write(
     return model
 
 
-_MANY_LAUNCHES = 200  # of models that may be too many small kernels for a device
-_RUNS = 8  # of ONNX Runtime, of which the shortest counts
+_MANY_LAUNCHES = 200  # Of models that may be too many small kernels for a device
+_RUNS = 8  # Of ONNX Runtime, of which the shortest counts
 
 
 def _admit(request: CompileRequest, prover: Verifier, program: Program) -> None:
@@ -480,7 +480,7 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
             like=like,
         )
     normalised = prepared.normalised if choice is None else choose.applied(choice, prepared.normalised)
-    stage("import", 0.0, "evaluate the reference")  # before the long work, for what it refuses
+    stage("import", 0.0, "evaluate the reference")  # Before the long work, for what it refuses
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
     whole = bind_shapes(prepared.whole, shapes) if prepared.cut is not None else None

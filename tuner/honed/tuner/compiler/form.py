@@ -29,8 +29,8 @@ from honed.runtime.execution.growth import ROWS_MASK
 from honed.tuner.verify import graphs
 
 Shapes = Mapping[str, tuple[int, ...]]
-_SMALL: Final = 1 << 22  # elements of a value that is computed here
-_HIDDEN: Final = -1e9  # added to scores that no token is to see; in halves the least there is
+_SMALL: Final = 1 << 22  # Elements of a value that is computed here
+_HIDDEN: Final = -1e9  # Added to scores that no token is to see; in halves the least there is
 _INT: Final = onnx.TensorProto.INT64
 # Inputs that are sizes, axes or repeats, by operator: they follow from the room.
 _SIZES: Final[Mapping[str, tuple[int, ...]]] = {
@@ -251,7 +251,7 @@ class _Rewrite:
         start, _, step = (each.room.reshape(()) for each in known if each is not None)
         more = known[0].more.reshape(()) if known[0] is not None else start
         dtype, count = value.room.dtype, value.room.size
-        if value.room.size == value.more.size:  # places of tokens
+        if value.room.size == value.more.size:  # Places of tokens
             first = self._numbers.get(node.input[0], node.input[0])
             first = self._op("Reshape", first, self._constant([1]))
             return self._op("Add", first, self._constant(step * np.arange(count), dtype))
@@ -276,7 +276,7 @@ class _Rewrite:
         )
         steps = parts[3].room if len(parts) > 3 and parts[3] is not None else np.ones(1)
         if all(self._axis_follows(node.input[0], int(axis)) for axis in axes):
-            return False  # rows of the state itself
+            return False  # Rows of the state itself
         if np.any(steps != 1):
             raise _refused(f"node {graphs.label(node)!r} cuts by the length of its state in steps")
         found = self._numbers.get(node.input[0], node.input[0])
@@ -383,7 +383,7 @@ class _Rewrite:
         new = rows if joined else rows - self._room
         columns = self._op("Reshape", self._there(new), self._constant([1, self._room + new]))
         node.input.extend([""] * (at + 1 - len(node.input)))
-        if at == 3:  # a row for each token
+        if at == 3:  # A row for each token
             asking = self._now[node.input[0]]
             whole = [asking[-2] if len(asking) > 3 else asking[1], self._room + new]
             columns = self._op("Expand", columns, self._constant(whole))
@@ -425,7 +425,7 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     for tensor in model.graph.initializer:
-        if np.prod(tensor.dims) > 4096:  # none that large describes shapes
+        if np.prod(tensor.dims) > 4096:  # None that large describes shapes
             graph.initializer.add(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
         else:
             graph.initializer.append(tensor)

@@ -26,7 +26,7 @@ from honed.tuner.search.sketches.one_row import one_row_of
 # Share of a form's time below which the other takes its place: neither rooflines nor measured times are
 # more exact, and a model's form should not change back and forth.
 LESS = 0.95
-_NAME = 40  # characters of a function's name that are told
+_NAME = 40  # Characters of a function's name that are told
 _TAKEN: tuple[tuple[FusionChoice, str], ...] = (
     ("joined", "one kernel is taken in the place of several"),
     ("apart", "several kernels are taken in the place of one"),
@@ -57,12 +57,12 @@ class FusionAlternatives:
     Functions are named by the keys of their tasks.
     """
 
-    name: str  # of the one function
+    name: str  # Of the one function
     fused: str
     unfused: tuple[str, ...]
-    calls: int  # of either form in one inference
-    launch: float  # seconds of a launch that are in no recorded time
-    expected: FusionChoice  # by the roofline; taken where times are not known
+    calls: int  # Of either form in one inference
+    launch: float  # Seconds of a launch that are in no recorded time
+    expected: FusionChoice  # By the roofline; taken where times are not known
 
     def keys(self, form: FusionChoice) -> tuple[str, ...]:
         """Return the keys of the tasks that a form runs, one for each of its functions."""
@@ -115,9 +115,9 @@ def _described(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str
 # not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
 # first, would change with them.
 
-_LOCAL = 0.75  # of the local memory is for scores, or a row: the rest holds results of whole rows, or of sums
-_WEIGHTS, _BYTES = 6, 4  # axes of blocked weights of all channels with all, bytes of an element
-MOST = 2.0  # of one form's roofline, beyond which the other need not be measured
+_LOCAL = 0.75  # Of the local memory is for scores, or a row: the rest holds results of whole rows, or of sums
+_WEIGHTS, _BYTES = 6, 4  # Axes of blocked weights of all channels with all, bytes of an element
+MOST = 2.0  # Of one form's roofline, beyond which the other need not be measured
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 # Seconds of what functions become, None where it is no such.
 _Sort = Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
@@ -202,7 +202,7 @@ def attention_seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: Unit
     if scores > _LOCAL * profile.limits.local_mem_bytes:
         return None
     units = profile.limits.compute_units
-    busy = groups / math.ceil(groups / units)  # compute units, on average
+    busy = groups / math.ceil(groups / units)  # Compute units, on average
     again = (groups - math.prod(one.scores.extents[: one.batches])) * _row_bytes(one)
     return _roofline(function_flops(func), function_bytes(func) + again, busy, units, figures)
 
@@ -245,7 +245,7 @@ def _groups(
         for tile in starts([read(traces.to_text(sketch.trace))]):
             schedule = traces.apply(tile.text(), func)
             if budget.apply(schedule):
-                return launches_of(schedule.mod["main"])[0][1]  # its blocks share one launch
+                return launches_of(schedule.mod["main"])[0][1]  # Its blocks share one launch
     return None
 
 

@@ -93,17 +93,17 @@ def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Schedul
 # by scores as with those of 4 from each sketch (35), 8 % longer with those of 16; every third function of
 # MobileNet takes 5 % longer with those of 12, 2 % with those of 16.
 _EACH, _DRAWS, _MORE_DRAWS, _MANY_FLOPS = 4, 12, 24, 1 << 23
-_UNTRIED = 0.2  # by which a sketch's best score is raised after one draw; after two by half of it
-_TRIED = 4  # of the best by the prior, until one can be lowered
+_UNTRIED = 0.2  # By which a sketch's best score is raised after one draw; after two by half of it
+_TRIED = 4  # Of the best by the prior, until one can be lowered
 _SEED = 1
-_SLICE = "RFactor"  # a step that only sliced products take
+_SLICE = "RFactor"  # A step that only sliced products take
 # A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
 # win wherever they fit, so nothing else is drawn there.
 _PACK = "TransformLayout", 2
-_PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns; those of images are more
-_MATRIX_AXES = 2  # of an output, with more than one element each
-_ONE_BLOCK = 2  # of a function that is one operator: the root is one, too
-_FILLED = 0.7  # work-groups for each compute unit, at least
+_PRODUCT_AXES = 3  # Of a product's output: a batch, rows and columns; those of images are more
+_MATRIX_AXES = 2  # Of an output, with more than one element each
+_ONE_BLOCK = 2  # Of a function that is one operator: the root is one, too
+_FILLED = 0.7  # Work-groups for each compute unit, at least
 # What takes about as long as its launch, whatever its schedule: a rule does for it, unless it is an image
 # that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's 9).
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
@@ -178,7 +178,7 @@ class _Function:
         return len(self.func.params[-1].shape) > _PRODUCT_AXES
 
 
-_Schedules = Iterator[tuple[str, Schedule]]  # the best first, each with its origin
+_Schedules = Iterator[tuple[str, Schedule]]  # The best first, each with its origin
 
 
 def _of_rows(one: _Function) -> _Schedules:

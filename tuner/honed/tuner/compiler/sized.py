@@ -40,7 +40,7 @@ from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.partition import PartitionedModel
 from honed.tuner.frontend import Precision
 
-_SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)  # of a form's rows, at which it is tried whether it is still faster
+_SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)  # Of a form's rows, at which it is tried whether it is still faster
 Values = Mapping[str, NDArray[Any]]
 
 
@@ -60,7 +60,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
     """
     with modelfile.read(main, verify=False) as whole, modelfile.read(compiled, verify=False) as file:
         proof, split = file.model.proof, whole.model.split
-        assert proof is not None  # compiling made it
+        assert proof is not None  # Compiling made it
         assert split is not None
         given = {
             tensor.name: np.array(file.constant(index))
@@ -91,7 +91,7 @@ class _Both:
     part: CpuPartition
     form: Executor
     allowance: float
-    transfers: float = 0.0  # seconds
+    transfers: float = 0.0  # Seconds
 
     def compared(self, given: Values, fewer: Values | None = None) -> PairedTiming:
         """Run the CPU engine, with `fewer` rows, and the form in turns."""
@@ -240,7 +240,7 @@ class _Section:
 
     def __init__(self, model: CompiledModel, constants: Constants) -> None:
         self.end = model.constant_bytes
-        self._known: dict[bytes, int] = {}  # offsets by contents
+        self._known: dict[bytes, int] = {}  # Offsets by contents
         for index, value in constants.items():
             self._known.setdefault(_contents(value), model.buffers[index].offset)
 

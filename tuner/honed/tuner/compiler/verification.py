@@ -95,10 +95,10 @@ def run_sets(
             yield executor.run(each)
 
 
-Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
+Tell = Callable[[float, str], None]  # The share of the proof that is done, and what is being done
 
 _PROBES = 3
-_BLAMING_S = 60.0  # after which no more variants are compiled to find the node to blame
+_BLAMING_S = 60.0  # After which no more variants are compiled to find the node to blame
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -111,9 +111,9 @@ class VerificationResult:
     constants: Mapping[int, np.ndarray]
     results: tuple[verification.Difference, ...] = ()
     apart: discontinuities.PiecewiseVerification | None = None
-    notes: tuple[str, ...] = ()  # of NaN and infinities
-    unproven: str = ""  # why answers that are right prove nothing
-    programs: Sequence[object] = ()  # that the device built for it, held for what is tried beside it
+    notes: tuple[str, ...] = ()  # Of NaN and infinities
+    unproven: str = ""  # Why answers that are right prove nothing
+    programs: Sequence[object] = ()  # That the device built for it, held for what is tried beside it
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ class Verifier:
     `processes` are as in `CompileRequest`.
     """
 
-    source: SourceModel  # without the notes of lowering and proof
+    source: SourceModel  # Without the notes of lowering and proof
     profile: DeviceProfile
     device: Device | None
     normalised: Normalised
@@ -168,7 +168,7 @@ class Verifier:
     precision: Precision
     processes: int
     quantised: discontinuities.PiecewiseVerification | None = (
-        None  # of the normalised model, where all steps quantise
+        None  # Of the normalised model, where all steps quantise
     )
 
     @property
@@ -218,7 +218,7 @@ class Verifier:
         if self._parts_may_err(found):
             why = str(found) if isinstance(found, ModelRefused) else str(found.wrong[0])
             lowest = at(LOWEST, _not_optimised(LOWEST, why))
-            if not self._parts_may_err(lowest):  # their optimisations it is
+            if not self._parts_may_err(lowest):  # Their optimisations it is
                 others = (level for level in LEVELS if level not in (HIGHEST, LOWEST))
                 tried = (at(level, _not_optimised(level, why)) for level in others)
                 found = next((one for one in tried if not self._parts_may_err(one)), lowest)
@@ -257,7 +257,7 @@ class Verifier:
             return replace(tried, apart=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
-        if apart.selections:  # whose rows are to be put in the reference's order
+        if apart.selections:  # Whose rows are to be put in the reference's order
             return replace(_probed(self.device, made, allowed), apart=apart)
         every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
         results = tuple(replace(result, tolerance=most) for result, most in every)
@@ -268,7 +268,7 @@ class Verifier:
 
         It names the first node that differs.
         """
-        assert self.device is not None  # nothing is known to be wrong without one
+        assert self.device is not None  # Nothing is known to be wrong without one
         device, precision = self.device, self.precision
         if not tried.wrong:
             return unverified(tried.unproven)

@@ -21,18 +21,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.protocol.errors import InvalidArgument
 
-OPSET = 17  # the first with LayerNormalization
-IR_VERSION = 8  # of the ONNX release that brought opset 17
+OPSET = 17  # The first with LayerNormalization
+IR_VERSION = 8  # Of the ONNX release that brought opset 17
 LAYERS = 9
 HEADS = 4
 WIDTH = 256
 HEAD_WIDTH = WIDTH // HEADS
-KEYPOINTS = 192  # per image, by default
+KEYPOINTS = 192  # Per image, by default
 MAX_KEYPOINTS = 4096
 
-_UPDATE = 0.2  # size of what a block adds to a descriptor, next to the descriptor's own
-_SIMILARITY = 0.9  # gain of the final projection: how far matches stand out in the scores
-_MATCHABLE = 2.0  # bias of the matchability: most points are taken to have a partner
+_UPDATE = 0.2  # Size of what a block adds to a descriptor, next to the descriptor's own
+_SIMILARITY = 0.9  # Gain of the final projection: how far matches stand out in the scores
+_MATCHABLE = 2.0  # Bias of the matchability: most points are taken to have a partner
 _EPSILON = 1e-5
 
 

@@ -26,14 +26,14 @@ _SLOW = {
     "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DFT", "GridSample", "GRU", "Loop",
     "LpPool", "LSTM", "MaxPool", "QLinearConv", "Resize", "RNN", "RoiAlign", "Scan", "STFT", "Upsample",
 }  # fmt: skip
-_SLOW_ELEMENTS = 1 << 14  # a loop in Python over this many elements still ends within a second
+_SLOW_ELEMENTS = 1 << 14  # A loop in Python over this many elements still ends within a second
 _RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 }  # fmt: skip
-_SWELLING_BYTES = 1 << 20  # smaller constants may be many times larger than what they are made of
+_SWELLING_BYTES = 1 << 20  # Smaller constants may be many times larger than what they are made of
 _SWELLING_TIMES = 8
-_MOST_READ = 1 << 28  # bytes that a constant is computed from
-_MATMUL_LIMIT = 1 << 32  # multiply-adds worth doing on the host
+_MOST_READ = 1 << 28  # Bytes that a constant is computed from
+_MATMUL_LIMIT = 1 << 32  # Multiply-adds worth doing on the host
 
 
 def worth_folding(op: str, arrays: Sequence[Array | None]) -> bool:
@@ -74,7 +74,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(model).run(None, inputs)
-    except Exception as error:  # the evaluator raises whatever NumPy raised
+    except Exception as error:  # The evaluator raises whatever NumPy raised
         why = f"its constant value cannot be computed: {type(error).__name__}: {error}"
         raise NodeRefused(why) from error
     by_name = dict(zip(present, results, strict=True))
@@ -116,8 +116,8 @@ _MOVING = {
     "Transpose",
 }  # fmt: skip
 _MOST_MOVES = 16
-TARGET_OPSET = 21  # what normalised graphs are written in
-SHAPE_DATA_LIMIT = 4096  # elements; a constant longer than this is never a shape, axes or pads
+TARGET_OPSET = 21  # What normalised graphs are written in
+SHAPE_DATA_LIMIT = 4096  # Elements; a constant longer than this is never a shape, axes or pads
 _SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
 
 
@@ -166,7 +166,7 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
             data,
             opset_imports=[helper.make_opsetid("", opset)],
         )
-    except Exception as error:  # a C++ exception without a Python class of its own
+    except Exception as error:  # A C++ exception without a Python class of its own
         text = " ".join(str(error).split())
         raise NodeRefused(f"its types or shapes contradict: {text}") from error
     return [found.get(name) for name in node.output]
@@ -195,15 +195,15 @@ class Builder:
     ) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.values: dict[str, Value] = {}
-        self.scope = ""  # the source node being rewritten; names of new nodes start with it
+        self.scope = ""  # The source node being rewritten; names of new nodes start with it
         self._names = set(reserved)
-        self._counts: dict[str, int] = {}  # of names with one hint
+        self._counts: dict[str, int] = {}  # Of names with one hint
         self._fold_limit = fold_limit_bytes
         self._tensor_limit = tensor_limit_bytes
         self._constant_room = constant_limit_bytes
         self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self.preconditions: list[Precondition] = []
-        self._given: set[str] = set()  # inputs
+        self._given: set[str] = set()  # Inputs
         self._makers: dict[str, onnx.NodeProto] = {}
 
     def unique(self, hint: str) -> str:

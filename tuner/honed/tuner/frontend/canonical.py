@@ -12,7 +12,7 @@ from functools import cache
 
 import onnx
 
-_LEAST_IR = 4  # before it, initialisers had to be inputs as well
+_LEAST_IR = 4  # Before it, initialisers had to be inputs as well
 _MLS = "ai.onnx.ml"
 
 

@@ -12,10 +12,10 @@ from .call import NodeCall, normal_axis
 from .rules.layout import join, pick, reshape, with_axis
 from .values import Item, NodeRefused, Unknown, Value
 
-MAX_TRIPS = 64  # of a loop; longer ones make more kernels than their launches are worth
-MAX_BODIES = 2048  # graphs within nodes that a model may become altogether, loops in loops multiplied
-MAX_UNROLLED = 8192  # nodes that a loop may become
-MAX_BOTH = 2048  # nodes of two branches that are both computed
+MAX_TRIPS = 64  # Of a loop; longer ones make more kernels than their launches are worth
+MAX_BODIES = 2048  # Graphs within nodes that a model may become altogether, loops in loops multiplied
+MAX_UNROLLED = 8192  # Nodes that a loop may become
+MAX_BOTH = 2048  # Nodes of two branches that are both computed
 FLOW = ("If", "Loop", "Scan")
 # The outputs of a graph within the node, given its inputs by name; raises NodeRefused where it cannot be.
 Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]

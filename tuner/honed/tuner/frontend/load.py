@@ -19,20 +19,20 @@ from .builder import schema
 from .canonical import all_nodes, canonise, drop_unneeded, put_back, stand_in_types
 
 MAX_OPSET = max(NEWEST_OPSET, onnx.defs.onnx_opset_version())
-_MAX_VERSION = 2**31 - 1  # of operators
+_MAX_VERSION = 2**31 - 1  # Of operators
 _UNCHECKED = "honed.unchecked"
-_Key = tuple[str, str]  # of a function: domain and name
+_Key = tuple[str, str]  # Of a function: domain and name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendLimits:
     """What a file may demand before it is refused."""
 
-    file_bytes: int = PROTOBUF_LIMIT  # of the model file
-    external_bytes: int = PROTOBUF_LIMIT  # of all its external data
-    tensor_bytes: int = 1 << 32  # of one intermediate tensor
-    fold_bytes: int = 1 << 26  # of one constant computed while compiling that is larger than its parts
-    constant_bytes: int = 1 << 32  # of all constants, read and computed
+    file_bytes: int = PROTOBUF_LIMIT  # Of the model file
+    external_bytes: int = PROTOBUF_LIMIT  # Of all its external data
+    tensor_bytes: int = 1 << 32  # Of one intermediate tensor
+    fold_bytes: int = 1 << 26  # Of one constant computed while compiling that is larger than its parts
+    constant_bytes: int = 1 << 32  # Of all constants, read and computed
 
 
 def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.ModelProto:
@@ -62,7 +62,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     if opset > MAX_OPSET:
         raise ModelRefused(f"{file.name} uses ONNX opset {opset}; export it with opset {MAX_OPSET} or older")
     local = {(f.domain, f.name) for f in model.functions}
-    unknown: dict[tuple[str, str], list[str]] = {}  # by operator and what is wrong with it
+    unknown: dict[tuple[str, str], list[str]] = {}  # By operator and what is wrong with it
     for node in model.graph.node:
         if node.domain or (node.domain, node.op_type) in local or node.op_type in RUNTIMES_OWN:
             continue

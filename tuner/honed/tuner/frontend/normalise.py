@@ -46,9 +46,9 @@ class Normalised:
     outputs: tuple[StaticTensorSpec, ...]
     notes: tuple[str, ...]
     precision: str
-    opset: int  # of the model as it was given
+    opset: int  # Of the model as it was given
     producer: str
-    applied: tuple[Applied, ...]  # passes over the graph
+    applied: tuple[Applied, ...]  # Passes over the graph
     preconditions: tuple[Precondition, ...] = ()
 
 
@@ -139,7 +139,7 @@ def _assemble(
             kept.append(node)
             needed.update(node.input)
     kept.reverse()
-    produced = dict.fromkeys(o for node in kept for o in node.output)  # in order, so that files are equal
+    produced = dict.fromkeys(o for node in kept for o in node.output)  # In order, so that files are equal
     given = {spec.name for spec in inputs}
     names = [builder.unique(o.name) if o.name in given else o.name for o in outputs]
     renamed = _name_outputs(kept, produced, names, values)
@@ -183,7 +183,7 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
     newest = any(node.op_type == BIT_CAST for node in graph.node)
     opset = helper.make_opsetid("", NEWEST_OPSET if newest else TARGET_OPSET)
     model = helper.make_model(graph, opset_imports=[opset], producer_name="honed")
-    model.ir_version = 10  # the IR version that came with TARGET_OPSET
+    model.ir_version = 10  # The IR version that came with TARGET_OPSET
     return model
 
 
@@ -197,7 +197,7 @@ def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: 
     if precision == "fp16" and not fp16:
         raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
     present, notes = _float_types(graph), []
-    types: dict[int, int] = {}  # which element type becomes which
+    types: dict[int, int] = {}  # Which element type becomes which
     if precision == "fp32":
         types = {t: _SINGLE for t in present if t != _SINGLE}
     elif precision == "fp16":

@@ -19,7 +19,7 @@ from .signature import StaticTensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker
 
-_SIZES = 97, 131  # in the place of one that depends on the data; odd ones, which no model is likely to have
+_SIZES = 97, 131  # In the place of one that depends on the data; odd ones, which no model is likely to have
 BEHIND = "what follows on those has a shape that depends on the data"
 
 
@@ -127,7 +127,7 @@ class _Surveyor(Walker):
     as_observed: bool
     unbuilt: Mapping[str, str]
     found: list[SurveyedNode]
-    open: dict[str, onnx.TypeProto | None]  # types of values that are not static, if known
+    open: dict[str, onnx.TypeProto | None]  # Types of values that are not static, if known
 
     def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
         if self._depth:

@@ -26,10 +26,10 @@ Scope = dict[str, Item]
 # with its number as attribute `part`; a file's own nodes of this name are refused, as of any that is unknown.
 # In the normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
 PART_DOMAIN, PART_OP = "honed.cpu_part", "CpuPart"
-Parts = Mapping[int, Sequence[StaticTensorSpec]]  # the outputs of each part
-MAX_DEPTH = 32  # functions within functions, and branches within branches
-MAX_NODES = 200_000  # in the normalised graph
-MAX_STEPS = 300_000  # source nodes visited, those in functions once for each call
+Parts = Mapping[int, Sequence[StaticTensorSpec]]  # The outputs of each part
+MAX_DEPTH = 32  # Functions within functions, and branches within branches
+MAX_NODES = 200_000  # In the normalised graph
+MAX_STEPS = 300_000  # Source nodes visited, those in functions once for each call
 # Operators whose output shape only evaluation can tell, but is bounded by their inputs' size.
 _SHAPED_BY_VALUES = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"})
 _SEQUENCES = frozenset(
@@ -174,7 +174,7 @@ class Walker:
             shapes = [static_shape(t) for t in types]
             if call.op not in _SHAPED_BY_VALUES:
                 known = [s for s in shapes if s is not None]
-                made = sum(math.prod(s) for s in known) * 8  # the widest element type
+                made = sum(math.prod(s) for s in known) * 8  # The widest element type
                 used = sum(a.nbytes for a in arrays)
                 other = ("", call.op) in RULES and swells(made, used)
                 large = sum(map(_nbytes, types)) > max(self._fold_limit, used)
@@ -182,7 +182,7 @@ class Walker:
                     return None
             outputs = evaluate(node, call.opset, dict(zip((v.name for v in tensors), arrays, strict=True)))
         except NodeRefused:
-            return None  # the rule for the operator decides
+            return None  # The rule for the operator decides
         return [
             Unknown() if array is None else self.builder.constant(np.asarray(array), hint=name)
             for array, name in zip(outputs, node.output, strict=True)

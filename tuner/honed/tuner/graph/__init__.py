@@ -39,7 +39,7 @@ class Applied:
     values: frozenset[str] = frozenset()
 
 
-PASSES = (  # in the order in which they run
+PASSES = (  # In the order in which they run
     Pass("moves", join_moves),
     Pass("norms", join_norms),
     Pass("pads", fold_pads),

@@ -137,7 +137,7 @@ def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, s
 
 # Of factors that are folded: others could make weights too small for their type.
 _LEAST, _MOST = 2.0**-16, 2.0**16
-_LEAST_SCALE = 2.0**-4  # by which a value that is not constant may become smaller
+_LEAST_SCALE = 2.0**-4  # By which a value that is not constant may become smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def fold_factors(graph: Graph) -> tuple[Graph, int]:
         made = _root(graph, node) or _followed(graph, node, linear)
         if made is not None:
             linear[made.value] = made
-    whole = {one.root.output[0]: one for one in linear.values()}  # with the most steps: they come last
+    whole = {one.root.output[0]: one for one in linear.values()}  # With the most steps: they come last
     replaced: Replaced = {}
     fewer = 0
     for name, one in whole.items():
@@ -290,7 +290,7 @@ def _folded(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
     return [root, graph.node("Add", [root.output[0], constant], one.value, graph.types[one.value])]
 
 
-_KEPT = 2  # axes that a convolution does not pad: images and channels
+_KEPT = 2  # Axes that a convolution does not pad: images and channels
 
 
 def fold_pads(graph: Graph) -> tuple[Graph, int]:

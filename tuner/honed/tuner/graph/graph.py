@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-Replaced = dict[str, list[onnx.NodeProto]]  # the nodes that take the place of the one that makes a value
+Replaced = dict[str, list[onnx.NodeProto]]  # The nodes that take the place of the one that makes a value
 ELEMENTWISE = {
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd",
     "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Cos", "Cosh", "Div", "Equal", "Erf", "Exp",

@@ -37,7 +37,7 @@ class Rounding:
 
     operands: tuple[frozenset[int], ...]
     result: Axes
-    masked: int | None = None  # an axis of the first operand: nothing beyond its last may count
+    masked: int | None = None  # An axis of the first operand: nothing beyond its last may count
 
     @property
     def applies(self) -> bool:
@@ -85,7 +85,7 @@ def _product(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
         mine = {axis for axis, kind in axes.items() if axis != terms and kind is Beyond.LAST}
         result |= {axis + rank - own for axis in mine}
         operands.append(frozenset(mine | ({terms} if kept else set())))
-    for n, own in enumerate(ranks):  # batches are those of both
+    for n, own in enumerate(ranks):  # Batches are those of both
         shape = graph.shape(node.input[n])
         batches = (axis - rank + own for axis in result if axis < rank - 2)
         operands[n] |= {axis for axis in batches if axis >= 0 and shape[axis] > 1}
@@ -185,11 +185,11 @@ _RULES: Mapping[str, Rule] = {
 }
 
 
-_LEAST = 32  # shorter ones are mostly no sequences, and rounding adds much to them
-_DIVIDES = 4  # those that it divides are left: the shortest vectors, and tiles of rows
-_ROUND = ((128, 16), (64, 8), (_LEAST, 4))  # from that length on, to multiples of: at most an eighth more
-_SHARE = 0.2  # of the operations of all products, at least, are of products of that length
-_PRODUCTS = 2  # for each value that is extended or cut off on the way, at least
+_LEAST = 32  # Shorter ones are mostly no sequences, and rounding adds much to them
+_DIVIDES = 4  # Those that it divides are left: the shortest vectors, and tiles of rows
+_ROUND = ((128, 16), (64, 8), (_LEAST, 4))  # From that length on, to multiples of: at most an eighth more
+_SHARE = 0.2  # Of the operations of all products, at least, are of products of that length
+_PRODUCTS = 2  # For each value that is extended or cut off on the way, at least
 
 
 def pad_lengths(graph: Graph) -> tuple[Graph, int]:
@@ -233,11 +233,11 @@ class _Rewriting:
         self._old = graph
         self._graph = graph.copy()
         self._length, self._more = length, _rounded(length)
-        self._axes: dict[str, Axes] = {}  # of what nodes make, those that are rounded up
+        self._axes: dict[str, Axes] = {}  # Of what nodes make, those that are rounded up
         self._made: dict[tuple[str, frozenset[int]], str] = {}
         self._nodes: list[onnx.NodeProto] = []
-        self.products = 0  # of rounded lengths
-        self.changes = 0  # values that are extended or cut off
+        self.products = 0  # Of rounded lengths
+        self.changes = 0  # Values that are extended or cut off
 
     def graph_of_all(self) -> Graph:
         """Return the whole graph, rewritten."""

@@ -18,7 +18,7 @@ from .graph import Array, Graph, Replaced, Shape, TensorType, perm_of
 from .products import WIDE, by_rows
 
 _MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
-_MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for each concatenation
+_MOST_ELEMENTS = 1 << 24  # Whose places are followed: 64 MiB, and as much for each concatenation
 
 
 def join_moves(graph: Graph) -> tuple[Graph, int]:
@@ -26,7 +26,7 @@ def join_moves(graph: Graph) -> tuple[Graph, int]:
     found = graph.copy()
     order = {node.output[0]: n for n, node in enumerate(graph.nodes)}
     replaced: Replaced = {}
-    dropped: set[str] = set()  # values that nothing reads any more, and those that are made otherwise
+    dropped: set[str] = set()  # Values that nothing reads any more, and those that are made otherwise
     needed = set(graph.outputs)
     for node in reversed(graph.nodes):
         value = node.output[0]

@@ -87,7 +87,7 @@ def _grown(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: 
     pair.axes[first.output[0]] = bounds[0]
     waiting = [places[node.output[0]] for node in graph.readers.get(first.output[0], [])]
     heapq.heapify(waiting)
-    while waiting:  # in the order of the graph, what reads the region
+    while waiting:  # In the order of the graph, what reads the region
         node = graph.nodes[heapq.heappop(waiting)]
         axis = None if node.output[0] in pair.others else _axis_after(graph, node, pair)
         twin = _twin(graph, node, pair) if axis is not None else None

@@ -17,7 +17,7 @@ import onnx
 
 from .graph import Array, Graph, Replaced, Shape, TensorType, axis_of, perm_of
 
-WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # that constants are computed anew in
+WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # That constants are computed anew in
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ LAUNCHED = REDUCTIONS | frozenset(
     | {"ArgMax", "ArgMin"}
 )
 Key = tuple[object, ...]
-Places = dict[str, tuple[int, int]]  # of a value: the number of its group, and which twin makes it
+Places = dict[str, tuple[int, int]]  # Of a value: the number of its group, and which twin makes it
 
 
 class Role(enum.Enum):
@@ -55,7 +55,7 @@ def roles(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
         return _product(graph, node)
     if node.op_type == "Concat":
         return (Role.STACKED,) * count if axis_of(node, len(shape)) else None
-    first = graph.shape(node.input[0]) if node.input else ()  # a part of constants alone has none
+    first = graph.shape(node.input[0]) if node.input else ()  # A part of constants alone has none
     if first[:1] != (1,) or not _keeps_batch(graph, node):
         return None
     return (Role.STACKED, *(Role.SAME,) * (count - 1))
@@ -202,9 +202,9 @@ def _weighs(graph: Graph, node: onnx.NodeProto) -> bool:
     return node.op_type in ("MatMul", "Conv") and node.input[1] in graph.constants
 
 
-_ELEMENTS = 1 << 18  # that are copied in the time of a launch, 10 us at 200 GB/s
-_MOST_LOOKED_AT = 1_000_000  # groups, in all trials of a region: seconds
-_LONGEST = 8  # groups that are left out together at most, from an end of a region inwards
+_ELEMENTS = 1 << 18  # That are copied in the time of a launch, 10 us at 200 GB/s
+_MOST_LOOKED_AT = 1_000_000  # Groups, in all trials of a region: seconds
+_LONGEST = 8  # Groups that are left out together at most, from an end of a region inwards
 
 
 def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:

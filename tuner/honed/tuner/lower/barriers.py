@@ -46,7 +46,7 @@ class DivergentBarrier:
 def divergent_barriers(source: str) -> list[DivergentBarrier]:
     """Return every barrier of `source` under a condition that may differ between work-items of a group."""
     if not any(barrier in source for barrier in _BARRIERS):
-        return []  # most kernels have none, and to take them apart is a fortieth of compiling
+        return []  # Most kernels have none, and to take them apart is a fortieth of compiling
     tokens = _TOKEN.findall(_COMMENT.sub(" ", source))
     return list(_Walk(tokens).run())
 
@@ -60,7 +60,7 @@ class _Walk:
         self.kernel = "?"
         self.uniform: set[str] = set()
         self.reassigned: set[str] = set()
-        self.left_under = ""  # the condition under which some work-items may have left already
+        self.left_under = ""  # The condition under which some work-items may have left already
 
     def run(self) -> Iterator[DivergentBarrier]:
         while self.at < len(self.tokens):

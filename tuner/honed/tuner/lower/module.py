@@ -70,7 +70,7 @@ class LoweredModel:
 class _Lowering:
     """What functions are lowered with."""
 
-    functions: Mapping[str, tirx.PrimFunc]  # constants that may be packed are marked
+    functions: Mapping[str, tirx.PrimFunc]  # Constants that may be packed are marked
     target: Target
     profile: DeviceProfile
     choose: Choose
@@ -243,7 +243,7 @@ class _Reader:
     reshapes: dict[str, bool] = field(default_factory=dict)
     operators: _Operators = field(default_factory=dict)
     views: list[ValueView] = field(default_factory=list)
-    parts: dict[tuple[int, tuple[_Seen, ...]], int] = field(default_factory=dict)  # numbers of their calls
+    parts: dict[tuple[int, tuple[_Seen, ...]], int] = field(default_factory=dict)  # Numbers of their calls
 
     def new(self, dtype: str, shape: tuple[int, ...], constant: np.ndarray | None = None) -> _Seen:
         self.values.append(MemoryValue(dtype=dtype, shape=shape, constant=constant))
@@ -381,7 +381,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             ]
             return
     if all(reader.values[s.value].nbytes == 0 for s in outputs):
-        return  # nothing to compute
+        return  # Nothing to compute
     reader.calls.append(
         FunctionCall(
             function=str(function.name_hint),

@@ -32,7 +32,7 @@ from .sums import stage_sums
 # Kernels by entry name, out of which host code was split, to one source.
 Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
-_UNKNOWN = 2**31  # what the bound of an expression is beyond where it has none
+_UNKNOWN = 2**31  # What the bound of an expression is beyond where it has none
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
 target.register()
@@ -69,7 +69,7 @@ def lower_function(
         passes = tvm.transform.Sequential([*_blocks_to_loops(profile), *_loops_to_kernels()])
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
-        _check_local_memory(kernels, profile)  # before printing, which takes most of the time
+        _check_local_memory(kernels, profile)  # Before printing, which takes most of the time
         dialect = Dialect(contract=profile.family.contracts, costly_addresses=profile.costly_addresses)
         source = (printer or partial(print_kernels, dialect=dialect))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:

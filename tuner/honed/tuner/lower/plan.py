@@ -142,7 +142,7 @@ class Plan:
     arena_bytes: int
     prepared_bytes: int
     constant_bytes: int
-    constants: Mapping[int, np.ndarray]  # by buffer
+    constants: Mapping[int, np.ndarray]  # By buffer
     sources: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     prepare: tuple[Preparation, ...]
@@ -162,7 +162,7 @@ class Lifetime:
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Return offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
-    slots: list[list[tuple[int, int, int]]] = []  # first and last steps of what lies in each, and its number
+    slots: list[list[tuple[int, int, int]]] = []  # First and last steps of what lies in each, and its number
     largest: list[int] = []
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
         one = lifetimes[i]

@@ -59,7 +59,7 @@ class Function:
     task: str
     schedule: str
     source: str
-    parameters: int  # inputs and outputs together
+    parameters: int  # Inputs and outputs together
     inner: tuple[MemoryValue, ...]
     launches: tuple[KernelLaunch, ...]
 
@@ -84,7 +84,7 @@ class FunctionCall:
     function: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    operators: tuple[str, ...] = ()  # that it computes, by the values they make
+    operators: tuple[str, ...] = ()  # That it computes, by the values they make
     moves: tuple[Within, ...] = ()
     keeps: tuple[int, ...] = ()
 
@@ -141,7 +141,7 @@ class Program:
 # of: where nothing is in the way, each is written where it is read. Values that lie in one another are a
 # block, which one of them fills; what is computed anywhere in it is disjoint from what else is.
 
-_Places = Mapping[int, int]  # of values: bytes from the start of their block
+_Places = Mapping[int, int]  # Of values: bytes from the start of their block
 
 
 def moved_in_place(program: Program, alignment: int) -> Program:
@@ -179,8 +179,8 @@ class _Blocks:
 
     program: Program
     alignment: int
-    block_of: dict[int, _Places] = field(default_factory=dict)  # of values that lie in one with others
-    moved: set[int] = field(default_factory=set)  # what no call computes any more
+    block_of: dict[int, _Places] = field(default_factory=dict)  # Of values that lie in one with others
+    moved: set[int] = field(default_factory=set)  # What no call computes any more
 
     def __post_init__(self) -> None:
         self._constant = constant_values(self.program)

@@ -138,7 +138,7 @@ def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         loops = schedule.get_loops(block)
         if loops and str(schedule.get(loops[0]).loop_var.name) in bound:
-            continue  # shares its nest with an earlier block
+            continue  # Shares its nest with an earlier block
         outer = schedule.add_unit_loop(loops[0] if loops else block)
         schedule.bind(outer, "blockIdx.x")
         bound.add(str(schedule.get(outer).loop_var.name))

@@ -21,9 +21,9 @@ from tvm_ffi import structural_equal
 
 from .statements import loads, nodes, parts, rebuilt, reduced_axes, replaced, substituted, uses
 
-LONGEST = 256  # terms that one accumulator takes; longer sums are added up in blocks
-BLOCK = 128  # most terms of a block
-LEAST = BLOCK // 4  # fewest: below, the sums of the blocks would be as many as the terms
+LONGEST = 256  # Terms that one accumulator takes; longer sums are added up in blocks
+BLOCK = 128  # Most terms of a block
+LEAST = BLOCK // 4  # Fewest: below, the sums of the blocks would be as many as the terms
 
 
 def block(extent: int, terms: int) -> int:
@@ -247,7 +247,7 @@ def _turn(leaf: Leaf, term: ir.Expr, summed: Sequence[tirx.For]) -> tuple[int, i
         return None
     factors = [term.a, term.b] if isinstance(term, tirx.Mul) else []
     read = [one.indices[-1] for one in factors if isinstance(one, ir.TensorLoad)]
-    if len(read) < 2 or not uses(read, [leaf.loops[-1].loop_var]):  # gathered lanes are no pairs
+    if len(read) < 2 or not uses(read, [leaf.loops[-1].loop_var]):  # Gathered lanes are no pairs
         return None
     written = len(leaf.loops) - 1
     while written > 0 and leaf.loops[written - 1].kind == tirx.ForKind.UNROLLED:
@@ -321,7 +321,7 @@ def _known_outside(leaf: Leaf, loop: tirx.For, summed: Sequence[tirx.For]) -> bo
 #
 # The sums of the blocks may be a long sum again, which is rewritten in turn.
 
-_WRITTEN_OUT = 16  # partial sums, which then stay in registers whatever the compiler does
+_WRITTEN_OUT = 16  # Partial sums, which then stay in registers whatever the compiler does
 
 
 def stage_sums(*, pairs: bool = False) -> tvm.transform.Pass:
@@ -391,7 +391,7 @@ def _in_blocks(long: LongSum) -> tirx.Stmt:
     def block(number: ir.Expr) -> tirx.Stmt:
         first = number * long.block
         length = tirx.const(long.block, dtype)
-        if extent % long.block:  # the last one is shorter
+        if extent % long.block:  # The last one is shorter
             length = tirx.Min(length, extent - first)
         return tirx.SeqStmt(
             [

@@ -46,7 +46,7 @@ NAMES = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot", "ldexp", "log1p",
     "nextafter", "tan",
 )  # fmt: skip
-_LEVEL = 99  # above the rules that TVM brings along
+_LEVEL = 99  # Above the rules that TVM brings along
 
 
 def register() -> None:

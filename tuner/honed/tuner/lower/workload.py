@@ -16,9 +16,9 @@ from honed.machine.profile import DeviceProfile
 from .program import FunctionCall, MemoryValue, Program
 from .statements import loads, looked_up, nodes, reached, reduced_axes, uses
 
-_IMAGE_AXES = 4  # of a convolution's weights and results
+_IMAGE_AXES = 4  # Of a convolution's weights and results
 _MARK = "honed.constants"
-ALIGNED_PIXELS = 4  # images of a multiple are multiplied as they are
+ALIGNED_PIXELS = 4  # Images of a multiple are multiplied as they are
 
 
 def task_key(func: tirx.PrimFunc) -> str:

@@ -16,7 +16,7 @@ from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.records.verdict import Verdict
 
 if TYPE_CHECKING:
-    from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
+    from honed.tuner.lower.opencl import Lowered  # Which knows TVM, and the measuring child must not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class Workload:
 
     task: str
     parameters: tuple[MemoryValue, ...]
-    outputs: tuple[int, ...]  # which parameters are outputs
+    outputs: tuple[int, ...]  # Which parameters are outputs
     sets: int
     folder: Path
     flops: int
     bytes: int
-    tolerance: tuple[float, ...]  # per output, of the largest |reference value|; 0: equal
-    constants: tuple[int, ...] = ()  # which parameters are the same in all inferences of a model
+    tolerance: tuple[float, ...]  # Per output, of the largest |reference value|; 0: equal
+    constants: tuple[int, ...] = ()  # Which parameters are the same in all inferences of a model
 
     @property
     def half(self) -> bool:
@@ -107,21 +107,21 @@ SPARE_CORES = 4
 class MeasureLimits:
     """Bounds of one measurement; seconds are wall time."""
 
-    start_seconds: float = 60.0  # to open the device, build the yardstick and load a workload
-    build_seconds: float = 20.0  # of the driver's compiler, for one candidate
+    start_seconds: float = 60.0  # To open the device, build the yardstick and load a workload
+    build_seconds: float = 20.0  # Of the driver's compiler, for one candidate
     # One run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a job,
     # kbase and panthor 2.6 s without progress); a candidate this slow is of no use anyway.
     run_seconds: float = 2.0
-    host_seconds: float = 30.0  # to move and compare the tensors of one run
-    memory_bytes: int = 2 << 30  # all buffers of a candidate; also what the child may take beyond its start
-    builder_bytes: int = 512 << 20  # what a building child may take beyond its start
-    timing_seconds: float = 0.12  # after which no more repeats are begun
-    warm_seconds: float = 0.1  # at most, until the device's clock is up
-    precision: float = 0.03  # half the width of the confidence interval, of the median
+    host_seconds: float = 30.0  # To move and compare the tensors of one run
+    memory_bytes: int = 2 << 30  # All buffers of a candidate; also what the child may take beyond its start
+    builder_bytes: int = 512 << 20  # What a building child may take beyond its start
+    timing_seconds: float = 0.12  # After which no more repeats are begun
+    warm_seconds: float = 0.1  # At most, until the device's clock is up
+    precision: float = 0.03  # Half the width of the confidence interval, of the median
     max_repeats: int = 40
-    give_up_beyond: float = 2.5  # times the best known time: slower than that is timed few times only
-    few_repeats: int = 2  # for a candidate that is clearly slow
-    max_queued: int = 256  # launches per finish, where the device's profile has no cap
+    give_up_beyond: float = 2.5  # Times the best known time: slower than that is timed few times only
+    few_repeats: int = 2  # For a candidate that is clearly slow
+    max_queued: int = 256  # Launches per finish, where the device's profile has no cap
 
 
 # Under a lease a request may be waiting: a candidate is bounded more tightly than one of `hone tune`, so that

@@ -208,7 +208,7 @@ class ExpectedOutput:
 
     array: Array
     tolerance: float
-    scale: float  # its largest |value|, 0 where some value is not finite or the dtype is exact
+    scale: float  # Its largest |value|, 0 where some value is not finite or the dtype is exact
 
     @classmethod
     def of(cls, array: Array, tolerance: float) -> ExpectedOutput:
@@ -367,16 +367,16 @@ COMPLETE = 0  # CL_COMPLETE
 # What is beyond the measured peaks takes evidence: runs that were verified one by one took no longer than
 # this often the claimed time, however cold their caches were,
 REPEATABLE = 2.0
-# and by the host's clock a long series of runs took no longer than this often the claimed time.
+# And by the host's clock a long series of runs took no longer than this often the claimed time.
 CLOCKS_AGREE = 1.25
-WALL_SLACK = 100e-6  # seconds the device's time may exceed the host's, and 2 % for clocks that drift
+WALL_SLACK = 100e-6  # Seconds the device's time may exceed the host's, and 2 % for clocks that drift
 WALL_DRIFT = 1.02
 WALL_RATIO = 8.0
 WALL_PER_FINISH = 5e-3
 WALL_PER_LAUNCH = 50e-6
 # A run on inputs that were just written, at a clock that may not be up yet, against one of many in a row.
 ANEW_RATIO = 8.0
-ANEW_SLACK = 200e-6  # seconds
+ANEW_SLACK = 200e-6  # Seconds
 
 
 @dataclass(frozen=True, slots=True)

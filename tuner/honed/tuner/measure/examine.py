@@ -38,10 +38,10 @@ from .timing import BoundCandidate, InterleavedTiming, SamplingPlan, complaint, 
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
-_SERIES_SECONDS = 0.02  # of one series of runs, long beside what a wait costs the host
-_SERIES = 5  # of them
+_SERIES_SECONDS = 0.02  # Of one series of runs, long beside what a wait costs the host
+_SERIES = 5  # Of them
 _NOTHING: Final[Mapping[int, Array]] = {}
-_SLACK = 1.0  # seconds a phase may exceed what it is allowed, for a busy machine
+_SLACK = 1.0  # Seconds a phase may exceed what it is allowed, for a busy machine
 
 _MEMORY_CODES = {
     cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
@@ -71,13 +71,13 @@ class Examination:
         self._candidate = candidate
         self._give_up = give_up
         self._phase, self._since = "start", time.perf_counter()
-        self.tainted = False  # whether the device's state cannot be relied on any more
-        self.ran_at: float | None = None  # when its first run ended, by time.monotonic
-        self.spent: dict[str, float] = {}  # wall seconds by phase
+        self.tainted = False  # Whether the device's state cannot be relied on any more
+        self.ran_at: float | None = None  # When its first run ended, by time.monotonic
+        self.spent: dict[str, float] = {}  # Wall seconds by phase
         self._inner: list[GuardedBuffer] = []
         self._runs: list[Finished] = []
         self._poison = POISONS[0]
-        self._alone = True  # nothing was built beside it, so the host's clock says something
+        self._alone = True  # Nothing was built beside it, so the host's clock says something
 
     def verdict(self) -> Verdict:
         """Go all the way, or to the first check that fails."""
@@ -224,7 +224,7 @@ class Examination:
         try:
             prepared = [runnable.prepare(session.read)] if runnable.prepares else []
             run = runnable.run(session.read)
-        finally:  # also where the driver reports an error: the kernel log is looked at then, too
+        finally:  # Also where the driver reports an error: the kernel log is looked at then, too
             if self.ran_at is None:
                 self.ran_at = time.monotonic()
         self._runs.append(run)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from honed.protocol.errors import HonedError
 from honed.runtime.calling.leaseclient import LeaseHolder
 
-_LOOK_SECONDS = 0.05  # between two looks at the lease while the device is not used
-_SLICE_SECONDS = 0.2  # of waiting for it
+_LOOK_SECONDS = 0.05  # Between two looks at the lease while the device is not used
+_SLICE_SECONDS = 0.2  # Of waiting for it
 
 
 class Gate:
@@ -46,15 +46,15 @@ class LeaseGate(Gate):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """patience: seconds to wait for the lease at a time, before the session ends without it."""
-        self.held = 0.0  # seconds that the lease was held between the first `enter` and the last
+        self.held = 0.0  # Seconds that the lease was held between the first `enter` and the last
         self._lease = lease
         self._seconds = seconds
         self._patience = patience
         self._clock = clock
-        self._lock = threading.Lock()  # of all below, and of the lease
+        self._lock = threading.Lock()  # Of all below, and of the lease
         self._using = False
         self._stopped = (
-            False  # that nothing is wanted any more; a handler must take no lock that it interrupted
+            False  # That nothing is wanted any more; a handler must take no lock that it interrupted
         )
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lease", daemon=True)
@@ -111,7 +111,7 @@ class LeaseGate(Gate):
                     continue
                 self._last = None
                 try:
-                    self._lease.wait_until_granted(0.0)  # releases what was revoked, and asks again
+                    self._lease.wait_until_granted(0.0)  # Releases what was revoked, and asks again
                 except HonedError as error:
                     self._error = error
                     return

@@ -39,11 +39,11 @@ from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
 from .checks import Submitted
 from .process import COMMAND, FENCE, NO_CACHES, Builders, cached_in
 
-_TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # what ends a process that leaves the memory that is mapped
+_TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # What ends a process that leaves the memory that is mapped
 
 DEFAULT_LIMITS = MeasureLimits()
 _KEPT_RUNS = 16
-_KEPT_S = 60.0  # of faults, so that late records join their story
+_KEPT_S = 60.0  # Of faults, so that late records join their story
 _log = logging.getLogger(__name__)
 
 
@@ -209,8 +209,8 @@ class Measurer:
         self._traffic: dict[int, float] = {}
         self._begun: set[str] = set()
         self._preparing: set[str] = set()
-        self.spent: dict[str, float] = {}  # wall seconds by phase of the last candidate
-        self.children = 0  # started so far
+        self.spent: dict[str, float] = {}  # Wall seconds by phase of the last candidate
+        self.children = 0  # Started so far
 
     def __enter__(self) -> Measurer:
         return self

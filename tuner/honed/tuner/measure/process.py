@@ -22,8 +22,8 @@ NO_CACHES = {
     "MESA_SHADER_CACHE_DISABLE": "true",
     "POCL_KERNEL_CACHE": "0",
 }
-FENCE = "fence"  # the phase in which a candidate's buffers lie against pages that may not be touched
-_AT_ONCE = 2  # candidates that a child has been given, so that it need not wait for us
+FENCE = "fence"  # The phase in which a candidate's buffers lie against pages that may not be touched
+_AT_ONCE = 2  # Candidates that a child has been given, so that it need not wait for us
 
 
 def cached_in(folder: Path) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Builders:
         self._queue.clear()
         self._submitted.clear()
         if self._busy:
-            return  # it may be writing there
+            return  # It may be writing there
         for kept in self.cache.iterdir():
             if kept.is_dir():
                 shutil.rmtree(kept, ignore_errors=True)
@@ -167,4 +167,4 @@ class _Builder:
     def __init__(self, child: RpcChild) -> None:
         self.child = child
         self.given: deque[BuildCandidate] = deque()
-        self.deadline = 0.0  # of the oldest, by time.monotonic
+        self.deadline = 0.0  # Of the oldest, by time.monotonic

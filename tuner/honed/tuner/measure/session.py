@@ -27,8 +27,8 @@ from .candidate import Candidate, MeasureLimits, Workload
 from .checks import Array, Ceiling, ExpectedOutput, ceiling, physical
 from .timing import Reader, Warmth
 
-GUARD_BYTES = 64 << 10  # on each side; a multiple of every base alignment, and of a page
-FENCE_ALIGNED = 128  # as the largest vector is
+GUARD_BYTES = 64 << 10  # On each side; a multiple of every base alignment, and of a page
+FENCE_ALIGNED = 128  # As the largest vector is
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _LEAST_BYTES = 64  # OpenCL has no empty sub-buffer
 
@@ -136,11 +136,11 @@ def _padded(nbytes: int) -> int:
     return max(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, _LEAST_BYTES)
 
 
-Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
-_SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
-_PEAKS_SECONDS = 60.0  # between two measurements of the peaks, which take some seconds
+Announce = Callable[[str, float], None]  # A phase, and how many seconds it may take
+_SETTLE_SECONDS = 0.5  # At most, for the clock to rise at the start
+_PEAKS_SECONDS = 60.0  # Between two measurements of the peaks, which take some seconds
 _MOST_PREPARED = 4
-_SETTLED = 8  # yardsticks in a row that were no faster
+_SETTLED = 8  # Yardsticks in a row that were no faster
 
 
 class LoadedWorkload:
@@ -181,10 +181,10 @@ class DeviceSession:
         self.device = device
         self.profile = profile
         self.peaks: DevicePeaks = profile.peaks
-        self._benchmarks: DevicePeaks = profile.peaks  # without what kernels raised, once measured here
+        self._benchmarks: DevicePeaks = profile.peaks  # Without what kernels raised, once measured here
         self._model = mali_model(profile.identity.name)
         self.limits = limits
-        self.without = without  # names of checks
+        self.without = without  # Names of checks
         self.announce = announce
         self.read = read
         self.context = context(device.cl)
@@ -255,7 +255,7 @@ class DeviceSession:
 
     def believe(self, workload: Workload, seconds: float) -> None:
         """Raise the peaks to what a candidate was proven to do."""
-        flops = 0 if workload.integer else workload.flops  # of which the peaks say nothing
+        flops = 0 if workload.integer else workload.flops  # Of which the peaks say nothing
         self.peaks = roofline.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
     def _probed(self, nbytes: int) -> float:

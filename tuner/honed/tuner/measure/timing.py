@@ -21,7 +21,7 @@ from .candidate import Candidate, MeasureLimits
 from .checks import WAITED, Finished, Launched, Refusal, Waited, first_refusal, private_memory
 
 Reader = Callable[[Any], Launched]
-_Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # kernel, work-items, those of a group
+_Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # Kernel, work-items, those of a group
 
 
 class BoundCandidate:
@@ -127,10 +127,10 @@ def complaint(error: Exception) -> str:
 
 # Kernels that show what the device can do right now: a yardstick, and probes of its memory.
 
-GROUP = 64  # work-items
+GROUP = 64  # Work-items
 _GROUPS_PER_UNIT = 4
-_STEPS = 512  # of the yardstick: about 25 us on an H100, 0.3 ms on two CPU cores
-_TABLE = 1 << 14  # floats the yardstick loads from: 64 KiB, within every second-level cache
+_STEPS = 512  # Of the yardstick: about 25 us on an H100, 0.3 ms on two CPU cores
+_TABLE = 1 << 14  # Floats the yardstick loads from: 64 KiB, within every second-level cache
 
 # The same work on the same device always, so that yardsticks of different days compare. Half its time goes
 # into dependent multiply-adds, half into loads.
@@ -160,7 +160,7 @@ __kernel void read_long(__global const float4* in, __global float4* out, const u
   out[get_global_id(0)] = s;
 }
 """
-_MOST_BYTES = 64 << 20  # of one probe buffer; beyond it the measured bandwidth of the device holds
+_MOST_BYTES = 64 << 20  # Of one probe buffer; beyond it the measured bandwidth of the device holds
 _REPEATS = 6
 
 
@@ -228,13 +228,13 @@ def traffic(context: Any, queue: Any, compute_units: int, nbytes: int) -> float 
 
 
 CONFIDENCE = 0.95
-LEAST = 6  # samples: the range of five holds the median with 93.8 %, that of six with 96.9 %
-_LEAST_SAMPLE = 50e-6  # seconds; shorter runs are repeated within a sample
-_CLOCK_STEPS = 100  # a sample is at least this many steps of the device's clock
-_MOST_RUNS = 64  # in a sample
-_GROUP = 3  # samples between two waits
-_AWAKE = 1.1  # a yardstick within this of the best of late means that the clock is up
-_MEMORY = 16  # candidates whose yardsticks are remembered
+LEAST = 6  # Samples: the range of five holds the median with 93.8 %, that of six with 96.9 %
+_LEAST_SAMPLE = 50e-6  # Seconds; shorter runs are repeated within a sample
+_CLOCK_STEPS = 100  # A sample is at least this many steps of the device's clock
+_MOST_RUNS = 64  # In a sample
+_GROUP = 3  # Samples between two waits
+_AWAKE = 1.1  # A yardstick within this of the best of late means that the clock is up
+_MEMORY = 16  # Candidates whose yardsticks are remembered
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ class Warmth:
     """The fastest yardsticks of late (seconds), and the clocks, to see whether the device's clock is up."""
 
     best: list[float] = field(default_factory=list)
-    clocks: list[int] = field(default_factory=list)  # of the candidates of late, in Hz; 0: not known
+    clocks: list[int] = field(default_factory=list)  # Of the candidates of late, in Hz; 0: not known
 
     def note(self, seconds: float, clock: int = 0) -> None:
         """Remember a candidate's yardstick and clock; throttling that lasts becomes the new measure."""
@@ -272,8 +272,8 @@ def warm_up(
 class SamplingPlan:
     """How samples are taken, from what one run takes (seconds) and how many launches may queue."""
 
-    runs: int  # in a sample
-    group: int  # samples between two waits
+    runs: int  # In a sample
+    group: int  # Samples between two waits
 
     @classmethod
     def of(
@@ -322,7 +322,7 @@ class InterleavedTiming:
         self._read = read
         self._clock = clock
         self._samples: list[_Sample] = []
-        self.last = Finished((), 0.0)  # the last wait
+        self.last = Finished((), 0.0)  # The last wait
 
     def __len__(self) -> int:
         """Return how many samples were taken, those that do not count among them."""

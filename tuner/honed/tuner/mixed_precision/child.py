@@ -28,7 +28,7 @@ from honed.tuner.verify import confined
 # with ONNX's reference evaluator. Products whose terms are added up in fp16 err besides; errors are twice
 # those of a sample of their elements.
 
-SAMPLE = 251  # elements of one product; a prime, so that errors taken in turn fall on no row alike
+SAMPLE = 251  # Elements of one product; a prime, so that errors taken in turn fall on no row alike
 
 
 def product_errors(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> Array:
@@ -98,7 +98,7 @@ def _conv(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generat
     return np.stack(windows), weights.reshape(filters, -1)[chosen]
 
 
-Run = Callable[[Sequence[Array]], Array]  # of the inputs that are there, in order
+Run = Callable[[Sequence[Array]], Array]  # Of the inputs that are there, in order
 _HALF, _SINGLE = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
 
@@ -190,7 +190,7 @@ _NODE, _ELEMENT, _MULTIPLY_ADD = 600_000, 30, 2
 # Neighbours err alike, which errors of a sample taken in turn do not: where three models ran in fp16 (rusticl
 # on llvmpipe) outputs were up to 1.8 times as far off as without it.
 _MARGIN = np.float32(2.0)
-_TURN = 89  # elements that errors are moved by when a set comes again
+_TURN = 89  # Elements that errors are moved by when a set comes again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,16 +198,16 @@ class Deviation:
     """The output that is furthest off, as a part of its range (see `verification.compare`)."""
 
     output: str
-    error: float  # infinite where it overflows, or is not equal though no float
+    error: float  # Infinite where it overflows, or is not equal though no float
 
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedStep:
-    at: int  # its number among the nodes
+    at: int  # Its number among the nodes
     node: onnx.NodeProto
     run: Run
     given: tuple[str, ...]
-    last: tuple[str, ...]  # values that nothing reads afterwards
+    last: tuple[str, ...]  # Values that nothing reads afterwards
 
 
 class Simulation:
@@ -230,7 +230,7 @@ class Simulation:
         made = Operators(model, types, threads)
         self._halve = made.halved()
         self._steps = self._planned(made)
-        self._errors: dict[tuple[int, str], Array] = {}  # of products added up in fp16, by set
+        self._errors: dict[tuple[int, str], Array] = {}  # Of products added up in fp16, by set
         self._expected: dict[int, dict[str, Array]] = {}
 
     @property
@@ -444,7 +444,7 @@ def _least(
         parts = (coarse.units[:middle], coarse.units[middle:])
         groups[at : at + 1] = [_NodeGroup(part, error(whole - frozenset(part))) for part in parts]
     ranked = [frozenset(group.units) for group in sorted(groups, key=lambda g: -g.alone)]
-    fewest, enough = 0, len(ranked)  # of the first ones, those that do
+    fewest, enough = 0, len(ranked)  # Of the first ones, those that do
     while fewest < enough and left() > 0:
         middle = (fewest + enough) // 2
         if error(frozenset().union(*ranked[:middle])) <= bound:
@@ -459,8 +459,8 @@ BOUND = 2.0**-9
 # What a decision may cost, counted and not timed: the same model and inputs give the same decision anywhere.
 _OPERATIONS = 200_000_000_000
 _MOST_TRIALS = 48
-_LEAST_TRIALS = 14  # that the number of runs of each leaves room for
-_MOST_RUNS = 3  # of each set
+_LEAST_TRIALS = 14  # That the number of runs of each leaves room for
+_MOST_RUNS = 3  # Of each set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,7 +477,7 @@ class PrecisionAnswer:
     operators: int
     products: int
     trials: int
-    sets: int  # of inputs, the first of those given
+    sets: int  # Of inputs, the first of those given
     plain: float | None
     output: str
     error: float | None
@@ -513,7 +513,7 @@ def decided(
         deviations[keep] = simulation.deviation(keep, runs)
         return deviations[keep].error
 
-    affordable = operations // simulation.cost  # runs, with those in float32
+    affordable = operations // simulation.cost  # Runs, with those in float32
     runs = min(_MOST_RUNS * len(sets), max(1, affordable // _LEAST_TRIALS))
     most = min(_MOST_TRIALS, affordable // runs - 1)
     trials = PrecisionTrials(error, most)

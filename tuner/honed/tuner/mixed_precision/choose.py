@@ -34,10 +34,10 @@ from honed.tuner.verify.graphs import bind_shapes
 from .child import BOUND, PrecisionAnswer
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
-_SETS = 3  # made up, where there are none of the user's
+_SETS = 3  # Made up, where there are none of the user's
 # Of fp16's peak over float32's. Below, casts and what stays in float32 use up what is won.
 LEAST_GAIN = 1.25
-_LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
+_LEAST_SHARE = 0.5  # Of the multiply-adds in fp16; below, little is won
 
 
 def decide(

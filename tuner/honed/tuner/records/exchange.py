@@ -46,7 +46,7 @@ class Line:
     device: DeviceIdentity
     compiler: str
     workload: str
-    name: str | None  # of the task
+    name: str | None  # Of the task
     flops: float | None
     bytes: float | None
     trace: str
@@ -66,8 +66,8 @@ class ImportCounts:
     """What became of the lines of an import."""
 
     added: int
-    merged: int  # were there already
-    refused: tuple[str, ...]  # one sentence each, with the line's number
+    merged: int  # Were there already
+    refused: tuple[str, ...]  # One sentence each, with the line's number
 
 
 def export_jsonl(
@@ -124,7 +124,7 @@ def line_setup(line: Line) -> MeasurementSetup:
 
 def _line(records: Records, candidate: TuningRecord, setup: MeasurementSetup) -> Line:
     task = records.task(candidate.workload)
-    assert candidate.outcome is not None  # it has a verdict
+    assert candidate.outcome is not None  # It has a verdict
     assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is StoredOutcome.RIGHT
     return strict.copy_fields(
         Line,
@@ -159,7 +159,7 @@ def parsed(data: bytes) -> Line:
     """Parse a record; raise Mismatch or InvalidArgument for anything else, or for an impossible record."""
     try:
         plain = json.loads(data, parse_constant=_no_constant)
-        json.dumps(plain, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(plain, ensure_ascii=False).encode()  # Half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"it is not JSON text ({error})") from error
     line = strict.from_plain(Line, plain, where="the record")
@@ -212,9 +212,9 @@ def _values(line: Line) -> dict[str, Any]:
     return {**same, "trace_sha256": sha256(line.trace), **timing_values(line.timing)}
 
 
-SPREAD: Final = 24  # candidates of a workload
-LEAST_SPREAD: Final = 8  # the same, where there are many workloads
-MOST_SPREAD: Final = 20_000  # about so many in all
+SPREAD: Final = 24  # Candidates of a workload
+LEAST_SPREAD: Final = 8  # The same, where there are many workloads
+MOST_SPREAD: Final = 20_000  # About so many in all
 
 
 def own(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:

@@ -21,9 +21,9 @@ ABANDONED_REASON = "was running when the tuner or the machine stopped"
 class RecordState(StrEnum):
     """Where a candidate stands."""
 
-    IN_FLIGHT = "in-flight"  # noted before it runs; still so after a crash
+    IN_FLIGHT = "in-flight"  # Noted before it runs; still so after a crash
     DONE = "done"
-    QUARANTINED = "quarantined"  # never to run again on this device
+    QUARANTINED = "quarantined"  # Never to run again on this device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class MeasurementSetup:
     """What a figure was measured with: records of another setup are set aside."""
 
     device: DeviceIdentity
-    compiler: str  # version of the compiler and its rules
+    compiler: str  # Version of the compiler and its rules
 
     @property
     def device_key(self) -> str:
@@ -48,11 +48,11 @@ class MeasurementSetup:
 class NewCandidate:
     """A candidate about to run."""
 
-    workload: str  # key of its tuning task
+    workload: str  # Key of its tuning task
     setup: MeasurementSetup
-    trace: str  # the schedule as JSON text
-    source_sha256: str | None = None  # of the kernels' OpenCL C, where it is known already
-    way: SearchStrategy | None = None  # how the search came to it
+    trace: str  # The schedule as JSON text
+    source_sha256: str | None = None  # Of the kernels' OpenCL C, where it is known already
+    way: SearchStrategy | None = None  # How the search came to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ class TaskRecord:
 
     workload: str
     name: str
-    flops: float  # per run
-    bytes: float  # least traffic per run
+    flops: float  # Per run
+    bytes: float  # Least traffic per run
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class VersionRecord:
     """One version of a model and why it came to be."""
 
     model: str
-    version: int  # from 1
+    version: int  # From 1
     why: str
-    latency_s: float | None  # of one inference, as measured
+    latency_s: float | None  # Of one inference, as measured
     created_s: float
 
 
@@ -103,7 +103,7 @@ class VersionRecord:
 class ProgressRecord:
     """How fast a model was thought to be at one moment of a tuning run, as the sum of its tasks' times."""
 
-    trials: int  # since the previous moment
+    trials: int  # Since the previous moment
     latency_s: float
     created_s: float
 
@@ -121,7 +121,7 @@ class DefaultScheduleTime:
 
 
 _TIMING: Final = tuple(field.name for field in fields(Timing))
-_COLUMNS: Final = [  # of `sql`'s queries for candidates, in order
+_COLUMNS: Final = [  # Of `sql`'s queries for candidates, in order
     column
     for field in fields(TuningRecord)
     for column in (_TIMING if field.name == "timing" else [field.name])

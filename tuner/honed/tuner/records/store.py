@@ -43,15 +43,15 @@ from .rows import (
     timing_values,
 )
 
-HINTS_PER_TASK: Final = 4  # trials that the hints of one task may cost in a day, where nothing else was said
+HINTS_PER_TASK: Final = 4  # Trials that the hints of one task may cost in a day, where nothing else was said
 DAY: Final = 86400.0
-FAILURES_COUNT: Final = 30 * DAY  # for so long a hint that failed speaks against its source
-MOST_HINTS: Final = 50_000  # of one source; older ones go
+FAILURES_COUNT: Final = 30 * DAY  # For so long a hint that failed speaks against its source
+MOST_HINTS: Final = 50_000  # Of one source; older ones go
 MOST_HINTS_IN_ALL: Final = 500_000
-MOST_TOLD: Final = 100  # sources of which there are figures, for messages have limits
+MOST_TOLD: Final = 100  # Sources of which there are figures, for messages have limits
 # A hint that takes so many times as long as on the board that measured it, with the same driver, has failed.
 _SLOWER: Final = 3.0
-_FAILED, _SHARE = 3, 0.2  # so many, and more than this share of those tried: the source is set aside
+_FAILED, _SHARE = 3, 0.2  # So many, and more than this share of those tried: the source is set aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class ProcessIdentity:
     boot_id: str
     pid_namespace: int  # inode
     pid: int
-    started: int  # clock ticks after boot
+    started: int  # Clock ticks after boot
 
     @classmethod
     def this_process(cls) -> Self:
         """Return the identity of the calling process."""
         started = _started(os.getpid())
-        assert started is not None  # it is running
+        assert started is not None  # It is running
         return cls(boot_id=_boot_id(), pid_namespace=_pid_namespace(), pid=os.getpid(), started=started)
 
     @classmethod
@@ -106,7 +106,7 @@ def _started(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    state, *fields = stat.rpartition(")")[2].split()  # The name before it may hold anything
     return None if state in "ZX" else int(fields[18])
 
 
@@ -286,7 +286,7 @@ class Records:
         since = self._clock() - DAY
         tried: int = self._rows(sql.HINTS_TRIED, self._here(setup, workload=workload, since=since))[0][0]
         sources = self.hint_sources()
-        chosen: dict[str, TuningRecord] = {}  # the first of each schedule
+        chosen: dict[str, TuningRecord] = {}  # The first of each schedule
         for one in found:
             if len(chosen) >= per_task - tried:
                 break
@@ -429,7 +429,7 @@ class Records:
         All imports succeed or none does. The function returns False where the candidate was here already (see
         exchange.import_jsonl).
         """
-        sources = set[str]()  # of a hub
+        sources = set[str]()  # Of a hub
 
         def put(setup: MeasurementSetup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)

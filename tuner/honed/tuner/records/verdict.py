@@ -15,7 +15,7 @@ class StoredOutcome(StrEnum):
     FAULTED = "faulted"
     WRONG = "wrong"
     RIGHT = "right"
-    ABANDONED = "abandoned"  # it was running when the tuner or the machine stopped
+    ABANDONED = "abandoned"  # It was running when the tuner or the machine stopped
 
 
 class Outcome(StrEnum):
@@ -36,17 +36,17 @@ class Outcome(StrEnum):
         one._value_, one.stored_as, one.quarantines = text, stored_as, quarantines
         return one
 
-    BUILD = "build", StoredOutcome.NOT_BUILT  # the driver's compiler refused it, crashed or took too long
-    RUN = "run"  # an event failed, or START was not before END
-    DEADLINE = "deadline", StoredOutcome.NOT_RUN, True  # it did not end in time
-    IMPOSSIBLE = "impossible", StoredOutcome.IMPOSSIBLE  # faster than the device's measured peaks
-    FAULT = "fault", StoredOutcome.FAULTED, True  # the kernel log holds a fault of its process
-    UNWRITTEN = "unwritten", StoredOutcome.WRONG  # poisoned output was left as it was
-    OUT_OF_BOUNDS = "out-of-bounds", StoredOutcome.WRONG, True  # a guard band was written
-    WRONG = "wrong", StoredOutcome.WRONG  # differs from the reference
-    BARRIER = "barrier", StoredOutcome.NOT_BUILT  # a barrier in divergent control flow
-    MEMORY = "memory"  # the device ran out of memory
-    CRASH = "crash", StoredOutcome.NOT_RUN, True  # its process died
+    BUILD = "build", StoredOutcome.NOT_BUILT  # The driver's compiler refused it, crashed or took too long
+    RUN = "run"  # An event failed, or START was not before END
+    DEADLINE = "deadline", StoredOutcome.NOT_RUN, True  # It did not end in time
+    IMPOSSIBLE = "impossible", StoredOutcome.IMPOSSIBLE  # Faster than the device's measured peaks
+    FAULT = "fault", StoredOutcome.FAULTED, True  # The kernel log holds a fault of its process
+    UNWRITTEN = "unwritten", StoredOutcome.WRONG  # Poisoned output was left as it was
+    OUT_OF_BOUNDS = "out-of-bounds", StoredOutcome.WRONG, True  # A guard band was written
+    WRONG = "wrong", StoredOutcome.WRONG  # Differs from the reference
+    BARRIER = "barrier", StoredOutcome.NOT_BUILT  # A barrier in divergent control flow
+    MEMORY = "memory"  # The device ran out of memory
+    CRASH = "crash", StoredOutcome.NOT_RUN, True  # Its process died
     RIGHT = "right", StoredOutcome.RIGHT
 
 
@@ -75,10 +75,10 @@ class Verdict:
     """What is known of a candidate; one that is RIGHT has a timing."""
 
     outcome: Outcome
-    reason: str = ""  # one sentence; empty for RIGHT
+    reason: str = ""  # One sentence; empty for RIGHT
     timing: Timing | None = None
-    yardstick_s: float | None = None  # median of the yardstick kernel, measured in turns with it
-    clock_hz: int | None = None  # of the device while it was timed; None where that cannot be read
-    story: str | None = None  # the kernel log's records of its fault
-    seconds: float = 0.0  # the measurement took, wall time
-    host: str | None = None  # the board of a farm that judged it; None: this machine did
+    yardstick_s: float | None = None  # Median of the yardstick kernel, measured in turns with it
+    clock_hz: int | None = None  # Of the device while it was timed; None where that cannot be read
+    story: str | None = None  # The kernel log's records of its fault
+    seconds: float = 0.0  # The measurement took, wall time
+    host: str | None = None  # The board of a farm that judged it; None: this machine did

@@ -35,12 +35,12 @@ from .decisions import Choice, Decision, ScheduleTrace, Tile, adapt, divisors, r
 from .sketches import starts
 from .traces import tune_context
 
-EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
-_CENTRES = 4  # of the best, each descended from when all beside the better ones was tried
+EVOLVED_FIRST = 2  # Batches of evolution before the best are worth descending from
+_CENTRES = 4  # Of the best, each descended from when all beside the better ones was tried
 POPULATION = 48
 _GENERATIONS = 1
-_SETTLES = 3  # plays at most until extents that depend on other decisions are known
-_PLAIN_STEPS = 30  # of a trace for a dense product on a CPU
+_SETTLES = 3  # Plays at most until extents that depend on other decisions are known
+_PLAIN_STEPS = 30  # Of a trace for a dense product on a CPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Proposal:
     trace: str
     scheduled: tirx.PrimFunc
     features: Array  # [WIDTH]
-    score: float | None  # predicted; None while the cost model is untrained
+    score: float | None  # Predicted; None while the cost model is untrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Batch:
 
     way: SearchStrategy
     proposals: list[Proposal]
-    last: bool  # evolved because nothing beside the best is left to try
+    last: bool  # Evolved because nothing beside the best is left to try
 
 
 class Batches:
@@ -83,9 +83,9 @@ class Batches:
         self._related = list(related)
         self._started = False
         self._evolved = 0
-        self._best: list[tuple[float, str]] = []  # seconds and traces, the fastest first
+        self._best: list[tuple[float, str]] = []  # Seconds and traces, the fastest first
         self._last: SearchStrategy | None = None
-        self._before = math.inf  # the best time when the last batch was proposed
+        self._before = math.inf  # The best time when the last batch was proposed
 
     def know(self, trace: str, seconds: float) -> None:
         """Tell of a measured schedule; infinite seconds: it was refused. Raises as `Evolution.know`."""
@@ -216,7 +216,7 @@ class Evolution:
         self._proposed: set[str] = set()
         self._random = np.random.default_rng(seed)
         self.sketches = [traces.to_text(one.trace.simplified(remove_postproc=True)) for one in space]
-        self._postprocs = list(postprocs)  # the context initialises them
+        self._postprocs = list(postprocs)  # The context initialises them
         m = ms.mutator
         mutators = {m.MutateTileSize(): 0.8, m.MutateUnroll(): 0.1, m.MutateThreadBinding(): 0.1}
         generator = ms.space_generator.ScheduleFn(

@@ -15,26 +15,26 @@ from tvm.tirx.analysis import undefined_vars
 
 from honed.tuner.lower.statements import parts
 
-_BITS = 32  # of a register
-_Loops = tuple[tirx.For, ...]  # the outermost first
-_Placed = tuple[s_tir.SBlockRealize, _Loops]  # a block and the loops around it
+_BITS = 32  # Of a register
+_Loops = tuple[tirx.For, ...]  # The outermost first
+_Placed = tuple[s_tir.SBlockRealize, _Loops]  # A block and the loops around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """What a schedule asks of the compiler and of the device's registers, at least."""
 
-    registers: int  # of 32 bits, for the largest private reduction of one work-item
-    statements: int  # into which the most unrolled block is written out
+    registers: int  # Of 32 bits, for the largest private reduction of one work-item
+    statements: int  # Into which the most unrolled block is written out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
     """What work-groups a device runs well."""
 
-    least: int  # work-items of a group, where there are several groups
+    least: int  # Work-items of a group, where there are several groups
     most: int
-    warp: int = 1  # work-items that run in step: a group of other numbers leaves lanes idle
+    warp: int = 1  # Work-items that run in step: a group of other numbers leaves lanes idle
 
     def allow(self, threads: int, groups: int) -> bool:
         """Return whether `groups` groups of `threads` work-items each run well.
@@ -50,9 +50,9 @@ class Threads:
 class Nest:
     """The loops around one block of a scheduled function, by what their extents multiply to."""
 
-    held: _Loops  # elements that one work-item holds of a private reduction
-    bits: int  # of such an element; 0 where the block is no private reduction
-    unrolled: _Loops  # copies of the block that are written out
+    held: _Loops  # Elements that one work-item holds of a private reduction
+    bits: int  # Of such an element; 0 where the block is no private reduction
+    unrolled: _Loops  # Copies of the block that are written out
 
 
 @dataclass(frozen=True, slots=True, eq=False)

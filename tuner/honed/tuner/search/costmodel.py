@@ -23,7 +23,7 @@ from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tuner.setup import shipped_prior
 
 if TYPE_CHECKING:
-    import xgboost  # where it is used, since it brings SciPy: most compilers need neither
+    import xgboost  # Where it is used, since it brings SciPy: most compilers need neither
 
 
 # One model serves every task and model of a device, because features describe loops and memory and not
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 
-MAX_SAMPLES = 20_000  # the oldest are forgotten beyond that
+MAX_SAMPLES = 20_000  # The oldest are forgotten beyond that
 _LEAST_TO_TRAIN = 24
 _ROUNDS = 120
 _PARAMETERS = {
@@ -168,7 +168,7 @@ def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return means[which]
 
 
-_STORE_WIDTH = 164  # of MetaSchedule's features of one store
+_STORE_WIDTH = 164  # Of MetaSchedule's features of one store
 WIDTH = 2 * _STORE_WIDTH
 
 
@@ -202,7 +202,7 @@ class Prior:
 
     name: str
     booster: xgboost.Booster
-    knows_rules: bool  # it learned how default rules do beside draws, and scores them rightly
+    knows_rules: bool  # It learned how default rules do beside draws, and scores them rightly
     driver: DriverClass
 
     def predict(self, features: Array) -> Array:

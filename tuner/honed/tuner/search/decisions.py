@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-_POSTPROCESSING = "EnterPostproc"  # what follows was added to the draw, and is added to the next one anew
+_POSTPROCESSING = "EnterPostproc"  # What follows was added to the draw, and is added to the next one anew
 # Steps that look blocks up or inline them: how many there are depends on what is fused around the main block.
 _AROUND = frozenset({"GetSBlock", "GetChildBlocks", "GetConsumers", "GetProducers", "GetLoops"}) | {
     "ComputeInline",
@@ -25,7 +25,7 @@ class Tile:
     """A loop's extent as a product of factors, the outermost first."""
 
     factors: tuple[int, ...]
-    most: int  # that the innermost may be
+    most: int  # That the innermost may be
 
     @property
     def extent(self) -> int:
@@ -204,8 +204,8 @@ def _plain(decision: Decision) -> int | list[int]:
 # How launches keep a Mali's cores busy.
 
 _CORES, WARP = 4, 16
-LINE = 64  # bytes
-_GROUP = 64  # work-items, where the cores have as much to do
+LINE = 64  # Bytes
+_GROUP = 64  # Work-items, where the cores have as much to do
 
 
 def whole_warps(group: int, items: int) -> bool:

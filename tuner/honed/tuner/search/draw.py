@@ -33,9 +33,9 @@ from .decisions import ScheduleTrace, read
 from .sketches import starts
 from .traces import tune_context
 
-_TRIES = 256  # numbers in turn that do not fit, after which a sketch is left
-_Values = Sequence[Sequence[int]]  # of each sample: the factors, or the one value chosen
-_MOST_FAILURES = 8  # draws of a sketch that cannot be played, after which it is left
+_TRIES = 256  # Numbers in turn that do not fit, after which a sketch is left
+_Values = Sequence[Sequence[int]]  # Of each sample: the factors, or the one value chosen
+_MOST_FAILURES = 8  # Draws of a sketch that cannot be played, after which it is left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,9 +224,9 @@ class _Choice:
 class Row:
     """A table's numbers for a sketch."""
 
-    beginning: tuple[Instruction, ...]  # of the sketch
-    rest: Trace  # that follows it
-    drawn: ScheduleTrace  # the whole
+    beginning: tuple[Instruction, ...]  # Of the sketch
+    rest: Trace  # That follows it
+    drawn: ScheduleTrace  # The whole
 
 
 class Outline:
@@ -304,7 +304,7 @@ class _Read:
 
     samples: list[_Tile | _Choice] = field(default_factory=list)
     values: list[list[int]] = field(default_factory=list)
-    loops: dict[LoopRV, tuple[tuple[int, int], ...]] = field(default_factory=dict)  # by what is drawn of them
+    loops: dict[LoopRV, tuple[tuple[int, int], ...]] = field(default_factory=dict)  # By what is drawn of them
     numbers: dict[tirx.Var, tuple[int, int]] = field(default_factory=dict)
 
     def extent(self, places: tuple[tuple[int, int], ...], now: int) -> _Extent:
@@ -315,7 +315,7 @@ class _Read:
         """Return the known extents of the schedule's loops."""
         found: dict[tirx.For, _Extent] = {}
         for loop, places in self.loops.items():
-            with suppress(ValueError):  # it is gone: its block was moved
+            with suppress(ValueError):  # It is gone: its block was moved
                 there: tirx.For = sketch.get(loop)
                 found[there] = self.extent(places, int(there.extent))
         return found
@@ -335,7 +335,7 @@ def _read(trace: Trace) -> _Read:
     found = _Read()
     for inst in trace.insts:
         kind = str(inst.kind.name)
-        if kind == "GetLoops" and not found.samples:  # later ones may be of blocks that were moved
+        if kind == "GetLoops" and not found.samples:  # Later ones may be of blocks that were moved
             found.loops.update(dict.fromkeys(inst.outputs, ()))
         elif kind == "SamplePerfectTile" and inst.inputs[0] in found.loops:
             factors = [int(factor) for factor in trace.decisions[inst]]

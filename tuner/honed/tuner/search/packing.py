@@ -107,8 +107,8 @@ def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: Sket
 # Rows of 14 pixels have no vectors of four, but an image of 14 x 14 has; and a tile of flat pixels need not
 # end where a row does.
 
-_AXES = (SPATIAL,) * 4 + (REDUCE,) * 3  # of a convolution: batch, channels, rows, columns; the sum's
-PIXELS = 2  # the axis of a flat convolution: batch, channels, pixels; input channels
+_AXES = (SPATIAL,) * 4 + (REDUCE,) * 3  # Of a convolution: batch, channels, rows, columns; the sum's
+PIXELS = 2  # The axis of a flat convolution: batch, channels, pixels; input channels
 
 
 def flatten(

@@ -16,11 +16,11 @@ from tvm_ffi import structural_walk
 
 # Functions that cost many instructions; everything else may as well be computed again.
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
-CHOICES = frozenset({"if_then_else", "likely"})  # a select says that it is one by the second
+CHOICES = frozenset({"if_then_else", "likely"})  # A select says that it is one by the second
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 _VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
-COPIED = 8  # channels whose same place a work-item computes
-_JOB = 1024  # elements that a work-group of a processor moves at most, where a row has no more
+COPIED = 8  # Channels whose same place a work-item computes
+_JOB = 1024  # Elements that a work-group of a processor moves at most, where a row has no more
 
 
 class Keep(Enum):
@@ -28,24 +28,24 @@ class Keep(Enum):
 
     NOTHING = frozenset[str]()
     DEAR = _DEAR
-    PADDING = _DEAR | CHOICES  # those that choose between values, too: the zeros around a padded input
+    PADDING = _DEAR | CHOICES  # Those that choose between values, too: the zeros around a padded input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchLimits:
     """How far the sketches may go on one family of devices."""
 
-    vector_bytes: int  # of the widest load that pays
-    tile: int  # of one axis of a register tile
-    vectors: int  # of a register tile along its lanes
-    unroll: int  # of the innermost reduction loop
-    tail_unroll: int  # steps of what follows a reduction
-    threads: tuple[int, ...]  # work-items per work-group to choose from
-    row_bytes: int  # of one intermediate row that a work-item keeps to itself
+    vector_bytes: int  # Of the widest load that pays
+    tile: int  # Of one axis of a register tile
+    vectors: int  # Of a register tile along its lanes
+    unroll: int  # Of the innermost reduction loop
+    tail_unroll: int  # Steps of what follows a reduction
+    threads: tuple[int, ...]  # Work-items per work-group to choose from
+    row_bytes: int  # Of one intermediate row that a work-item keeps to itself
     contractions: bool  # False: groups that share operands are always better at them
-    accumulators: int  # that a work-item of a convolution holds at most: its sums are long
-    loads_ahead: bool = False  # the compiler unrolls loops that a schedule does not, and loads ahead of them
-    pairs_in_turns: bool = False  # it pairs halves of a loop's turn alone: few sums of a turn at once
+    accumulators: int  # That a work-item of a convolution holds at most: its sums are long
+    loads_ahead: bool = False  # The compiler unrolls loops that a schedule does not, and loads ahead of them
+    pairs_in_turns: bool = False  # It pairs halves of a loop's turn alone: few sums of a turn at once
 
     @property
     def groups_of_one(self) -> bool:
@@ -55,7 +55,7 @@ class SketchLimits:
 
 # Given a schedule, limits and the most lanes of a vector: False where the sketch does not fit.
 Sketch = Callable[[Schedule, SketchLimits, int], bool]
-SKETCHES: dict[int, Sketch] = {}  # by their places
+SKETCHES: dict[int, Sketch] = {}  # By their places
 
 
 def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
@@ -233,8 +233,8 @@ class TileLoops:
 
     groups: list[LoopRV]
     threads: list[LoopRV] = field(default_factory=list)
-    outside: list[LoopRV]  # of the reduction; an image is held under the last of them
-    inside: list[LoopRV]  # of the reduction, written out
+    outside: list[LoopRV]  # Of the reduction; an image is held under the last of them
+    inside: list[LoopRV]  # Of the reduction, written out
     tile: list[LoopRV]
     lanes: LoopRV
 

@@ -34,21 +34,21 @@ from .sketches.one_row import one_row
 from .sketches.tile import points
 from .traces import again, as_module, steps, tune_context, unscheduled
 
-_STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers
+_STRUCTURE = "SSSRRSRS"  # Group, virtual thread, thread, reduce, reduce, registers, reduce, registers
 _BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")
-_REGISTERS_AT, _LOCAL_AT = 3, 4  # levels of the structure under which results and operands are kept
-_Try = Callable[[Schedule], bool]  # what schedules a whole function; False where that does not fit
-_ATTEMPTS = 2  # with other numbers: TVM simplifies some indices so that a later step does not know the block
+_REGISTERS_AT, _LOCAL_AT = 3, 4  # Levels of the structure under which results and operands are kept
+_Try = Callable[[Schedule], bool]  # What schedules a whole function; False where that does not fit
+_ATTEMPTS = 2  # With other numbers: TVM simplifies some indices so that a later step does not know the block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRules:
     """What MetaSchedule's rules are given for a family. Without a tile contractions are only bound."""
 
-    tile: GroupTile | None = None  # of the grouped sketch, and of tiles where that does not fit
-    innermost: int = 0  # most elements of a tile's innermost level, per axis; 0: there are no such tiles
-    threads: tuple[int, ...] = (1,)  # work-items per work-group to choose from
-    grid: int = 1 << 16  # most work-groups of what is bound without tiles; beyond that work-items loop
+    tile: GroupTile | None = None  # Of the grouped sketch, and of tiles where that does not fit
+    innermost: int = 0  # Most elements of a tile's innermost level, per axis; 0: there are no such tiles
+    threads: tuple[int, ...] = (1,)  # Work-items per work-group to choose from
+    grid: int = 1 << 16  # Most work-groups of what is bound without tiles; beyond that work-items loop
 
     def within(self, rules: ScheduleRules) -> GroupRules:
         """Return rules without what the profile excludes: larger work-groups, copies into local memory."""
@@ -67,11 +67,11 @@ class FamilyRules:
     """
 
     sketches: SketchLimits
-    groups: GroupRules | None  # work-groups that share work; None where they win nothing
+    groups: GroupRules | None  # Work-groups that share work; None where they win nothing
     most: Size
-    least_threads: int  # work-items of a work-group, where there are several groups
-    warp: int = 1  # work-items that run in step; groups are whole warps
-    element_bits: int = 1  # that an element takes of a register at least
+    least_threads: int  # Work-items of a work-group, where there are several groups
+    warp: int = 1  # Work-items that run in step; groups are whole warps
+    element_bits: int = 1  # That an element takes of a register at least
 
 
 # Work-groups of one: a work-group is one thread of the processor. 32 vector registers of 64 bytes with
@@ -92,7 +92,7 @@ _CPU = FamilyRules(
     most=Size(registers=512, statements=512),
     least_threads=1,
 )
-# facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses; Mesa
+# Facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses; Mesa
 # before 26.1 gives a half a register of its own. Warps of 16. Local memory is ordinary memory, so nothing is
 # copied into it (a reduction's partial results still travel through it). Loads up to 128 bits.
 _MALI = FamilyRules(
@@ -163,7 +163,7 @@ _GPU = FamilyRules(
 )
 # For functions that no sketch fits where no groups are wanted: every loop nest bound to the grid.
 _LAST_RESORT = GroupRules()
-_MANY = 1 << 14  # elements of a function's last output that keep a device busy
+_MANY = 1 << 14  # Elements of a function's last output that keep a device busy
 _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
@@ -217,7 +217,7 @@ def each_of_space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -
     yield from tiled
     if tiled and _elements(func) >= _MANY:
         return
-    if tiled:  # too few elements to keep the device busy: have groups reduce together, too
+    if tiled:  # Too few elements to keep the device busy: have groups reduce together, too
         groups = replace(groups, innermost=0)
     yield from _group_space(func, target, groups)
 
@@ -309,7 +309,7 @@ def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> Iterator[Schedule]:
     return _different(again(_inlined(as_module(func))), tries)
 
 
-@lru_cache(maxsize=1)  # for all kinds of sketches of one function
+@lru_cache(maxsize=1)  # For all kinds of sketches of one function
 def _inlined(module: IRModule) -> Schedule:
     """Return a schedule with elementwise blocks inlined, as every sketch does first or goes on from there."""
     inlined = unscheduled(module)
@@ -329,9 +329,9 @@ def _different(begun: Schedule, tries: Iterable[_Try]) -> Iterator[Schedule]:
                     yield schedule
                 break
             except s_tir.ScheduleError:
-                continue  # the function does not have the sketch's form after all, or not with these numbers
+                continue  # The function does not have the sketch's form after all, or not with these numbers
             except ValueError:
-                break  # it does not have the form
+                break  # It does not have the form
 
 
 def _elements(func: tirx.PrimFunc) -> int:

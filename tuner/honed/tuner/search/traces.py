@@ -50,7 +50,7 @@ def apply(trace: str | Trace, func: tirx.PrimFunc) -> Schedule:
     return schedule
 
 
-@lru_cache(maxsize=1)  # what is asked of one function, one after the other, all begins with its copy
+@lru_cache(maxsize=1)  # What is asked of one function, one after the other, all begins with its copy
 def as_module(func: tirx.PrimFunc) -> IRModule:
     """Return a module of a copy of the function, for its schedules and searches, which do not change it."""
     return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
@@ -64,7 +64,7 @@ def unscheduled(module: IRModule) -> Schedule:
     return again(_begun(module))
 
 
-@lru_cache(maxsize=1)  # making one takes thirty times as long as copying it
+@lru_cache(maxsize=1)  # Making one takes thirty times as long as copying it
 def _begun(module: IRModule) -> Schedule:
     return Schedule(module, seed=1, debug_mask="none", error_render_level="none")
 

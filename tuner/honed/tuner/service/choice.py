@@ -21,7 +21,7 @@ _UNKNOWN_HEADROOM = 0.9
 _RETRY_SECONDS, _RETRY_MOST = 300.0, 86_400.0
 # Of one inference of a model that is profiled: a request that comes meanwhile waits for the two that are run.
 LONGEST_SECONDS = 1.0
-PROFILE_SECONDS = 5.0  # for a profile, the wait for requests that came before included
+PROFILE_SECONDS = 5.0  # For a profile, the wait for requests that came before included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class TuningHistory:
     """What tuning remembers of a model as `setup.tuned_as` has it (`key`)."""
 
     key: str
-    passes: int = 0  # how often its tuning was begun and led somewhere
-    headroom: float = _UNKNOWN_HEADROOM  # share of its time above the rooflines of its tasks, 0 to 1
-    tasks: dict[str, float] | None = None  # of each task by itself; None where they were never timed
-    finished: bool = False  # nothing that is left is worth it
-    failures: int = 0  # in a row
-    retry: float = 0.0  # not before, in seconds since 1970
-    reason: str = ""  # of the last failure
+    passes: int = 0  # How often its tuning was begun and led somewhere
+    headroom: float = _UNKNOWN_HEADROOM  # Share of its time above the rooflines of its tasks, 0 to 1
+    tasks: dict[str, float] | None = None  # Of each task by itself; None where they were never timed
+    finished: bool = False  # Nothing that is left is worth it
+    failures: int = 0  # In a row
+    retry: float = 0.0  # Not before, in seconds since 1970
+    reason: str = ""  # Of the last failure
     hints: int = 0  # Records.latest_hint when its tuning was begun last
 
 
@@ -59,7 +59,7 @@ class Unprofiled:
     """A version that the service is asked to profile, so that its use is known kernel by kernel."""
 
     model: str
-    sha256: str  # of the compiled file
+    sha256: str  # Of the compiled file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ from honed.tuner.measure.candidate import CANDIDATE_SECONDS
 from .choice import PROFILE_SECONDS, PassPlan, Unprofiled, choose, failed, passed
 from .view import TunerView, figures_in, look
 
-REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
+REST_SECONDS = 20.0  # Between two looks at the service while nothing is to be tuned
 _SLICE_SECONDS = 0.5
-STOP_SECONDS = 15.0  # within which a session ends that was told to
+STOP_SECONDS = 15.0  # Within which a session ends that was told to
 _log = logging.getLogger(__name__)
 
 
@@ -36,9 +36,9 @@ class Tuner:
         """`socket` None: where honed listens."""
         self._socket = socket
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
-        self._stopped = False  # to stop; no Event, whose lock a handler may have interrupted
-        self._session: Callable[[], None] | None = None  # stops the present session
-        self._unprofiled: set[Unprofiled] = set()  # those that could not be
+        self._stopped = False  # To stop; no Event, whose lock a handler may have interrupted
+        self._session: Callable[[], None] | None = None  # Stops the present session
+        self._unprofiled: set[Unprofiled] = set()  # Those that could not be
 
     def stop(self) -> None:
         """End at once, by SystemExit, or after the candidate being measured; call this from a signal handler.
@@ -80,7 +80,7 @@ class Tuner:
             client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
             if not self._granted():
                 return False
-            view = look(client)  # that may have taken a while
+            view = look(client)  # That may have taken a while
             if self._profile(client, view):
                 view = look(client)
             plan = choose(view.wanted, time.time())
@@ -99,7 +99,7 @@ class Tuner:
             except (Unavailable, NotFound):
                 raise
             except DeadlineExceeded:
-                break  # requests came first: another time
+                break  # Requests came first: another time
             except HonedError as error:
                 _log.warning("%s is not profiled: %s", version.model, error)
                 self._unprofiled.add(version)
@@ -119,7 +119,7 @@ class Tuner:
         known = next(m.known for m in view.wanted if m.name == plan.name)
         from .passes import (
             TuningPass,
-        )  # with TVM, which takes 100 MiB: a tuner without models need not have it
+        )  # With TVM, which takes 100 MiB: a tuner without models need not have it
 
         _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
         client.report(f"tuning {plan.name}: preparing")

@@ -56,11 +56,11 @@ class TuningPass:
         self._folder = folder
         self._source = given.save_sources(folder / "source")
         self._like = given.save_compiled(folder / "given.honed")
-        self._serving = given.sha256  # the compiled file that a successor is made for
+        self._serving = given.sha256  # The compiled file that a successor is made for
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
         self._opened: SessionResources | None = None
-        self._estimate: float | None = None  # of what is served, microseconds
+        self._estimate: float | None = None  # Of what is served, microseconds
         self._published_at = float("-inf")
         self._reported_at = float("-inf")
 

@@ -67,12 +67,12 @@ class TunerView:
     """The service as it was last seen, and where it and its tuner keep things."""
 
     wanted: tuple[TuningCandidate, ...]
-    unprofiled: tuple[Unprofiled, ...]  # of models that are not finished
-    devices: dict[str, str]  # specs, by the models that may be tuned
+    unprofiled: tuple[Unprofiled, ...]  # Of models that are not finished
+    devices: dict[str, str]  # Specs, by the models that may be tuned
     memory: TuningState
     records: Path
     cache_dir: Path
-    hints: int  # of a hub, that may be tried of a task in a day
+    hints: int  # Of a hub, that may be tried of a task in a day
 
 
 class _Devices:

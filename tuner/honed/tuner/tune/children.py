@@ -64,7 +64,7 @@ def sweep(place: Path, prefix: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-BATCH = 16  # candidates of a proposal
+BATCH = 16  # Candidates of a proposal
 COMMAND = python("honed.tuner.tune.searcher")
 _COMPILE_SECONDS = 900.0
 
@@ -218,7 +218,7 @@ class SearchChild:
     def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch of a task took; gives how well it was ranked, where that can be said."""
         if self._child is None:
-            return None  # its successor is told from the records
+            return None  # Its successor is told from the records
         return self._ask(UpdateCostModel(task=task, results=dict(results)), self._deadlines.propose)
 
     def _ask(self, call: Call[R], seconds: float) -> R:
@@ -291,13 +291,13 @@ class Proposals:
         Of a task so many `hints` of a hub may be tried in a day.
         """
         self.search = search
-        self.seconds = 0.0  # waited for it so far
+        self.seconds = 0.0  # Waited for it so far
         self._records = records
         self._setup = setup
         self._ahead = ahead
         self._hints = hints
-        self._begun: TaskProgress | None = None  # that a batch is being made for
-        self._made: dict[str, Proposed] = {}  # by task
+        self._begun: TaskProgress | None = None  # That a batch is being made for
+        self._made: dict[str, Proposed] = {}  # By task
 
     def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
         """Take up a task, with its default schedule; raises SearchFailed, as all below do.
@@ -332,7 +332,7 @@ class Proposals:
         stale = self._records.stale(progress.task.key, self._setup) or self.hinted(progress.task)
         if progress.rounds == 0 and stale:
             return
-        with suppress(SearchFailed):  # shows when it is asked for
+        with suppress(SearchFailed):  # Shows when it is asked for
             self._begin(progress)
             self._begun = progress
 
@@ -389,7 +389,7 @@ class Proposals:
         task = progress.task
         known = self._known(task.key) if self.search.load(task).fresh else []
         related: list[str] = []
-        if progress.rounds == 0:  # the best of all other tasks: the child finds out which of them are kin
+        if progress.rounds == 0:  # The best of all other tasks: the child finds out which of them are kin
             related = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
         self.search.begin(task, known, related, progress.rounds)
 

@@ -148,7 +148,7 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
             run.session.stop()
         run.session.run(_extraction(job, run), SearchBudget(trials=job.trials, seconds=job.seconds))
         run.search.close()
-        if job.instrument is None:  # of a device that serves
+        if job.instrument is None:  # Of a device that serves
             emit(events.Totals(tuning=run.records.figures()))
         return _result(run.session, publish(job, emit, run))
 

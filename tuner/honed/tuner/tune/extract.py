@@ -45,7 +45,7 @@ from .task import TuningTask
 
 _ON_THE_HOST = "a part of the model that the CPU engine runs"
 _IN_PLACE = "it stores what changes of a value, and candidates are judged by all of it"
-SETS = 3  # of inputs, each of another distribution
+SETS = 3  # Of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
 
@@ -132,7 +132,7 @@ def _of_parts(
         with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
             path = Path(folder) / "part.onnx"
             onnx.save(cut.parts[observed.part].model, path)
-            with contextlib.suppress(ModelRefused, InvalidArgument):  # which the compiled form tells of
+            with contextlib.suppress(ModelRefused, InvalidArgument):  # Which the compiled form tells of
                 yield extract(path, sized.shapes_of(cut, observed), sized.precision(precision), profile)
 
 
@@ -165,7 +165,7 @@ def _rivals(
     contests = []
     for contest, forms in joining.contests:
         if not found >= set(contest.keys(contest.expected)):
-            continue  # what it takes is no call, or has other constants elsewhere
+            continue  # What it takes is no call, or has other constants elsewhere
         contests.append(contest)
         for one in (forms.joined, *forms.apart):
             func = mark_constants(one.func, one.constants, profile)

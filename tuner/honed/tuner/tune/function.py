@@ -36,9 +36,9 @@ class TunedFunction:
 
     default_s: float
     best_s: float
-    roofline_s: float  # what the device's measured peaks allow
+    roofline_s: float  # What the device's measured peaks allow
     trials: int
-    failures: dict[str, int]  # by outcome
+    failures: dict[str, int]  # By outcome
     trace: str | None
     scheduled: tirx.PrimFunc | None
     lowered: Lowered

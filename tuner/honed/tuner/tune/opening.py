@@ -28,8 +28,8 @@ from .session import Emit, TuningSession
 from .trials import Trials
 
 Tell = Callable[[str], None]
-_MOST_THREADS = 8  # beyond which a batch is too small to gain
-MOST_BUILDERS = 6  # each holds a context of the device
+_MOST_THREADS = 8  # Beyond which a batch is too small to gain
+MOST_BUILDERS = 6  # Each holds a context of the device
 
 
 class SessionResources:
@@ -115,9 +115,9 @@ def _open_records(path: Path, setup: MeasurementSetup, yardstick: float | None, 
 class Sharing:
     """What may run beside what."""
 
-    ahead: bool  # the next batch is made, and the next candidates are built, while others are timed
-    threads: int  # of the search
-    builders: int  # children that build ahead
+    ahead: bool  # The next batch is made, and the next candidates are built, while others are timed
+    threads: int  # Of the search
+    builders: int  # Children that build ahead
 
 
 def sharing(family: DeviceFamily, cores: int) -> Sharing:

@@ -59,9 +59,9 @@ from .task import ModelTasks, TuningTask
 if TYPE_CHECKING:
     from honed.tuner.frontend import Precision
 
-MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
-_HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
-_Made = tuple[str, str, float | None, tvm.tirx.PrimFunc]  # id, trace, score and the function scheduled by it
+MOST_PROCESSES = 6  # That candidates are lowered by: each has a share of TVM's memory of its own
+_HUNTS = 64  # That are kept; a model rarely has as many tasks worth tuning
+_Made = tuple[str, str, float | None, tvm.tirx.PrimFunc]  # Id, trace, score and the function scheduled by it
 _log = logging.getLogger(__name__)
 
 
@@ -79,13 +79,13 @@ class Searcher(RpcServer):
     model_file: Path
     forked: ForkPool[LoweringContext]
     seed: int
-    threads: int  # that a search may use
-    batch: int  # candidates proposed at once
+    threads: int  # That a search may use
+    batch: int  # Candidates proposed at once
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
-        self.begun: dict[str, Future[Lowered]] = {}  # default schedules, by task
-        self.hunts: dict[str, TaskSearch] = {}  # by task; the one loaded last is the last
+        self.begun: dict[str, Future[Lowered]] = {}  # Default schedules, by task
+        self.hunts: dict[str, TaskSearch] = {}  # By task; the one loaded last is the last
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer with; for errors of TVM, it has the end of their text.
@@ -231,10 +231,10 @@ class TaskSearch:
     def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key
         self.func = searcher.making.func(key)
-        self.workload: Workload | None = None  # once it is made
+        self.workload: Workload | None = None  # Once it is made
         self._searcher = searcher
         self._batches: Batches | None = None
-        self._proposed: dict[str, Proposal] = {}  # and not learned from yet
+        self._proposed: dict[str, Proposal] = {}  # And not learned from yet
 
     @property
     def fresh(self) -> bool:

@@ -37,7 +37,7 @@ from .task import (
 )
 from .trials import TrialResult, Trials, on_candidate
 
-_PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
+_PEAKS_SECONDS = 60.0  # Between two measurements of the device's peaks
 
 
 class Rooflines:
@@ -46,7 +46,7 @@ class Rooflines:
     def __init__(self, profile: DeviceProfile, again: Callable[[], DeviceProfile]) -> None:
         """`profile` has measured peaks, `again` measures them anew."""
         self.profile = profile
-        self.rates: dict[str, float] = {}  # bytes per second by task
+        self.rates: dict[str, float] = {}  # Bytes per second by task
         self._again = again
         self._measured_at = float("-inf")
 
@@ -84,9 +84,9 @@ class Rooflines:
 
 
 Emit = Callable[[events.News], None]
-_BREAKS = 2  # times a task's search may break before it is given up
-_IDLE = 3  # rounds in a row in which nothing could be tried before a task is left
-_WINDOW = 8  # candidates that are built ahead; the device is left when these are built, at the latest
+_BREAKS = 2  # Times a task's search may break before it is given up
+_IDLE = 3  # Rounds in a row in which nothing could be tried before a task is left
+_WINDOW = 8  # Candidates that are built ahead; the device is left when these are built, at the latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +136,15 @@ class TuningSession:
         self.records: Records = trials.records
         self.emit = emit
         self.tasks: list[TaskProgress] = []
-        self.contests: Sequence[FusionAlternatives] = ()  # between these
+        self.contests: Sequence[FusionAlternatives] = ()  # Between these
         self.trials = 0
-        self.spent = Spent()  # since the search began
+        self.spent = Spent()  # Since the search began
         self._trying = trials
         self._proposals = proposals
         self._rooflines = Rooflines(profile, peaks_again)
-        self._spent_now = Spent()  # in the present round
+        self._spent_now = Spent()  # In the present round
         self._budget = SearchBudget()
-        self.stopped = False  # told to stop, or the gate stays closed
+        self.stopped = False  # Told to stop, or the gate stays closed
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
         self._started = time.monotonic()
@@ -322,7 +322,7 @@ class TuningSession:
         self._condemn()
         self._doubt_peaks([progress])
         if batch.broke:
-            progress.rounds += 1  # it says nothing of what the next may win
+            progress.rounds += 1  # It says nothing of what the next may win
         else:
             progress.end_round(before, time.monotonic() - began, last=batch.last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)

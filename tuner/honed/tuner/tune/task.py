@@ -31,9 +31,9 @@ class TaskState(StrEnum):
     """Where a task stands."""
 
     TUNING = "tuning"
-    TUNED = "tuned"  # its search ended: nothing more is expected of it
-    SKIPPED = "skipped"  # not tuned for a stated reason
-    FAILED = "lost"  # its search broke for a stated reason; what was found before counts
+    TUNED = "tuned"  # Its search ended: nothing more is expected of it
+    SKIPPED = "skipped"  # Not tuned for a stated reason
+    FAILED = "lost"  # Its search broke for a stated reason; what was found before counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +45,10 @@ class TuningTask:
     weight: int
     flops: int
     bytes: int
-    dtype: str  # that its arithmetic is done in
-    opaque: str  # why it cannot be tuned; empty where it can
-    outputs: int = 1  # how many of its function's last parameters are outputs
-    constants: tuple[int, ...] = ()  # parameters that may be packed before an inference
+    dtype: str  # That its arithmetic is done in
+    opaque: str  # Why it cannot be tuned; empty where it can
+    outputs: int = 1  # How many of its function's last parameters are outputs
+    constants: tuple[int, ...] = ()  # Parameters that may be packed before an inference
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
         """Return the least seconds that the device's peaks and an empty kernel's time allow.
@@ -89,17 +89,17 @@ class TaskProgress:
     best: float | None = None
     best_trace: str | None = None  # None: the default schedule is the best known
     trials: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)  # refused before they ran, by reason
+    filtered: Counter[str] = field(default_factory=Counter)  # Refused before they ran, by reason
     rounds: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    small: bool = False  # skipped for being so; as others get faster, it may come to matter
-    rate: float = 0.5  # share of the time that a round is expected to take off
+    small: bool = False  # Skipped for being so; as others get faster, it may come to matter
+    rate: float = 0.5  # Share of the time that a round is expected to take off
     round_seconds: float = 10.0
-    extra_runs: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
-    alternative_runs: int = 0  # runs that it would have more in forms that are not taken
-    breaks: int = 0  # times its search broke
-    idle: int = 0  # rounds in a row in which nothing could be tried
-    hinted: bool = False  # other boards' records are there to be tried, which its first round does
+    extra_runs: int = 0  # Runs that it has more (or fewer) in the forms that its model's work takes now
+    alternative_runs: int = 0  # Runs that it would have more in forms that are not taken
+    breaks: int = 0  # Times its search broke
+    idle: int = 0  # Rounds in a row in which nothing could be tried
+    hinted: bool = False  # Other boards' records are there to be tried, which its first round does
 
     @property
     def weight(self) -> int:

@@ -19,9 +19,9 @@ from honed.tuner.records.rows import sha256
 from honed.tuner.records.verdict import Outcome, Verdict
 
 T = TypeVar("T")
-_STARTS = 3  # times a measuring child is started for one candidate before the device is given up
-_REMEMBERED = 256  # candidates; faults come to light within seconds
-_LEAST_YARDSTICKS = 5  # that a reference speed rests on
+_STARTS = 3  # Times a measuring child is started for one candidate before the device is given up
+_REMEMBERED = 256  # Candidates; faults come to light within seconds
+_LEAST_YARDSTICKS = 5  # That a reference speed rests on
 # That the present speed rests on. Throttling lasts far longer than a candidate; one yardstick alone is off by
 # up to a factor of two now and then, when something else ran beside it.
 _WINDOW = 5
@@ -58,8 +58,8 @@ class Speed:
     def __init__(self, reference: float | None) -> None:
         """Begin with the yardstick's time at the device's reference speed; None where it is not known yet."""
         self.reference = reference
-        self._at: dict[int | None, deque[float]] = {}  # the latest, by clock in Hz; None: it is not known
-        self._latest: deque[float] = deque()  # those at the latest's clock
+        self._at: dict[int | None, deque[float]] = {}  # The latest, by clock in Hz; None: it is not known
+        self._latest: deque[float] = deque()  # Those at the latest's clock
 
     @property
     def known(self) -> int:
@@ -100,11 +100,11 @@ class Trials:
         self.workload: Workload | None = None
         self._tried: dict[
             str, tuple[str, SearchStrategy]
-        ] = {}  # traces and how they were found, by candidate id
-        self._flight: dict[str, int] = {}  # record ids by candidate id
-        self._known: dict[str, Tried] = {}  # by candidate id, the latest
+        ] = {}  # Traces and how they were found, by candidate id
+        self._flight: dict[str, int] = {}  # Record ids by candidate id
+        self._known: dict[str, Tried] = {}  # By candidate id, the latest
         self._late: list[tuple[str, FaultIncident]] = []
-        self._banned: set[str] = set()  # candidate ids
+        self._banned: set[str] = set()  # Candidate ids
 
     def __enter__(self) -> Trials:
         return self
@@ -158,12 +158,12 @@ class Trials:
         self._tried[candidate.id] = trace, way
         try:
             self.measurer.prepare(candidate)
-        except (kept.InQuarantine, AlreadyExists):  # another tuner was faster
+        except (kept.InQuarantine, AlreadyExists):  # Another tuner was faster
             self._banned.add(candidate.id)
 
     def _may_run(self, candidate: Candidate, trace: str) -> bool:
         assert self.workload is not None
-        if candidate.id in self._flight:  # noted when it was built beside the one before
+        if candidate.id in self._flight:  # Noted when it was built beside the one before
             return True
         return candidate.id not in self._banned and self.records.may_run(
             self.setup, self.workload.task, sha256(trace), sha256(candidate.source)
@@ -296,6 +296,6 @@ def _reason(story: str) -> str:
 
 def on_candidate(phases: Mapping[str, float], seconds: float) -> Spent:
     """Return how the `seconds` of a candidate were spent; `phases` is `CandidateRunner.spent` of it."""
-    build = phases.get("build", 0.0) + phases.get("first", 0.0)  # some drivers compile at the first launch
+    build = phases.get("build", 0.0) + phases.get("first", 0.0)  # Some drivers compile at the first launch
     timing = phases.get("time", 0.0)
     return Spent(build=build, check=max(0.0, seconds - build - timing), measure=timing)

@@ -23,7 +23,7 @@ from honed.runtime.engines import said
 if TYPE_CHECKING:
     import onnx
 
-MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
+MAX_MODEL = 2**31 - 2**20  # Bytes; a protobuf message ends at 2 GiB
 MODEL = "model.onnx"
 
 
@@ -49,7 +49,7 @@ class LoadedEvaluator:
     `outputs` have NumPy's names of their types where the evaluator may give others, else None.
     """
 
-    evaluator: str  # name and version
+    evaluator: str  # Name and version
     inputs: Sequence[str]
     outputs: Mapping[str, str | None]
     run: Callable[[dict[str, np.ndarray]], list[object]]

@@ -17,9 +17,9 @@ import numpy as np
 from .inputs import Inputs
 from .ranges import Range
 
-_SMALL, _LARGE = 1e-3, 1e3  # times the ordinary magnitude; squares of the large fit float32 by far
-_FIRST = 1000  # the first generated set that is taken; those before are ordinary probes
-_COUNT = 8  # the end of integers that nothing bounds, as of those that are generated
+_SMALL, _LARGE = 1e-3, 1e3  # Times the ordinary magnitude; squares of the large fit float32 by far
+_FIRST = 1000  # The first generated set that is taken; those before are ordinary probes
+_COUNT = 8  # The end of integers that nothing bounds, as of those that are generated
 # What an element becomes, by the style of its set and its row or column: low, high, or as it was drawn.
 _LOW, _HIGH, _DRAWN = range(3)
 

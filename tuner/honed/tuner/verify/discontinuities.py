@@ -37,14 +37,14 @@ _CHOOSING = {
     "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN",
     "Less", "LessOrEqual", "Mod", "Round", "Sign", "TopK",
 }  # fmt: skip
-BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # functions into [-1, 1]
-_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}  # hide what they are given beyond a bound
+BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # Functions into [-1, 1]
+_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}  # Hide what they are given beyond a bound
 # What may give one value for many others, so that it says little of what it is given.
 HIDING = {
     *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",
 }  # fmt: skip
 
-MOST_BYTES = 1 << 29  # of values at the steps, for one probe
+MOST_BYTES = 1 << 29  # Of values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,10 @@ class PiecewiseModel:
     after: tuple[str, ...]
     given: Mapping[str, str]
     made: Mapping[str, str]
-    quantising: frozenset[str]  # those of `after` that may be off by one
-    quanta: Mapping[str, float]  # of those of `before` that constant scales round
+    quantising: frozenset[str]  # Those of `after` that may be off by one
+    quanta: Mapping[str, float]  # Of those of `before` that constant scales round
     bounded: frozenset[str]
-    inside: frozenset[str]  # the outputs of `model` that operators make which round inside
+    inside: frozenset[str]  # The outputs of `model` that operators make which round inside
     steps: int
 
     @property
@@ -83,13 +83,13 @@ class PiecewiseModel:
 
 Opened = tuple[
     PiecewiseModel, Sequence[Arrays]
-]  # with what the reference gives for sets of inputs, also there
+]  # With what the reference gives for sets of inputs, also there
 
 
 def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
     """Open a model with static shapes whose steps all quantise; None where it is none, or they are large."""
     if not any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node):
-        return None  # far quicker than opening it
+        return None  # Far quicker than opening it
     apart = opened(model)
     return apart if apart is not None and apart.only_quantises and _small(apart) else None
 
@@ -287,7 +287,7 @@ def _unused(name: str, taken: set[str]) -> str:
 # selects in another order: an output that comes out in that order along one axis, however it was computed
 # from the selection, is compared as a set of rows (`honed.runtime.execution.verification`).
 
-_MOST_SELECTIONS = 8  # selections that are looked at
+_MOST_SELECTIONS = 8  # Selections that are looked at
 
 
 def selections(
@@ -380,16 +380,16 @@ def _reordered(
 
 Run = Callable[[onnx.ModelProto, Iterable[Arrays]], Iterable[Arrays]]
 
-_OFF_BY_ONE = 0.01  # of a quantising step's elements, or one of them
-OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs by more of its range
+_OFF_BY_ONE = 0.01  # Of a quantising step's elements, or one of them
+OF_A_QUANTUM = 0.01  # That what is rounded may be off: a sigmoid of -12 errs by more of its range
 # Functions into [-1, 1] are computed to so much of 1, not of a small result. It is four steps of the least
 # that fp16 can tell from 0.
 _OF_ONE = 2.0**-22
-_INSIDE = 0.05  # of its range, that an operator that rounds inside may be off
-_QUANTA = 255  # of the range of what such an operator rounds
-_MOST = 0.25  # of an output's range; whose reference moves by more is not determined by its inputs
-_MOVES = 3  # times that the reference's values are moved, for each probe
-_LEAST = 2.0**-22  # that they are moved by, as a share of the largest: a few roundings of float32
+_INSIDE = 0.05  # Of its range, that an operator that rounds inside may be off
+_QUANTA = 255  # Of the range of what such an operator rounds
+_MOST = 0.25  # Of an output's range; whose reference moves by more is not determined by its inputs
+_MOVES = 3  # Times that the reference's values are moved, for each probe
+_LEAST = 2.0**-22  # That they are moved by, as a share of the largest: a few roundings of float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,7 +569,7 @@ class _Parts:
         return absolute / _largest([expected]) if absolute else 0.0
 
 
-_Pairs = Sequence[tuple[Arrays, Arrays]]  # outputs of the reference, and those when it rounds otherwise
+_Pairs = Sequence[tuple[Arrays, Arrays]]  # Outputs of the reference, and those when it rounds otherwise
 
 
 def _shifted(

@@ -32,10 +32,10 @@ from honed.runtime.engines import LEVELS, LOWEST, said, session_options
 from . import confined
 from .confined import DEFAULT_LIMITS, EvaluationLimits, LoadedEvaluator
 
-if TYPE_CHECKING:  # a child that runs ONNX Runtime does without, and starts in half the time
+if TYPE_CHECKING:  # A child that runs ONNX Runtime does without, and starts in half the time
     import onnx
 
-EVALUATORS = ("onnxruntime", "reference")  # in the order in which they are tried
+EVALUATORS = ("onnxruntime", "reference")  # In the order in which they are tried
 OPTIMISED = "optimised.onnx"
 
 
@@ -49,9 +49,9 @@ class Reference:
     """What the reference gave: for every set of inputs, the outputs by name, in the model's order."""
 
     outputs: tuple[dict[str, np.ndarray], ...]
-    evaluator: str  # name and version, "onnxruntime 1.20.0"
-    note: str | None  # why the first choice of evaluator was not used, one sentence
-    seconds: float  # of the shortest run
+    evaluator: str  # Name and version, "onnxruntime 1.20.0"
+    note: str | None  # Why the first choice of evaluator was not used, one sentence
+    seconds: float  # Of the shortest run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def evaluate(
     return ReferenceFailure(reason="; ".join(reasons), inputs=result["kind"] == "inputs")
 
 
-_MAPPED = 1 << 20  # bytes; larger values are mapped, which takes no memory until they are read
+_MAPPED = 1 << 20  # Bytes; larger values are mapped, which takes no memory until they are read
 
 
 def _read(folder: Path, sets: Sequence[Sequence[str]]) -> tuple[dict[str, np.ndarray], ...]:
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
-    keep_freed(32 << 20)  # without an arena ONNX Runtime frees what each node made
+    keep_freed(32 << 20)  # Without an arena ONNX Runtime frees what each node made
     return confined.answer(
         lambda: _evaluate(args, written),
         _one_line,

@@ -21,7 +21,7 @@ from honed.runtime.dtypes import DTYPES
 
 # Operators whose result has the least and the greatest element of their first input, where that is constant.
 _SPREADING = {"Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-_MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
+_MAX_CONSTANT = 4096  # Elements; larger initializers never describe shapes or ranges
 
 
 # Operators whose outputs hold values of these inputs, moved, cut or converted (None: of all inputs).
@@ -249,7 +249,7 @@ def of_tensor(tensor: onnx.TensorProto) -> TypedValue | None:
 
 
 _ROUNDS = 16
-_MOST_FLOATS = 64  # that shapes are computed with: scales of a Resize, not weights
+_MOST_FLOATS = 64  # That shapes are computed with: scales of a Resize, not weights
 # Operators that shapes are computed with; none makes more elements than it is given.
 _FOLDED = {
     "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
@@ -308,7 +308,7 @@ def _fold(
     node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
     """Return the value of one node; None where it decides no shapes, or cannot be computed."""
-    from onnx.reference import ReferenceEvaluator  # takes long to import, and children need none of it
+    from onnx.reference import ReferenceEvaluator  # Takes long to import, and children need none of it
 
     values = {name: value for name, value in given.items() if value is not None}
     if not all(map(_decides_shapes, values.values())):

@@ -16,10 +16,10 @@ from . import graphs
 from .graphs import SourceGraph, TypedValue
 from .ranges import Range, of_inputs
 
-_WHOLE = 8  # bound of integers that nothing else bounds, so that sums and products do not overflow
-_AWAY = 0.125  # least distance from zero where zero is not allowed
-_MET = 0.25  # the share of integers that equal what they are compared with
-_AT_ENDS = 0.75  # the share of lengths that are the least or the next, in sets that have these
+_WHOLE = 8  # Bound of integers that nothing else bounds, so that sums and products do not overflow
+_AWAY = 0.125  # Least distance from zero where zero is not allowed
+_MET = 0.25  # The share of integers that equal what they are compared with
+_AT_ENDS = 0.75  # The share of lengths that are the least or the next, in sets that have these
 _LEAST = 2  # `shrink` of the smallest ranges
 
 
@@ -38,7 +38,7 @@ class Inputs:
         preconditions: Sequence[Precondition] = (),
     ) -> None:
         self.values = graphs.inputs(model)
-        self.own = of_inputs(SourceGraph(model))  # by the model's nodes alone
+        self.own = of_inputs(SourceGraph(model))  # By the model's nodes alone
         more = of_inputs(SourceGraph(whole), shaping=True) if whole is not None else {}
         self.ranges = {name: more.get(name, each).meet(each) for name, each in self.own.items()}
         for bound in preconditions:
@@ -136,7 +136,7 @@ def _floats(
     if style == 2:
         drawn = np.where(rng.random(shape) < 0.5, 0.0, drawn)
     if math.isfinite(allowed.low) and math.isfinite(allowed.high):
-        drawn = np.clip(drawn / 3, -1, 1)  # three deviations fill the range
+        drawn = np.clip(drawn / 3, -1, 1)  # Three deviations fill the range
         middle, half = (allowed.low + allowed.high) / 2, (allowed.high - allowed.low) / 2
         drawn = middle + half * drawn
     elif math.isfinite(allowed.low):
@@ -156,14 +156,14 @@ def _integers(
     compared = [each for each in allowed.compared if ends[0] <= each <= ends[1] and each == round(each)]
     if compared and shrink == _LEAST and math.prod(value.shape) == 1:
         return rng.choice(compared, value.shape)
-    whole = 255 if info.bits == 8 else _WHOLE  # bytes are images and quantised values: all of them
+    whole = 255 if info.bits == 8 else _WHOLE  # Bytes are images and quantised values: all of them
     if shrink:
         whole = 1 if shrink == _LEAST else whole // 4
         allowed = allowed.meet(Range(low=0 if shrink == _LEAST else -whole, high=whole))
     low = math.ceil(max(info.min, -whole if math.isinf(allowed.low) else allowed.low))
     high = math.floor(min(info.max, whole if math.isinf(allowed.high) else allowed.high))
     if style != 2 and high >= 0:
-        low = max(low, 0) if math.isfinite(allowed.low) or style == 1 else low  # indices from the front
+        low = max(low, 0) if math.isfinite(allowed.low) or style == 1 else low  # Indices from the front
     if high < low:
         if math.prod(value.shape) == 0:
             return np.zeros(value.shape, np.int64)

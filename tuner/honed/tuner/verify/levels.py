@@ -33,13 +33,13 @@ from .probes import ReferenceProbes
 from .tolerance import for_output
 
 _PROBES = 3
-_SIZES = (64, 256, 1, 16000)  # tried for what a file leaves open, but for a first dimension, which is 1
-_MOST_TRIED = 3  # numbers of rows, and the elements that inputs of them may have
+_SIZES = (64, 256, 1, 16000)  # Tried for what a file leaves open, but for a first dimension, which is 1
+_MOST_TRIED = 3  # Numbers of rows, and the elements that inputs of them may have
 _MOST_ELEMENTS = 1 << 20
-_MOST_SHOWN = 4  # operators that a fused node is said to stand for
+_MOST_SHOWN = 4  # Operators that a fused node is said to stand for
 _SEED = 0
 Arrays = Mapping[str, np.ndarray]
-Form = tuple[onnx.ModelProto, str]  # a model that answers in place of another, and its precision
+Form = tuple[onnx.ModelProto, str]  # A model that answers in place of another, and its precision
 
 
 def of_file(
@@ -269,7 +269,7 @@ class _Runs:
         if MISLED in result["failure"] and forget_names(self.model):
             self.__post_init__()
             return self.at(level, *more)
-        if result["kind"] not in ("failed", "inputs"):  # inputs that it takes without optimisation
+        if result["kind"] not in ("failed", "inputs"):  # Inputs that it takes without optimisation
             raise _Unknown(result["failure"])
         return str(result["failure"])
 
@@ -314,7 +314,7 @@ def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
     try:
         return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right
     except InvalidArgument:
-        return False  # laid out otherwise
+        return False  # Laid out otherwise
 
 
 def _values(graph: onnx.GraphProto) -> list[str]:

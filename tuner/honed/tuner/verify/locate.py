@@ -35,9 +35,9 @@ class Located:
     node: str | None
     op: str | None
     value: str | None
-    error: float | None  # largest |difference| over largest |reference value|
+    error: float | None  # Largest |difference| over largest |reference value|
     sentence: str
-    variants: int  # compiled and run on the way
+    variants: int  # Compiled and run on the way
 
     def __str__(self) -> str:
         return self.sentence

@@ -25,7 +25,7 @@ from .confined import LoadedEvaluator
 
 Array = np.ndarray[Any, Any]
 
-_BLOCK = 1 << 23  # elements of windows that are laid out at once
+_BLOCK = 1 << 23  # Elements of windows that are laid out at once
 
 
 class BatchNormalization(OpRun):  # type: ignore[misc]
@@ -105,7 +105,7 @@ def convolved(
     auto_pad: str | None = None,
     dilations: Sequence[int] | None = None,
     group: int | None = None,
-    kernel_shape: Sequence[int] | None = None,  # the filters have it
+    kernel_shape: Sequence[int] | None = None,  # The filters have it
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:

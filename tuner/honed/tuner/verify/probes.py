@@ -35,8 +35,8 @@ Arrays = Mapping[str, np.ndarray]
 # Of outputs that are equal whatever the inputs are: what a last rounding leaves between two right ones.
 _ROUNDING = {"fp16": 2.0**-9, "mixed": 2.0**-9, "fp32": 2.0**-20, "fp64": 2.0**-40}
 _CONSTANT = "has one value whatever the inputs are, and is compared for equality"
-ENOUGH = 0.5  # the share of an output that a verification has to cover
-_MOST = 0.9  # of an output's elements that have one value, or one of two at the ends, where it is saturated
+ENOUGH = 0.5  # The share of an output that a verification has to cover
+_MOST = 0.9  # Of an output's elements that have one value, or one of two at the ends, where it is saturated
 # Operators whose results depend on shapes alone.
 _OF_SHAPES = {"ConstantOfShape", "EyeLike", "Shape", "Size"}
 
@@ -68,7 +68,7 @@ def of_values(values: Sequence[np.ndarray]) -> Coverage:
         return Coverage(0.0, 0.0)
     if known.size == 1:
         return Coverage(finite, finite)
-    usual = np.partition(known, known.size // 2)[known.size // 2]  # what most have, where most have one value
+    usual = np.partition(known, known.size // 2)[known.size // 2]  # What most have, where most have one value
     alike = np.count_nonzero(known == usual) / known.size
     if known.dtype.kind == "f" and alike < 1:
         ends = [np.count_nonzero(known == end) for end in (known.min(), known.max())]
@@ -101,7 +101,7 @@ def behind(apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Ar
     while waiting:
         node = maker.get(waiting.pop())
         if node is None:
-            continue  # the inputs hold it
+            continue  # The inputs hold it
         if node.op_type not in HIDING | MOVING.keys():
             return Coverage(1.0, 0.0)
         for each in {name for name in node.input if name in decided} - seen:
@@ -135,7 +135,7 @@ OPERATORS: Mapping[str, str] = {
     **dict.fromkeys(("RNN", "LSTM", "GRU"), _ROW),
     **dict.fromkeys(("ScatterElements", "ScatterND"), "with max or min, NaN in data or updates gives NaN"),
 }  # fmt: skip
-_LEAST = 16  # elements of an input: among fewer, three say more of the probe than of the model
+_LEAST = 16  # Elements of an input: among fewer, three say more of the probe than of the model
 _MOST_BYTES = 16 << 20
 
 
@@ -204,7 +204,7 @@ def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str,
 # by more than a part of the tolerance are passed over for others. So are inputs that ONNX Runtime refuses,
 # and those whose answers say nothing (`coverage`): others are drawn, in smaller ranges.
 
-_ROUNDS = 3  # times that other inputs are drawn
+_ROUNDS = 3  # Times that other inputs are drawn
 # The share of the tolerance that one rounding of the inputs may use up; the rounding inside a model is about
 # as large again at each of its steps, and the reference and the compiled form both have it.
 _CALM = 0.125
@@ -223,22 +223,22 @@ class ReferenceProbes:
     outputs: tuple[Mapping[str, np.ndarray], ...]
     tolerance: tuple[float, ...]
     behind: tuple[tuple[np.ndarray, ...], ...] = ()
-    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    notes: tuple[str, ...] = ()  # What the user should know, one sentence each
     special: SpecialProbe | None = None
-    selections: tuple[Selection, ...] = ()  # outputs that are compared as sets of rows
-    covered: tuple[float, ...] = ()  # per output, the share of it that a comparison says something about
-    unproven: str = ""  # why no comparison with these probes is a proof: part of a sentence
-    hidden: str = ""  # why one is only at the model's steps: part of a sentence
-    needs_steps: bool = False  # whether nothing but a comparison at the steps proves what is hidden
-    known: Opened | None = None  # the model that was given open, with what the reference gave at its steps
+    selections: tuple[Selection, ...] = ()  # Outputs that are compared as sets of rows
+    covered: tuple[float, ...] = ()  # Per output, the share of it that a comparison says something about
+    unproven: str = ""  # Why no comparison with these probes is a proof: part of a sentence
+    hidden: str = ""  # Why one is only at the model's steps: part of a sentence
+    needs_steps: bool = False  # Whether nothing but a comparison at the steps proves what is hidden
+    known: Opened | None = None  # The model that was given open, with what the reference gave at its steps
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
     inputs: dict[str, np.ndarray]
-    outputs: dict[str, np.ndarray]  # with the values at the steps of a model that is given open
-    noise: tuple[float, ...]  # per output, how far one rounding of the inputs moves it, as `compare` says
-    covered: Mapping[str, Coverage]  # by output
+    outputs: dict[str, np.ndarray]  # With the values at the steps of a model that is given open
+    noise: tuple[float, ...]  # Per output, how far one rounding of the inputs moves it, as `compare` says
+    covered: Mapping[str, Coverage]  # By output
 
     @property
     def varied(self) -> float:
@@ -280,7 +280,7 @@ def choose(
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
         found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
-        if isinstance(found, ReferenceFailure) and apart is not None:  # its values may be too large
+        if isinstance(found, ReferenceFailure) and apart is not None:  # Its values may be too large
             return choose(
                 model,
                 count,
@@ -316,7 +316,7 @@ def choose(
         fixed = {name: _unchanged(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
     if flat and best[0].varied >= ENOUGH and any(each.ends or each.hides for each in fresh.own.values()):
-        best.append(flat[0])  # nothing is there to attend to: equal to what it shall be, and no proof alone
+        best.append(flat[0])  # Nothing is there to attend to: equal to what it shall be, and no proof alone
     tolerance, widened = _widened(allowed, best, names)
     made = ReferenceProbes(
         evaluator=evaluator,
@@ -329,7 +329,7 @@ def choose(
     return _covered(model, made, fixed, precision, limits)
 
 
-_SMALLEST = 2  # of the ranges that inputs are drawn in, as `Inputs.draw` has them
+_SMALLEST = 2  # Of the ranges that inputs are drawn in, as `Inputs.draw` has them
 
 
 def _evaluated(

@@ -78,7 +78,7 @@ class InputUse:
     node: onnx.NodeProto
     position: int
     path: _Path
-    whole: bool  # whether the input holds integers
+    whole: bool  # Whether the input holds integers
 
     def shape(self, position: int) -> tuple[int, ...]:
         """Return the static shape of an input of the node; raises _UnknownShape where it is unknown."""
@@ -110,7 +110,7 @@ _SHAPING: dict[str, tuple[int, int]] = {
     "Trilu": (1, 1), "Unsqueeze": (1, 1), "Upsample": (1, 1),
 }  # fmt: skip
 
-_KEEPING = {"Cast", "CastLike", "Dropout", "Identity"}  # those that leave every value where it was
+_KEEPING = {"Cast", "CastLike", "Dropout", "Identity"}  # Those that leave every value where it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _Path:
         )
 
 
-_MOST_PATHS = 4  # on which one input comes to one value; more are not followed
+_MOST_PATHS = 4  # On which one input comes to one value; more are not followed
 _UNBOUNDED = Range()
 
 
@@ -244,7 +244,7 @@ def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:
     except _UnknownShape:
         if "Scatter" in node.op_type:
             raise
-        allowed = Range(low=0, high=0)  # the one index that every axis has
+        allowed = Range(low=0, high=0)  # The one index that every axis has
     if allowed.plain:
         return path.back(allowed)
     if path.kept and path.unchanged:
@@ -256,7 +256,7 @@ def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:
     )
 
 
-_HIDING = 1e4  # what is multiplied by a constant as large, and added to scores, hides them
+_HIDING = 1e4  # What is multiplied by a constant as large, and added to scores, hides them
 
 
 def _compared(use: InputUse) -> Range:
@@ -269,7 +269,7 @@ def _compared(use: InputUse) -> Range:
     least, greatest = use.graph.ends[other]
     if least == greatest:
         return Range(compared=(least,))
-    return Range(low=least + 1, high=greatest + 1)  # how many places of a row count
+    return Range(low=least + 1, high=greatest + 1)  # How many places of a row count
 
 
 def _hidden(use: InputUse) -> Range:
@@ -468,7 +468,7 @@ Draws = Range | Callable[[InputUse], Range]
 class Rule(NamedTuple):
     """The range of what operators consume at a position, and an example that has one by this rule alone."""
 
-    operators: str  # names, with a space between
+    operators: str  # Names, with a space between
     position: int
     draws: Draws
     example: str

@@ -42,8 +42,8 @@ _BYTES = {"fp16": 2, "mixed": 2, "fp32": 4, "fp64": 8}
 class RoundingProfile:
     """What a model does to rounding errors."""
 
-    depth: int  # nodes that round on the longest way from an input to an output
-    reduction: int  # terms of the longest sum
+    depth: int  # Nodes that round on the longest way from an input to an output
+    reduction: int  # Terms of the longest sum
 
     def allowed(self, dtype: str, precision: str) -> float:
         """Return the tolerance of a value of such a model, as `for_output` computes it."""

@@ -131,7 +131,7 @@ class Extractor:
             else:
                 nodes += [one.node for one in stretch]
                 read |= _read(stretch)
-        read -= {spec.name for spec in self._survey.inputs}  # without elements they are constants, too
+        read -= {spec.name for spec in self._survey.inputs}  # Without elements they are constants, too
         model = self._made(nodes, (), outputs, read)
         model.graph.input.extend(self._model.graph.input)
         return model
@@ -176,7 +176,7 @@ def carried(spec: StaticTensorSpec | None) -> bool:
     return spec is not None and spec.dtype in CARRIED and all(size >= 0 for size in spec.shape)
 
 
-MAX_NODES = 20_000  # dividing more may take minutes
+MAX_NODES = 20_000  # Dividing more may take minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ class _Places:
 def _placed(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> _Places:
     """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
     placed = list(divided.stages)
-    begin = max(placed, default=0) + 1  # the last part's is odd, and the highest
+    begin = max(placed, default=0) + 1  # The last part's is odd, and the highest
     for n, stage in zip(last, stages, strict=True):
         placed[n] = begin + stage
     return _Places(tuple(placed), begin)

@@ -16,7 +16,7 @@ import onnx
 
 from honed.tuner.frontend.signature import StaticTensorSpec
 
-OPEN = 100  # what a size that depends on data is taken for
+OPEN = 100  # What a size that depends on data is taken for
 
 
 def flops(node: onnx.NodeProto, types: Mapping[str, StaticTensorSpec]) -> int:
@@ -63,7 +63,7 @@ class PartitionThresholds:
 
 
 WORTH = PartitionThresholds()
-_MANY = 32  # compiled stretches
+_MANY = 32  # Compiled stretches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def divide(
     while True:
         graph.close(able)
         behind = graph.behind(able)
-        if any(able[n] for n in behind):  # what they are handed may be tied, too
+        if any(able[n] for n in behind):  # What they are handed may be tied, too
             able = [one and n not in behind for n, one in enumerate(able)]
             continue
         stages = graph.stages(able, behind)
@@ -192,7 +192,7 @@ class _NodeGraph:
     maker: Mapping[str, int]
     before: Sequence[Sequence[int]]
     after: Sequence[Sequence[int]]
-    group: list[int] = field(default_factory=list)  # of each unit another that must be in its part, or itself
+    group: list[int] = field(default_factory=list)  # Of each unit another that must be in its part, or itself
 
     @classmethod
     def of(cls, units: Sequence[PartitionNode], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
@@ -303,7 +303,7 @@ class _NodeGraph:
         self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
     ) -> None:
         """Add the groups of parts that lead to what was found alone, and those that lead to these."""
-        elsewhere = dict.fromkeys(members, 0)  # ways out of each group to what was not found
+        elsewhere = dict.fromkeys(members, 0)  # Ways out of each group to what was not found
         for n in range(len(self.units)):
             for m in self.before[n]:
                 elsewhere[self._root(m)] += n not in found and self._root(m) != self._root(n)

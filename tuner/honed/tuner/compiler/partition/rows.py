@@ -13,7 +13,7 @@ from onnx import helper
 from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, survey
 
-_ROWS = 97  # that the part is looked at with; no size of a model's own is likely to be as many
+_ROWS = 97  # That the part is looked at with; no size of a model's own is likely to be as many
 _ELEMENTWISE = """
 Abs Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip Cos Div Dropout Elu Equal
 Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less
@@ -23,7 +23,7 @@ Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor
 _OF_IMAGES = """
 AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
 InstanceNormalization LRN MaxPool SpaceToDepth
-"""  # what they do to the first axis is to go along it
+"""  # What they do to the first axis is to go along it
 _REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"}
 _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}

@@ -31,7 +31,7 @@ from honed.tuner.verify import confined
 from honed.tuner.verify.inputs import generate
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
-_RUNS = 3  # at most
+_RUNS = 3  # At most
 _log = logging.getLogger(__name__)
 _NAMES = {"float": "float32", "double": "float64"}
 

@@ -19,7 +19,7 @@ _UNARY = (
 )  # fmt: skip
 _BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
-Activation = Callable[..., Value]  # of a builder, a tensor and numbers
+Activation = Callable[..., Value]  # Of a builder, a tensor and numbers
 
 
 @rule(*_UNARY)
@@ -186,7 +186,7 @@ def bit_cast(b: Builder, c: NodeCall) -> Value:
         raise NodeRefused(f"it takes {x.dtype.name} for {to.name}")
     if not kinds.isdisjoint(
         {"float16", "float64"}
-    ):  # which are computed in other types where devices lack them
+    ):  # Which are computed in other types where devices lack them
         raise NodeRefused(f"it takes {x.dtype.name} for {to.name}; of floats only float32 is supported")
     if x.data is not None:
         return b.constant(x.data.view(to))

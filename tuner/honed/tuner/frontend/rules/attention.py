@@ -62,7 +62,7 @@ def _mask(b: Builder, c: NodeCall, place: int, heads: Heads) -> Value | None:
     """What a mask adds to scores, to broadcast over [B, N, S, T]; None without one."""
     given = c.opt(place)
     if given is None or (given.rank == 2 and given.shape[1] == 1):
-        return None  # a column is the same for all places
+        return None  # A column is the same for all places
     batch, _, asking, _ = heads.q.shape
     total = heads.k.shape[2]
     seen: Value
@@ -92,7 +92,7 @@ def _attend(b: Builder, c: NodeCall, heads: Heads, mask: Value | None, bias: Val
     scores = plus(b, scores, mask, bias)
     if c.integer("unidirectional") and asking > 1:
         before = np.tri(asking, total, heads.past, dtype=np.bool_)
-        before[-1] = True  # for ONNX Runtime the last one sees all that there is
+        before[-1] = True  # For ONNX Runtime the last one sees all that there is
         scores = b("Where", b.constant(before), scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = b("Softmax", scores, axis=3) if total > 1 else b.constant(np.ones(scores.shape, scores.dtype))
     return _together(b, matmul(b, shares, heads.v), heads.q.shape[1])
@@ -205,7 +205,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
             positions = b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
         else:
             b.rely(positions, 0, c.x(7).shape[0] - 1, "rows of its tables of angles")
-            if cache.is_prompt:  # of which ONNX Runtime reads the first position alone
+            if cache.is_prompt:  # Of which ONNX Runtime reads the first position alone
                 positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
         interleaved = bool(c.integer("rotary_interleaved"))
         turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
@@ -226,7 +226,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
     scores = b("Where", seen, scores, hidden)
     shares = _shares_beside_sinks(b, c, scores, group)
     if causal and (bias is not None or (window >= 0 and cache.padded)):
-        shares = b("Where", b("LessOrEqual", scores, hidden), 0, shares)  # a row may be hidden as a whole
+        shares = b("Where", b("LessOrEqual", scores, hidden), 0, shares)  # A row may be hidden as a whole
     return [_together(b, matmul(b, shares, v), count), k, v]
 
 
@@ -255,7 +255,7 @@ class _Cache:
     length: int
     new: int
     last: Value | None = None
-    keeps: bool = False  # whether the rows behind the new ones stay; else they become zeros
+    keeps: bool = False  # Whether the rows behind the new ones stay; else they become zeros
 
     @property
     def is_prompt(self) -> bool:
@@ -278,7 +278,7 @@ class _Cache:
             raise NodeRefused(f"it has {ends.size} lengths for {batch} sequences")
         before = past.shape[2] if past is not None else 0
         known = None if total.data is None else int(total.data.reshape(-1)[0])
-        grown = before + new if before < new else before  # where the total is given at run time
+        grown = before + new if before < new else before  # Where the total is given at run time
         length, whole = max(before, grown if known is None else known), known
         if length < new:
             raise NodeRefused(f"its cache has no room for {new} new rows; give its past that length")
@@ -301,7 +301,7 @@ class _Cache:
         last = reshape(b, b.cast(ends, np.int32), [batch, 1])
         first = b("Sub", last, new - 1)
         start = b.constant(np.zeros((batch, 1), np.int32))
-        if prompt:  # as in ONNX Runtime a prompt begins at 0, whatever its padded length
+        if prompt:  # As in ONNX Runtime a prompt begins at 0, whatever its padded length
             first = start
         elif whole is None:
             first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
@@ -394,12 +394,12 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
         raise NodeRefused(f"its {count} heads are not shared by {few} heads of keys")
     group = count // few
     kept = k, v
-    if asking == 1:  # a row of each head of a group is one of a matrix
+    if asking == 1:  # A row of each head of a group is one of a matrix
         q = reshape(b, q, [batch, few, group, width])
     elif group > 1:
         k, v = (_repeated(b, x, group) for x in kept)
     scores = matmul(b, b("Mul", q, c.number("scale", width**-0.5)), transpose(b, k, [0, 1, 3, 2]))
-    shown = [scores]  # by qk_matmul_output_mode
+    shown = [scores]  # By qk_matmul_output_mode
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
     shown.append(scores)

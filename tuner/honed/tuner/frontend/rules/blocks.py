@@ -22,7 +22,7 @@ _BITS = (2, 4, 8)
 _FOUR_BITS = {
     "uint4": 0,
     "int4": 8,
-}  # types of numbers of 4 bits, with what is added so that none is negative
+}  # Types of numbers of 4 bits, with what is added so that none is negative
 _LEAST_BLOCK = 16
 
 
@@ -48,7 +48,7 @@ def matmul_few_bits(b: Builder, c: NodeCall) -> Value:
     if zeros is None:
         middle = b.like(1 << (bits - 1), x)
     else:
-        if zeros.dtype == np.uint8:  # they stay bytes, too
+        if zeros.dtype == np.uint8:  # They stay bytes, too
             zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
         middle = b.cast(b.held(zeros.reshape(columns, blocks).T[:, None, None, :]), x.dtype)
     scale = scales.reshape(columns, blocks).T[:, None, None, :].astype(x.dtype)

@@ -31,7 +31,7 @@ from .recurrence import activate
 from .reduction import reduce, standardised
 
 DOMAIN = "com.microsoft"
-_NEWEST = 13  # as which an operator is read whose inputs are those of this opset
+_NEWEST = 13  # As which an operator is read whose inputs are those of this opset
 
 
 @rule("FusedMatMul", "TransposeMatMul", domain=DOMAIN)

@@ -211,7 +211,7 @@ def _transposed_pads(
     before, after = [], []
     for index, (size, goal) in enumerate(zip(full, wanted, strict=True)):
         total = size - goal
-        if total < 0:  # a larger output than the kernel reaches: the rest is zeros after it
+        if total < 0:  # A larger output than the kernel reaches: the rest is zeros after it
             extra[index] -= total
             total = 0
         half = total // 2

@@ -21,12 +21,12 @@ from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type
 from .layout import along, cut, expand, pad, pick, reshape, strides_of, transpose, with_axis
 from .reduction import reduce
 
-MAX_RANGE = 1 << 23  # elements of a constant made by Range
-MAX_WORK = 1 << 33  # comparisons one rewritten scatter may cost
-BEST_PLACES = "Scan"  # in a normalised graph: see `_best_places`
+MAX_RANGE = 1 << 23  # Elements of a constant made by Range
+MAX_WORK = 1 << 33  # Comparisons one rewritten scatter may cost
+BEST_PLACES = "Scan"  # In a normalised graph: see `_best_places`
 # Elements of a row, and comparisons in all, up to which counting ranks is quicker than sorting.
 _PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
-_SCANNED = 64  # elements of a running total that are compared with each other
+_SCANNED = 64  # Elements of a running total that are compared with each other
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
 
 
@@ -116,7 +116,7 @@ def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
     """Flat positions of the tuples along the last axis of `indices` in a tensor of `shape`, int64."""
     total: Value | None = None
     most = max(shape, default=1)
-    if indices.data is None:  # of which a precondition says one thing for all columns
+    if indices.data is None:  # Of which a precondition says one thing for all columns
         b.rely(indices, -most, most - 1, f"tuples of indices into {list(shape)}")
     for i, (extent, stride) in enumerate(zip(shape, strides_of(shape), strict=True)):
         picked = pick(b, indices, indices.rank - 1, i)

@@ -13,7 +13,7 @@ from honed.tuner.frontend.call import NodeCall, normal_axis, rule
 from honed.tuner.frontend.values import Array, NodeRefused, Value, elem_type, numpy_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
-_MOST_JOINED = 64  # values that a kernel joins: OpenCL devices need take no more than 128 pointers
+_MOST_JOINED = 64  # Values that a kernel joins: OpenCL devices need take no more than 128 pointers
 
 
 def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Value:
@@ -225,7 +225,7 @@ def slice_rule(b: Builder, c: NodeCall) -> Value:
         if step > 0:
             x = cut(b, x, place, first, last, step)
         else:
-            past = last if last >= 0 else -x.shape[place] - 1  # one before the first element
+            past = last if last >= 0 else -x.shape[place] - 1  # One before the first element
             x = b("Slice", x, b.ints(first), b.ints(past), b.ints(place), b.ints(step))
     return x
 

@@ -71,7 +71,7 @@ def _terms(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
     terms = left.split(",")
     if len(terms) != len(operands):
         raise NodeRefused(f"equation {equation!r} is for {len(terms)} operands, not {len(operands)}")
-    free = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]  # labels no equation uses
+    free = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]  # Labels no equation uses
     widest = max(
         (v.rank - len(t.replace("...", "")) for t, v in zip(terms, operands, strict=True) if "..." in t),
         default=0,

@@ -75,7 +75,7 @@ def adam(b: Builder, c: NodeCall) -> list[Value]:
         root = b("Add", b("Sqrt", square), c.number("epsilon", 1e-6))
         one = b.like(1, x)
         later = b("Less", 0, count)
-        steps = b("Where", later, count, one)  # at no step the quotient is not used, and must exist
+        steps = b("Where", later, count, one)  # At no step the quotient is not used, and must exist
         mean_bias, square_bias = (b("Sub", one, b("Pow", k, steps)) for k in (alpha, beta))
         adjusted = b("Where", later, b("Div", b("Mul", rate, b("Sqrt", square_bias)), mean_bias), rate)
         moved = b("Sub", x, b("Mul", adjusted, b("Div", mean, root)))

@@ -18,7 +18,7 @@ from .indexing import scatter_elements
 from .layout import along, cut, pad, reshape, strides_of
 from .reduction import reduce
 
-MAX_TAPS = 256  # window positions an unrolled pooling may have
+MAX_TAPS = 256  # Window positions an unrolled pooling may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Window:
     dilations: list[int]
     before: list[int]
     after: list[int]
-    beyond: list[int]  # of `after`, what lies past the padding the model asked for
+    beyond: list[int]  # Of `after`, what lies past the padding the model asked for
     outputs: list[int]
 
 
@@ -78,7 +78,7 @@ def max_pool(b: Builder, c: NodeCall) -> list[Value]:
     small = all(
         p < (k - 1) * d + 1 for p, k, d in zip(w.before + w.after, w.kernel * 2, w.dilations * 2, strict=True)
     )
-    if plain and small and math.prod(w.kernel) > 1:  # else nothing is reduced: strided slices do
+    if plain and small and math.prod(w.kernel) > 1:  # Else nothing is reduced: strided slices do
         return [_pooled(b, "MaxPool", x, w)]
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
     best, *others = _taps(b, x, w, lowest)

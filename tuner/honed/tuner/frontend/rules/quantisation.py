@@ -25,9 +25,9 @@ from .layout import pad, pick, reshape
 from .linear import matmul
 from .reduction import reduce
 
-MAX_TAPS = 128  # kernel elements an integer convolution may have
-_MIDDLE = 128  # of unsigned bytes
-_MOST_TERMS = (1 << 31) // _MIDDLE**2 - 1  # sums of more may not fit int32, whatever their order
+MAX_TAPS = 128  # Kernel elements an integer convolution may have
+_MIDDLE = 128  # Of unsigned bytes
+_MOST_TERMS = (1 << 31) // _MIDDLE**2 - 1  # Sums of more may not fit int32, whatever their order
 
 
 def single(b: Builder, x: Value) -> Value:

@@ -20,7 +20,7 @@ from .layout import cut, join, pick, reshape, transpose, with_axis
 from .linear import matmul
 from .quantisation import dynamically_quantised, integer_product, scaled_product
 
-MAX_STEPS = 64  # longer sequences make more kernels than their launches are worth
+MAX_STEPS = 64  # Longer sequences make more kernels than their launches are worth
 Activation = Callable[[Builder, Value], Value]
 
 
@@ -206,7 +206,7 @@ def _unrolled(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
     active = _active(b, c, steps, batch)
     sequences, finals = zip(*(_run(b, c, layer, d, x, active) for d in directions), strict=True)
     whole = join(b, sequences, 1)
-    sides = [[state.h for state in finals], [state.c for state in finals]]  # no cells but an LSTM's
+    sides = [[state.h for state in finals], [state.c for state in finals]]  # No cells but an LSTM's
     last = [
         join(b, [with_axis(b, v, 0) for v in side if v is not None], 0)
         for side in sides

@@ -12,7 +12,7 @@ from honed.tuner.frontend.values import NodeRefused, Value, elem_type
 from .arithmetic import mixed, plus
 from .layout import along, backwards, cut, flattened, given_axes, pad_axis, reshape, without_axes
 
-_AXES_INPUT_SINCE = {"ReduceSum": 13}  # the others took axes as an input at 18
+_AXES_INPUT_SINCE = {"ReduceSum": 13}  # The others took axes as an input at 18
 
 
 def reduce(b: Builder, op: str, x: Value, axes: list[int], *, keepdims: bool = True) -> Value:
@@ -223,7 +223,7 @@ def layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
     return [y, reduce(b, "ReduceMean", wide, axes), b("Div", 1, deviation)]
 
 
-@rule("RMSNormalization", "SimplifiedLayerNormalization")  # the latter is ONNX Runtime's, in ONNX's domain
+@rule("RMSNormalization", "SimplifiedLayerNormalization")  # The latter is ONNX Runtime's, in ONNX's domain
 def rms_normalisation(b: Builder, c: NodeCall) -> Value:
     """`x` over its root mean square, times a scale."""
     x, scale = c.x(0), c.x(1)

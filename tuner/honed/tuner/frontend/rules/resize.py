@@ -17,7 +17,7 @@ from honed.tuner.frontend.values import Array, NodeRefused, Value
 
 from .layout import along, expand, reshape, with_axis
 
-MAX_TAPS = 64  # input elements one output element may take along an axis
+MAX_TAPS = 64  # Input elements one output element may take along an axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Axis:
     extent: int
     output: int
     scale: float
-    crop: tuple[float, float]  # start and end of the region of interest, as shares of the axis
+    crop: tuple[float, float]  # Start and end of the region of interest, as shares of the axis
 
 
 @rule("Resize", "Upsample")
@@ -99,7 +99,7 @@ def coordinates(how: Axis, mode: str) -> Array:
     """
     out, half = np.arange(how.output, dtype=np.float32), np.float32(0.5)
     scale, last = np.float32(how.scale), how.extent - 1
-    exact = scale * np.float32(how.extent)  # output length before rounding
+    exact = scale * np.float32(how.extent)  # Output length before rounding
     start, end = how.crop
     match mode:
         case "asymmetric":

@@ -21,7 +21,7 @@ from .reduction import reduce
 
 CUBIC = -0.75  # Keys' coefficient that ONNX's GridSample uses
 _NEAR, _FAR = (CUBIC + 2, -(CUBIC + 3), 0, 1), (CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
-Tap = tuple[Value, Value | None]  # a whole position along one axis as float, and its weight (None: 1)
+Tap = tuple[Value, Value | None]  # A whole position along one axis as float, and its weight (None: 1)
 
 
 @rule("GridSample")

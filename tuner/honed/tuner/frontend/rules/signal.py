@@ -14,8 +14,8 @@ from .convolution import Geometry, explicit_pads, transposed
 from .layout import cut, pad_axis, pick, reshape, transpose, with_axis
 from .linear import matmul
 
-MAX_MATRIX = 1 << 24  # elements of a transform's matrix
-MAX_DETERMINANT = 4  # larger ones need pivoting
+MAX_MATRIX = 1 << 24  # Elements of a transform's matrix
+MAX_DETERMINANT = 4  # Larger ones need pivoting
 
 
 def fourier(b: Builder, x: Value, axis: int, length: int, *, inverse: bool, onesided: bool) -> Value:

@@ -75,7 +75,7 @@ def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[A
     def better(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         (at, value), (other, found) = a, b
         beats = found > value if largest else found < value
-        as_good = found >= value if largest else found <= value  # first: that it is not is the usual case
+        as_good = found >= value if largest else found <= value  # First: that it is not is the usual case
         first = tirx.all(as_good, tirx.any(beats, other < at))
         return [tirx.Select(first, other, at), tirx.Select(beats, found, value)]
 

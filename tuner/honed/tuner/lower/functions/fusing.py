@@ -19,14 +19,14 @@ from .views import bindings, cut_at, extents, is_call, is_fixed, readers, variab
 # the same, and new variables. What a call computes is found by following it into its function: an operator is
 # known by what it calls and what it is given, as equal ones were made one before.
 
-Traced = Mapping[relax.Var, tuple[relax.Var, ...]]  # by the variable of a call, those of its operators
+Traced = Mapping[relax.Var, tuple[relax.Var, ...]]  # By the variable of a call, those of its operators
 Known = dict[relax.Var, Hashable]
 
 
 def trace(plain: relax.Function, fused: IRModule) -> Traced:
     """Return, by each variable of a fused module's `main`, the variables of the unfused one it computes."""
     operators: dict[Hashable, relax.Var] = {}
-    alike: Known = {}  # views of one value are equal operators
+    alike: Known = {}  # Views of one value are equal operators
     for binding in bindings(plain):
         if isinstance(binding.value, relax.Call):
             alike[binding.var] = operators.setdefault(_operator(binding.value, alike), binding.var)
@@ -98,7 +98,7 @@ def _key(expr: relax.Expr, known: Known) -> Hashable:
 # unless without it no more launches are left, and less is moved.
 
 _OFFSETS, _CUTS = "honed.move.offsets", "honed.move.cuts"
-_OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
+_OPAQUE = 8  # Of relax.analysis.OpPatternKind: fused with nothing
 # What takes no launch by itself.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
@@ -140,7 +140,7 @@ def fused(module: IRModule) -> tuple[IRModule, Traced]:
 # What a choice depends on counts more: TVM simplifies the expression once more under each condition.
 _MOST_READ = 512
 _FOR_CONDITION = 8
-_REDUCES = 3  # of relax.analysis.OpPatternKind: this and what is above it is stored before it is read
+_REDUCES = 3  # Of relax.analysis.OpPatternKind: this and what is above it is stored before it is read
 
 
 def _too_large(
@@ -153,7 +153,7 @@ def _too_large(
     calls = {b.var: b.value for b in bindings(module["main"])}
     found: set[relax.Var] = set()
     for group in groups:
-        within: dict[relax.Var, int] = {}  # what an element reads, if it is computed where it is read
+        within: dict[relax.Var, int] = {}  # What an element reads, if it is computed where it is read
         for var in group if len(group) > 1 else ():
             call: Any = calls.get(var)
             if not is_call(call, "relax.call_tir"):
@@ -325,9 +325,9 @@ def given_back(module: IRModule) -> set[relax.Var]:
 # channel by itself with the pointwise one that reads them, and norms of one row with the products of it.
 
 _Form = tuple[object, ...]
-_BLOCKED_AXES = 5  # of images whose channels lie in blocks
+_BLOCKED_AXES = 5  # Of images whose channels lie in blocks
 _MATRIX_AXES = 2
-FEW_ROWS = 8  # of a batch: those of an attention for which a group may have one row
+FEW_ROWS = 8  # Of a batch: those of an attention for which a group may have one row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -337,7 +337,7 @@ class NamedFunction:
     name: str
     func: tirx.PrimFunc
     constants: frozenset[int]
-    outputs: int  # of its last parameters
+    outputs: int  # Of its last parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -346,10 +346,10 @@ class FusionCandidate:
 
     apart: tuple[NamedFunction, ...]
     joined: NamedFunction
-    calls: int  # in `main`
+    calls: int  # In `main`
 
 
-Joins = Callable[[FusionCandidate], bool]  # whether to join them
+Joins = Callable[[FusionCandidate], bool]  # Whether to join them
 
 
 def never(_forms: FusionCandidate) -> bool:

@@ -70,13 +70,13 @@ def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
 class BlockedConvolution:
     """A convolution of images by one constant, its result blocked."""
 
-    channels: int  # of the result
-    depthwise: bool  # each channel by itself; else all with all
-    blocked: bool  # how the image is given
+    channels: int  # Of the result
+    depthwise: bool  # Each channel by itself; else all with all
+    blocked: bool  # How the image is given
     window: tuple[int, int]
     strides: tuple[int, int]
     dilation: tuple[int, int]
-    padding: tuple[int, int, int, int]  # above, left, below, right
+    padding: tuple[int, int, int, int]  # Above, left, below, right
     lanes: int
 
     def weights(self, plain: Array) -> Array:
@@ -157,10 +157,10 @@ def concatenated(channels: Sequence[int], lanes: int) -> bool:
 
 
 _DTYPE = "float32"
-_TYPES = frozenset({_DTYPE, "int32", "int8", "uint8"})  # those of what quantises between convolutions, too
+_TYPES = frozenset({_DTYPE, "int32", "int8", "uint8"})  # Those of what quantises between convolutions, too
 _BYTES = 4
 _LAYOUT = "NCHW"
-_LAUNCH = 1 << 17  # bytes that move in the time of a launch
+_LAUNCH = 1 << 17  # Bytes that move in the time of a launch
 # Of zeros they make no infinities, so what fills up the last block stays finite.
 _UNARY = frozenset(
     {
@@ -170,7 +170,7 @@ _UNARY = frozenset(
 )
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
 _DIVIDE = "relax.divide"
-_BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # by infinities, too
+_BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # By infinities, too
 _REDUCTIONS: Mapping[str, Callable[..., relax.Expr]] = {
     "relax.mean": relax.op.mean,
     "relax.sum": relax.op.sum,
@@ -257,10 +257,10 @@ class _Regions:
     """Blocked values by which read each other, with what each region gains and what its borders move."""
 
     parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
-    gained: Counter[relax.Var] = field(default_factory=Counter)  # bytes moved less, by values of a region
+    gained: Counter[relax.Var] = field(default_factory=Counter)  # Bytes moved less, by values of a region
     borders: dict[relax.Var, relax.Var] = field(
         default_factory=dict
-    )  # by what is moved, a value of the region
+    )  # By what is moved, a value of the region
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
         """Add a value to the region of the values that it is made of; those regions become one."""
@@ -500,7 +500,7 @@ class _Writer:
         if _lies_alike(var, self.lanes):
             made = self.builder.lookup_binding(given)
             if isinstance(made, relax.Call) and str(made.op.name) == "relax.reshape":
-                given = made.args[0]  # one reshape is a view, two are a kernel
+                given = made.args[0]  # One reshape is a view, two are a kernel
             return self.builder.emit(relax.op.reshape(given, shape))
         made = self.builder.call_te(
             lambda blocked: unblocking(blocked, shape[1]),

@@ -29,7 +29,7 @@ Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 # Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
 # that are joined, and sliced and joined again, takes minutes to compile.
 MOST_FUSED = 64
-_VECTOR = 4  # output channels of a vector on Malis
+_VECTOR = 4  # Output channels of a vector on Malis
 _INJECTIVE = 2  # TVM's pattern of what moves elements, which is not fused with a convolution before it
 # What unrolled recurrences have by the hundred.
 _REPEATED = [
@@ -56,9 +56,9 @@ _DENOMINATOR = (
 class FusionPasses:
     """What is done beside TVM's own fusion; benchmarks and tests leave some of it out."""
 
-    views: bool = True  # products read values where they lie; else operands are copied
-    blocked: bool = True  # channels lie in blocks where that pays; else as in the model
-    in_place: bool = True  # what could be in place is not fused, where devices take parts of buffers
+    views: bool = True  # Products read values where they lie; else operands are copied
+    blocked: bool = True  # Channels lie in blocks where that pays; else as in the model
+    in_place: bool = True  # What could be in place is not fused, where devices take parts of buffers
 
 
 ALL_PASSES = FusionPasses()
@@ -366,5 +366,5 @@ def _outputs_added(profile: DeviceProfile, call: relax.Call) -> int:
     if math.prod(window) == 1 or outputs <= vector or outputs % max(1, vector // 2) == 0:
         return 0
     if outputs % 2 and not profile.family.vectors_of_channels and int(call.ty.shape[-1]) % (vector // 2) == 0:
-        return 0  # schedules for odd outputs put vectors along rows
+        return 0  # Schedules for odd outputs put vectors along rows
     return -outputs % vector

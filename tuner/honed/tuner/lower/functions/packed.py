@@ -20,9 +20,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from .views import PRODUCT, bindings, extents, is_call, is_fixed
 
-_WORD = 32  # bits, as models are normalised
-_MOST_ZERO = 255  # that a float of 2^10 and more is added to exactly
-_PACKED_AXES = 4  # blocks, words of a block, numbers of a word, columns
+_WORD = 32  # Bits, as models are normalised
+_MOST_ZERO = 255  # That a float of 2^10 and more is added to exactly
+_PACKED_AXES = 4  # Blocks, words of a block, numbers of a word, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Packed:
 
     words: ir.GenericConst  # [blocks, words of a block, 1, columns]
     bits: int
-    zeros: ir.GenericConst  # one, or [blocks, 1, 1, columns]
+    zeros: ir.GenericConst  # One, or [blocks, 1, 1, columns]
     scales: ir.GenericConst  # [blocks, 1, 1, columns]
 
 

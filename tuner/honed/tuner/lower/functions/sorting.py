@@ -15,9 +15,9 @@ from tvm import ir, relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812  as TVM's own code calls it
 
-_FIRST = 16  # elements of the first runs, whose order is found by comparing all pairs
+_FIRST = 16  # Elements of the first runs, whose order is found by comparing all pairs
 _PLACE = "int32"
-_OPAQUE = 8  # of relax.analysis.OpPatternKind: fused with nothing
+_OPAQUE = 8  # Of relax.analysis.OpPatternKind: fused with nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class SortedRuns:
     """Ordered runs, one behind the other in each row: all of `length`, but that the last may be shorter."""
 
     rows: int
-    size: int  # elements of a row that are sorted
+    size: int  # Elements of a row that are sorted
     length: int
-    held: int  # elements of a row that are in runs
+    held: int  # Elements of a row that are in runs
 
     @property
     def count(self) -> int:

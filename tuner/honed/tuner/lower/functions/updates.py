@@ -18,7 +18,7 @@ from honed.tuner.lower.statements import loads, nodes, substituted
 from .fusing import Chain, given_back, one_function, rebound
 from .views import INJECTIVE, bindings, is_call, readers, variables
 
-_UPDATE = "honed.update"  # of the block that stores what changes
+_UPDATE = "honed.update"  # Of the block that stores what changes
 
 
 def updated(module: IRModule) -> Set[relax.Var]:
@@ -163,7 +163,7 @@ def _in_one_block(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
     stored = one.writes[0].source
 
     def both(block: s_tir.SBlock) -> s_tir.SBlock:
-        if not block.writes:  # the root, of which the first nest stays
+        if not block.writes:  # The root, of which the first nest stays
             return s_tir.SBlock([], [], [], block.name_hint, block.body.seq[0])
         if not block.writes[0].source.same_as(stored):
             return block

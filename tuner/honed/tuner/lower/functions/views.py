@@ -23,7 +23,7 @@ _KIND = "honed.pattern"
 _ELEMENTWISE, INJECTIVE, PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 2}, {_KIND: 4}, {_KIND: 8}
 
 Shape = tuple[int, ...]
-_FEW_ROWS = 8  # for which copying the second operand takes longer than reading it column by column
+_FEW_ROWS = 8  # For which copying the second operand takes longer than reading it column by column
 Lookup = Callable[[relax.Var], relax.Expr | None]
 _Bytes = npt.NDArray[np.int8]
 
@@ -220,7 +220,7 @@ def _reshaped(seen: _Bytes, call: relax.Call) -> _Bytes | None:
     try:
         found.shape = extents(call)
     except AttributeError:
-        return None  # that takes a copy
+        return None  # That takes a copy
     return found
 
 
@@ -311,7 +311,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         super().__init__(module)
         self.products: dict[relax.Var, relax.Call] = {}
         self.readers = readers(module["main"])
-        self.written: dict[relax.Var, relax.Var] = {}  # products by the transposes that they write
+        self.written: dict[relax.Var, relax.Var] = {}  # Products by the transposes that they write
         self.variables: dict[relax.Call, relax.Var] = {}
         for binding in bindings(module["main"]):
             if isinstance(binding.value, relax.Call):

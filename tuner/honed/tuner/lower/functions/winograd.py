@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import ir, relax, te, tirx
 
-POINTS = 16  # of a tile
-IMAGE = "winograd_image"  # the block that transforms an image
-_TILE, STEP = 4, 2  # pixels of a tile of the image, and of the result
+POINTS = 16  # Of a tile
+IMAGE = "winograd_image"  # The block that transforms an image
+_TILE, STEP = 4, 2  # Pixels of a tile of the image, and of the result
 _WINDOW = 3
 _OPAQUE = 8  # TVM's pattern of an operator that is fused with none
-_ALIGNED = 4  # tiles: products with a multiple have a table
+_ALIGNED = 4  # Tiles: products with a multiple have a table
 # Below, transforms or reading the weights take what the multiplications save, by the bench for Malis.
 _LEAST_CHANNELS, _LEAST_TILES = 256, 40
 # Rows are points, columns pixels of a tile; points and steps of the window; pixels and points.
@@ -141,7 +141,7 @@ def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
 def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tuple[int, ...]) -> ir.Expr:
     """Return the elements added and subtracted by the products of two rows of signs."""
     signs = [(s * t, of(i, j)) for i, s in enumerate(rows) for j, t in enumerate(columns) if s * t != 0]
-    signs.sort(key=lambda one: -one[0])  # begin with one that is added
+    signs.sort(key=lambda one: -one[0])  # Begin with one that is added
     total = signs[0][1]
     for sign, element in signs[1:]:
         total = total + element if sign > 0 else total - element

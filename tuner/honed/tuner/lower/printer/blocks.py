@@ -123,8 +123,8 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_FILLED = 44  # of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
-_MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
+_FILLED = 44  # Of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
+_MOST_KEPT = 16  # Values kept over a loop: each takes a register while the loop runs
 
 
 @dataclass(slots=True)
@@ -144,12 +144,12 @@ class Block:
     repeats: bool = False
     step: int = 1
     start: Term | None = None
-    turns: int | None = None  # of a loop from 0 whose number of turns is always that
-    spare: bool = False  # it has registers to spare: it is not unrolled, nor marked as one that would spill
+    turns: int | None = None  # Of a loop from 0 whose number of turns is always that
+    spare: bool = False  # It has registers to spare: it is not unrolled, nor marked as one that would spill
     lines: list[str | Declaration | Block] = field(default_factory=list)
-    last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
+    last: list[str] = field(default_factory=list)  # After all lines: what a loop moves
     known: dict[str, Term] = field(default_factory=dict)
-    marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # of loads: the mark and the memory
+    marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of loads: the mark and the memory
     kept: int = 0
 
     @property
@@ -176,11 +176,11 @@ class Blocks:
     def __init__(self, names: Names, *, costly_addresses: bool = False) -> None:
         self.names = names
         self.costly_addresses = costly_addresses
-        self.hidden_zero: str | None = "get_group_id(2)"  # in grids without blockIdx.z
-        self.registers = 0  # of 32 bits that arrays and `step`s take
+        self.hidden_zero: str | None = "get_group_id(2)"  # In grids without blockIdx.z
+        self.registers = 0  # Of 32 bits that arrays and `step`s take
         self.loads = Loads(names)
         self.open: list[Block] = [Block("")]
-        self.lazy = 0  # inside of how many expressions that are computed only under a condition
+        self.lazy = 0  # Inside of how many expressions that are computed only under a condition
 
     @property
     def here(self) -> int:

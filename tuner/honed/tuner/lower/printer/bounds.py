@@ -26,7 +26,7 @@ from honed.tuner.lower.statements import behind, loads, nodes
 from . import terms
 from .terms import Unprintable, lane
 
-_MOST_BOXES = 1 << 13  # that one access is cut into
+_MOST_BOXES = 1 << 13  # That one access is cut into
 _INVERSE = {
     tirx.LT: tirx.GE,
     tirx.GE: tirx.LT,
@@ -35,12 +35,12 @@ _INVERSE = {
     tirx.EQ: tirx.NE,
     tirx.NE: tirx.EQ,
 }
-_LANE = "lane"  # the key of a box's side that says which lane of a vector it is
+_LANE = "lane"  # The key of a box's side that says which lane of a vector it is
 
-Numbers = npt.NDArray[np.float64]  # whole numbers: exact to 2^53, and without limits beyond
+Numbers = npt.NDArray[np.float64]  # Whole numbers: exact to 2^53, and without limits beyond
 Bounds = tuple[Numbers, Numbers]
 Arithmetic = Callable[[Numbers, Numbers, Numbers, Numbers], Bounds]
-Guard = tuple[Any, bool]  # a condition, and what it is
+Guard = tuple[Any, bool]  # A condition, and what it is
 
 
 class OutOfBounds(Unprintable):
@@ -72,14 +72,14 @@ class _Kernel:
         self.outside: list[str] = []
         self.branching: list[
             Any
-        ] = []  # choices of which both values are computed unless they are by branches
+        ] = []  # Choices of which both values are computed unless they are by branches
         self.guards: list[Guard] = []
-        self.ranges: dict[Any, tuple[Any, Any]] = {}  # of variables: the first value, and how many
+        self.ranges: dict[Any, tuple[Any, Any]] = {}  # Of variables: the first value, and how many
         self.definitions: dict[Any, Any] = {}
         self.stored = {store.buffer for store in nodes(func.body, tirx.BufferStore)}
-        self._sizes: dict[Any, tuple[int, int]] = {}  # of buffers: elements, and bytes of one
+        self._sizes: dict[Any, tuple[int, int]] = {}  # Of buffers: elements, and bytes of one
         self.analyzer = sym.Analyzer()
-        self._known: dict[tuple[int, ...], tuple[float, float]] = {}  # of indices under guards: their bounds
+        self._known: dict[tuple[int, ...], tuple[float, float]] = {}  # Of indices under guards: their bounds
         self._callbacks = [
             (tirx.AttrStmt, self._attribute),
             ((tirx.AllocBuffer, tirx.DeclBuffer), self._declared),
@@ -243,7 +243,7 @@ class _Boxes:
     def __init__(self, kernel: _Kernel, index: Any) -> None:
         self._kernel = kernel
         self._count = 1
-        self._sides: dict[int, Bounds] = {}  # of the boxes: of slots of variables, lanes, and what is read
+        self._sides: dict[int, Bounds] = {}  # Of the boxes: of slots of variables, lanes, and what is read
         self._values: list[Bounds] = []
         self._slots: dict[Any, int] = {}
         self._steps: list[Callable[[], None]] = []
@@ -319,7 +319,7 @@ class _Boxes:
             return self._slot(expr.args[0])
         key: Any = structural_hash(expr)
         if any(load.source in self._kernel.stored for load in loads(expr)):
-            return self._made(expr)  # another number wherever it stands: memory may change between
+            return self._made(expr)  # Another number wherever it stands: memory may change between
         if key not in self._slots:
             self._slots[key] = self._made(expr)
         return self._slots[key]

@@ -83,10 +83,10 @@ class Expressions:
         self.contract = contract
         self.load: Callable[
             [ir.TensorLoad], Term
-        ]  # set by the kernel's memory, whose indices are expressions
+        ]  # Set by the kernel's memory, whose indices are expressions
         self.variables: dict[Any, Term] = {}
-        self.stored: tirx.BufferStore | None = None  # the statement that is being written
-        self.sums: dict[Any, LinearForm] = {}  # of integer variables: what they stand for, as a sum
+        self.stored: tirx.BufferStore | None = None  # The statement that is being written
+        self.sums: dict[Any, LinearForm] = {}  # Of integer variables: what they stand for, as a sum
         self._print: dict[type, Callable[[Any], Term]] = {
             tirx.IntImm: self._integer,
             tirx.FloatImm: lambda e: floating(float(e.value), terms.type_of(e)),
@@ -165,7 +165,7 @@ class Expressions:
         if found is None:
             raise Unprintable(f"{expr.name} is used where it has no value")
         of = terms.type_of(expr) if found.type.integer and found.type.lanes == 1 else found.type
-        if of != found.type:  # counted in 32 bits
+        if of != found.type:  # Counted in 32 bits
             return bounded(self.convert(found, of), *found.bounds)
         return self.blocks.kept(found, "at") if expr in self.sums and found.level < PRIMARY else found
 
@@ -190,7 +190,7 @@ class Expressions:
         of = a.type if a.type.lanes >= b.type.lanes else b.type
         found = self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
         if sign in "/%" and of.integer and b.bounds[0] <= 0 <= b.bounds[1]:
-            found = Term(found.text, of, level, self.blocks.here, pure=False)  # not where it might not be run
+            found = Term(found.text, of, level, self.blocks.here, pure=False)  # Not where it might not be run
         if of.integer and of.lanes == 1:
             if of.bits < 32:
                 return self.convert(Term(found.text, terms.INT, level, found.home, found.pure), of)

@@ -31,10 +31,10 @@ from .memory import (
 )
 from .terms import ADD, Term, Unprintable
 
-_MOST_TURNS = 16  # of a loop that is written out
-_MOST_STATEMENTS = 128  # that one outermost loop may become
+_MOST_TURNS = 16  # Of a loop that is written out
+_MOST_STATEMENTS = 128  # That one outermost loop may become
 _INDICES = {"blockIdx": "get_group_id", "threadIdx": "get_local_id"}
-_UNROLLED = 32  # turns of a loop that Mesa 26.2 unrolls
+_UNROLLED = 32  # Turns of a loop that Mesa 26.2 unrolls
 
 
 class Statements:
@@ -45,7 +45,7 @@ class Statements:
         self.expressions = expressions
         self.memory = memory
         self.uses: dict[Any, ArrayUses] = {}
-        self.work_group = [1, 1, 1]  # work-items along x, y, z
+        self.work_group = [1, 1, 1]  # Work-items along x, y, z
         self._threads: dict[str, Term] = {}
         self._write: dict[type, Callable[[Any], None]] = {
             tirx.SeqStmt: self._sequence,

@@ -81,7 +81,7 @@ static inline void honed_sin_cos_{T}({T} a, {T}* sine, {T}* cosine) {{
   *sine = as_{T}(as_{U}(odd ? y : x) ^ ((n << 30) & 0x80000000u));
   *cosine = as_{T}(as_{U}(odd ? x : y) ^ (((n + 1u) << 30) & 0x80000000u));
 }}"""
-_PARTS = {"16": "8", "8": "4"}  # longer vectors are computed by halves: Mesa 26.2's compiler crashes on eight
+_PARTS = {"16": "8", "8": "4"}  # Longer vectors are computed by halves: Mesa 26.2's compiler crashes on eight
 _VALUES = {"sin": "as_{T}(as_{U}(s) ^ sign)", "cos": "c", "tan": "as_{T}(as_{U}(s / c) ^ sign)"}
 
 
@@ -126,8 +126,8 @@ def definitions(source: str) -> list[str]:
 def _extreme(nan: str, which: str, element: str, lanes: str) -> str:
     of, better = f"{element}{lanes}", f"y {'>' if which == 'max' else '<'} x"
     value = f"select(x, y, {better})" if lanes else f"{better} ? y : x"
-    if nan:  # scalars without a branch, which PoCL would not make vectors of
-        mask = "" if lanes else f"({_MASKS[element]})"  # scalars compare to int, which selects no half
+    if nan:  # Scalars without a branch, which PoCL would not make vectors of
+        mask = "" if lanes else f"({_MASKS[element]})"  # Scalars compare to int, which selects no half
         value = f"select(x, y, {mask}(({better}) | (y != y)))"
     return f"static inline {of} honed_{nan}{which}_{of}({of} x, {of} y) {{ return {value}; }}"
 

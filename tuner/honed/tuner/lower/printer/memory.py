@@ -20,8 +20,8 @@ _SPACES: dict[str, Space] = {"global": "global", "shared": "local", "local": "pr
 # Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
 # and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0, 5.2.1).
 ALIGNED = 64
-_MOST_REGISTERS = 256  # scalars of one array
-_HALF = 16  # bits
+_MOST_REGISTERS = 256  # Scalars of one array
+_HALF = 16  # Bits
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class KernelBuffer:
     element: Type
     nbytes: int
     written: bool = True
-    aligned: int = ALIGNED  # bytes
-    registers: list[str] = field(default_factory=list)  # the variables that an array in registers became
-    width: int = 1  # scalars in each of them
-    paired: bool = False  # they are of words that hold two halves each
+    aligned: int = ALIGNED  # Bytes
+    registers: list[str] = field(default_factory=list)  # The variables that an array in registers became
+    width: int = 1  # Scalars in each of them
+    paired: bool = False  # They are of words that hold two halves each
 
     @property
     def vector(self) -> Type:
@@ -60,9 +60,9 @@ class ArrayUses:
 
     constant: bool = True
     lanes: set[int] = field(default_factory=set)
-    widest: int = 1  # scalars read or written at once
-    written: set[int] = field(default_factory=set)  # scalars at once; 0: not from a multiple of them
-    waits: bool = False  # of halves: a loop that uses it has others within, and none of them uses it
+    widest: int = 1  # Scalars read or written at once
+    written: set[int] = field(default_factory=set)  # Scalars at once; 0: not from a multiple of them
+    waits: bool = False  # Of halves: a loop that uses it has others within, and none of them uses it
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
@@ -119,7 +119,7 @@ def _note(uses: ArrayUses, indices: list[Any]) -> None:
     elif isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm):
         uses.constant &= isinstance(index.base, tirx.IntImm)
         if int(index.stride) != 1:
-            uses.lanes.add(1)  # a lane here, a lane there: they are read one by one
+            uses.lanes.add(1)  # A lane here, a lane there: they are read one by one
             return
         uses.lanes.add(int(index.lanes))
     else:
@@ -151,7 +151,7 @@ def space_of(scope: str) -> Space:
 # constant. Each prefix is a pointer of its own that other accesses share: 32-bit unsigned byte offsets are
 # added to it, and a term that counts a loop becomes a pointer that the loop moves.
 
-Part = tuple[Term, int]  # a term and its factor, in bytes
+Part = tuple[Term, int]  # A term and its factor, in bytes
 
 
 class Addresses:

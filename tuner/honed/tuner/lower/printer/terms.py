@@ -22,7 +22,7 @@ LANES = (1, 2, 3, 4, 8, 16)
 _INTEGERS = {8: "char", 16: "short", 32: "int", 64: "long"}
 _FLOATS = {16: "half", 32: "float", 64: "double"}
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, ADD, MUL, UNARY, PRIMARY = range(3, 16)
-_FLOAT_SUFFIX = {16: "f", 32: "f", 64: ""}  # of literals, by bits
+_FLOAT_SUFFIX = {16: "f", 32: "f", 64: ""}  # Of literals, by bits
 _MIXED = (BIT_OR, BIT_XOR, BIT_AND, SHIFT)
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE,
@@ -56,7 +56,7 @@ class Type:
 
 INT, UINT, LONG, ULONG = Type("int", 32), Type("uint", 32), Type("int", 64), Type("uint", 64)
 BOOL = Type("bool", 8)
-_SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # of literals
+_SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # Of literals
 
 
 @cache
@@ -204,7 +204,7 @@ def number(value: int, of: Type) -> Term:
 def _literal(value: int, of: Type) -> str:
     if of in _SUFFIXES:
         suffix = _SUFFIXES[of]
-        least = of.kind == "int" and value == limits(of)[0]  # whose digits alone are no literal of the type
+        least = of.kind == "int" and value == limits(of)[0]  # Whose digits alone are no literal of the type
         return f"({value + 1}{suffix} - 1)" if least else f"{value}{suffix}"
     return f"({name(of)}){value}" if value >= 0 else f"({name(of)})({value})"
 

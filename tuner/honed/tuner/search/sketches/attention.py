@@ -55,7 +55,7 @@ class Attention:
     rows: list[BlockInfo]
     product: BlockInfo
     tail: BlockInfo | None
-    element_bytes: int  # of a score
+    element_bytes: int  # Of a score
 
     @property
     def keys(self) -> int:
@@ -328,7 +328,7 @@ def _keep_rows(
 # Scores are in local memory. Work-items are two-dimensional: along y they share out the rows, along x the
 # keys of the scores, then what is added up or found along these, then the columns of the result.
 
-_ACROSS = (32, 16, 8, 4)  # work-items along x, to choose from
+_ACROSS = (32, 16, 8, 4)  # Work-items along x, to choose from
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,13 +556,13 @@ def _score_key(
             schedule.decompose_reduction(block, steps)
 
 
-_MOST_VECTORS = 24  # of sums on processors: what is left of 32 registers holds operands
-_STEPS = 4  # of a sum on processors that are written out
-_HELD, _HIGH, _WIDE = 2, 8, 16  # rows of a work-item, work-items along rows and along keys or columns
+_MOST_VECTORS = 24  # Of sums on processors: what is left of 32 registers holds operands
+_STEPS = 4  # Of a sum on processors that are written out
+_HELD, _HIGH, _WIDE = 2, 8, 16  # Rows of a work-item, work-items along rows and along keys or columns
 _WARP = 32
-_MOST_SUMS, _LANES = 48, 4  # of a work-item in a group, in vectors of so many
-_GROUP_STEPS = 16  # of a sum that a group takes at once
-_KEEPS = 3  # blocks at least that are computed under another in sketches of attentions
+_MOST_SUMS, _LANES = 48, 4  # Of a work-item in a group, in vectors of so many
+_GROUP_STEPS = 16  # Of a sum that a group takes at once
+_KEEPS = 3  # Blocks at least that are computed under another in sketches of attentions
 
 
 def attention_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
@@ -576,7 +576,7 @@ def attention_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
         return None
     if not sketch.by_groups:
         return _of_rows(sketch, tiles) if len(tiles) == 5 else None
-    if not tiles:  # a group has one row
+    if not tiles:  # A group has one row
         return sketch.with_most({})
     return _of_group(sketch, tiles) if len(tiles) == 6 else None
 

@@ -38,10 +38,10 @@ from honed.tuner.search.parts import (
 # pixels are vectors as weights are. What the rectangle needs of the image is padded in private memory, block
 # by block of input channels, and read again for each step of the window.
 
-_AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
+_AXES = 5  # Of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
-_MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
-_MOST_BESIDE = 4  # vectors of channels that share the pixels
+_MOST_VECTORS = 28  # Of accumulators: of 32 registers, the others hold weights and pixels
+_MOST_BESIDE = 4  # Vectors of channels that share the pixels
 
 
 @sketch(50)
@@ -94,7 +94,7 @@ def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwi
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, _MOST_VECTORS)
     columns, across, _ = sample_tile(schedule, columns, _MOST_VECTORS)
-    if not depthwise:  # of a window's steps no pixel is kept for the next: registers hold the sums
+    if not depthwise:  # Of a window's steps no pixel is kept for the next: registers hold the sums
         blocks, *window = summed
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
         outer, inside, _ = sample_tile(schedule, summed[-1], limits.unroll)
@@ -110,13 +110,13 @@ def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwi
 
 # Rectangles that do well on processors; docs/dev/measurements.md compares them with others.
 
-_DEEP = 10  # accumulators, below which the processor waits for its own sums
-_SUMS = 4  # steps of a sum that are written out
-_FEW_GROUPS = 2  # work-groups: so many are worth half of what enough would be
-_DEPTHWISE_WINDOW = 3  # of a depthwise convolution, as most have
-_MOST_PIXELS, _MOST_ROWS = 16, 2  # of a depthwise convolution
-_TALL = 0.9  # what more rows are worth
-_COPIED = 2  # a pixel that is padded is read and written
+_DEEP = 10  # Accumulators, below which the processor waits for its own sums
+_SUMS = 4  # Steps of a sum that are written out
+_FEW_GROUPS = 2  # Work-groups: so many are worth half of what enough would be
+_DEPTHWISE_WINDOW = 3  # Of a depthwise convolution, as most have
+_MOST_PIXELS, _MOST_ROWS = 16, 2  # Of a depthwise convolution
+_TALL = 0.9  # What more rows are worth
+_COPIED = 2  # A pixel that is padded is read and written
 
 # Steps of sketches that reduce.
 _COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", "CacheWrite", "SetScope"}
@@ -188,7 +188,7 @@ def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
 # of its channels, a few vectors at a time. So what is between them never travels through memory, nothing is
 # computed twice, and two launches are one.
 
-_PIXEL_AXES = 3  # of a result: rows, columns, the channels of a block
+_PIXEL_AXES = 3  # Of a result: rows, columns, the channels of a block
 # Of the second: those of its result, blocks of channels, a window, the channels of a block.
 _POINTWISE_AXES, _WINDOW = 9, slice(6, 8)
 
@@ -199,7 +199,7 @@ class _Separable:
 
     padded: BlockInfo | None
     depthwise: BlockInfo
-    between: BlockInfo | None  # what the second reads, where that is made of the first
+    between: BlockInfo | None  # What the second reads, where that is made of the first
     pointwise: BlockInfo
     tail: BlockInfo | None
 

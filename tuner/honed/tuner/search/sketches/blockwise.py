@@ -80,7 +80,7 @@ def blockwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-_ITEMS = 32  # columns of a group at most, and work-items that share each
+_ITEMS = 32  # Columns of a group at most, and work-items that share each
 
 
 @sketch(74)
@@ -120,7 +120,7 @@ def shared_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         result = schedule.cache_write(whole.block, 0, "shared")
         for tail in tails:
             alone(schedule, tail, limits, most)
-    for block in (whole.block, result):  # both, before either is split: TVM takes no condition into account
+    for block in (whole.block, result):  # Both, before either is split: TVM takes no condition into account
         schedule.reverse_compute_at(block, groups, preserve_unit_loops=True)
     for block in (whole.block, result):
         _, *threads = schedule.split(below(schedule, block, groups)[-1], [None, slices, items])
@@ -185,8 +185,8 @@ def _tile(
     return outer, tile, blocks
 
 
-_MOST, _MOST_IN_GROUPS = 12, 4  # vectors of a tile, as sums of a block and once more as sums of all
-_MOST_ROWS = 6  # each is broadcast on its own
+_MOST, _MOST_IN_GROUPS = 12, 4  # Vectors of a tile, as sums of a block and once more as sums of all
+_MOST_ROWS = 6  # Each is broadcast on its own
 # Malis unpack a vector once for as many rows as registers hold sums for. 4 rows of 8 halves spill by Mesa
 # before 26.1, which gives a half a register of its own. A single row is bound by memory: many work-items read
 # more at once.
@@ -219,9 +219,9 @@ def blockwise_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace 
     return sketch.with_most(changed)
 
 
-_LEAST_ITEMS, _MANY_GROUPS = 8, 1024  # columns whose words are a sector of 32 bytes; groups for any device
-_MOST_THREADS = 256  # of a group
-_SHARED = 3  # reductions that are decomposed where a group shares the blocks
+_LEAST_ITEMS, _MANY_GROUPS = 8, 1024  # Columns whose words are a sector of 32 bytes; groups for any device
+_MOST_THREADS = 256  # Of a group
+_SHARED = 3  # Reductions that are decomposed where a group shares the blocks
 
 
 def shares_blocks(sketch: ScheduleTrace) -> bool:

@@ -64,10 +64,10 @@ from honed.tuner.search.parts import (
 # channels: for each input channel it holds the piece of the image under the rectangle in registers, and every
 # vector of weights that it loads is multiplied with all pixels of the rectangle.
 
-_MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
-_MOST_ROWS = 2  # of a work-item's rectangle
-_PLANE = 2  # axes of a window that has rows and columns
-_IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end beyond what is needed
+_MOST_STEPS = 200  # That are written out: 5 x 5 of a window for 8 pixels
+_MOST_ROWS = 2  # Of a work-item's rectangle
+_PLANE = 2  # Axes of a window that has rows and columns
+_IMAGE_VECTOR = 4  # Most elements of a vector of the image: longer ones end beyond what is needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,13 @@ class _PackedConvolution:
     """What is convolved: the numbers of axes and of reads, and how rows are cut."""
 
     main: BlockInfo
-    image: int  # the other read is the weights
+    image: int  # The other read is the weights
     batch: list[int]
     channel: int
-    rows: list[int]  # the pixels' axes but for the last
-    lanes: int  # channels of a vector
-    vector: int  # elements of a vector of the image
-    pixels: int  # along a row that begin and end with a vector, or the whole row
+    rows: list[int]  # The pixels' axes but for the last
+    lanes: int  # Channels of a vector
+    vector: int  # Elements of a vector of the image
+    pixels: int  # Along a row that begin and end with a vector, or the whole row
 
 
 @sketch(20)
@@ -258,9 +258,9 @@ def _launch_image(
 ) -> None:
     """Launch the image's block separately; a work-item computes one place of several channels."""
     loops = list(schedule.get_loops(block))
-    if len(loops) > len(what.rows) + 3:  # batch, channels, rows, columns, and their vectors
+    if len(loops) > len(what.rows) + 3:  # Batch, channels, rows, columns, and their vectors
         vector = loops.pop()
-    else:  # rows that end with a vector are not cut by their layout
+    else:  # Rows that end with a vector are not cut by their layout
         loops[-1], vector = schedule.split(loops[-1], [None, what.vector])
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
 
@@ -268,14 +268,14 @@ def _launch_image(
 # What is best depends on the window and on the sum, which the sketch does not say: they are taken to be as in
 # most convolutions.
 
-_LAYOUTS = 2  # that are transformed, of weights and of results, at least
-_PACKED_TILES = 4  # rows and pieces of a rectangle, then work-items along places and channels
-_SUMMED, _WINDOW = 64, 3  # input channels, and rows and columns of a window
-_HALF = 2  # bytes
-_REGISTERS, _SPILLED = 64, 4  # what a work-item has, and the lines of each beyond that for an input channel
-_SUMS, _ITEMS = 48, 256  # of a work-item and of a group at most, as the family's rules say
-_FMA = 4  # multiply-adds of a work-item in a clock
-_PAIRED = {DriverClass.MESA_26: 2}  # halves that share a register, and are multiplied at once, in loops, too
+_LAYOUTS = 2  # That are transformed, of weights and of results, at least
+_PACKED_TILES = 4  # Rows and pieces of a rectangle, then work-items along places and channels
+_SUMMED, _WINDOW = 64, 3  # Input channels, and rows and columns of a window
+_HALF = 2  # Bytes
+_REGISTERS, _SPILLED = 64, 4  # What a work-item has, and the lines of each beyond that for an input channel
+_SUMS, _ITEMS = 48, 256  # Of a work-item and of a group at most, as the family's rules say
+_FMA = 4  # Multiply-adds of a work-item in a clock
+_PAIRED = {DriverClass.MESA_26: 2}  # Halves that share a register, and are multiplied at once, in loops, too
 
 
 def packed_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace | None:
@@ -329,7 +329,7 @@ def packed_clocks(start: ScheduleTrace, driver: DriverClass = DriverClass.ARM) -
 
 def _is_packed(sketch: ScheduleTrace) -> bool:
     names = sketch.names
-    flat = "TransformBlockLayout" in names  # a product of one row may have as many tiles
+    flat = "TransformBlockLayout" in names  # A product of one row may have as many tiles
     packs = sketch.by_groups and names.count("TransformLayout") >= _LAYOUTS and not flat
     return packs and len(sketch.tiles) == _PACKED_TILES and sketch.tiles[0][1].most <= _MOST_ROWS
 
@@ -340,9 +340,9 @@ def _is_packed(sketch: ScheduleTrace) -> bool:
 # loaded one by one. The last work-item along the image reads zeros in the place of pixels that are missing,
 # and does not write them.
 
-_CHANNELS = 1  # the axis of output channels
-_VECTOR = 16  # bytes
-_ACCUMULATORS = 16  # of a work-item: no sum spills that is added up twice, and there are warps for all cores
+_CHANNELS = 1  # The axis of output channels
+_VECTOR = 16  # Bytes
+_ACCUMULATORS = 16  # Of a work-item: no sum spills that is added up twice, and there are warps for all cores
 
 
 @sketch(30)
@@ -387,7 +387,7 @@ def _pad(schedule: Schedule, main: SBlockRV, image: int, pixels: int) -> SBlockR
     """
     schedule.pad_einsum(main, [1, 1, pixels, 1])
     padded = schedule.get_producers(main)
-    if not padded:  # it ends with one
+    if not padded:  # It ends with one
         return schedule.cache_read(main, image, "local")
     (cropped,) = schedule.get_consumers(main)
     schedule.compute_inline(cropped)
@@ -449,7 +449,7 @@ def _lines(high: int, wide: int, lanes: int, terms: int) -> float:
     pixels of each channel.
     """
     pixels, size = max(1, _ACCUMULATORS // lanes), _VECTOR // lanes
-    per_line = max(1, LINE // (pixels * size)), LINE // _VECTOR  # places, and vectors of channels
+    per_line = max(1, LINE // (pixels * size)), LINE // _VECTOR  # Places, and vectors of channels
     warps = [range(n, min(n + WARP, high * wide)) for n in range(0, high * wide, WARP)]
     touched = 0
     for warp in warps:
@@ -464,10 +464,10 @@ def _lines(high: int, wide: int, lanes: int, terms: int) -> float:
 # read nearly the same elements: each is loaded once, the zeros around the image told apart once, and all
 # steps of the window read registers.
 
-_MOST_WINDOW = 25  # steps: 5 x 5
-_WINDOWED_PIXELS = 16  # of a work-item; fewer where the window moves by several, over a larger piece
-_ROWS = 4  # of them at most
-_SHORT = 4  # lanes of the shortest vectors that a table has a rectangle of
+_MOST_WINDOW = 25  # Steps: 5 x 5
+_WINDOWED_PIXELS = 16  # Of a work-item; fewer where the window moves by several, over a larger piece
+_ROWS = 4  # Of them at most
+_SHORT = 4  # Lanes of the shortest vectors that a table has a rectangle of
 
 
 @sketch(40)
@@ -521,7 +521,7 @@ def _windowed_image(schedule: Schedule, main: BlockInfo) -> int | None:
     return found[0] if by_itself else None
 
 
-_BORDER = 2  # of a window of 3 x 3
+_BORDER = 2  # Of a window of 3 x 3
 
 
 def window_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:

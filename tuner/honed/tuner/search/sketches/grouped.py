@@ -41,14 +41,14 @@ from honed.tuner.search.parts import (
 class GroupTile:
     """How far the grouped sketch may go."""
 
-    shared: bool  # copy the operands of a group's tile through local memory
-    copied: tuple[int, ...]  # elements of one load of such a copy, to choose from
-    registers: int  # elements of a work-item's tile, along one axis
-    threads: int  # work-items of a group, along one axis
-    virtual: int  # tiles of a work-item, strided by the group's tile, along one axis; 1: none
-    reduced: int  # elements of the outer reduction that are taken at once
-    sliced: int  # most outputs of a contraction whose sums the work-items of a group share
-    unroll: tuple[int, ...]  # steps to choose from
+    shared: bool  # Copy the operands of a group's tile through local memory
+    copied: tuple[int, ...]  # Elements of one load of such a copy, to choose from
+    registers: int  # Elements of a work-item's tile, along one axis
+    threads: int  # Work-items of a group, along one axis
+    virtual: int  # Tiles of a work-item, strided by the group's tile, along one axis; 1: none
+    reduced: int  # Elements of the outer reduction that are taken at once
+    sliced: int  # Most outputs of a contraction whose sums the work-items of a group share
+    unroll: tuple[int, ...]  # Steps to choose from
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ def copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile,
         axes = len(read.source.shape)
         fuse(schedule, schedule.get_loops(copy)[-axes:])
         chosen = any(calls(schedule, b, CHOICES) for b in schedule.get_producers(copy))
-        copied = (1,) if chosen else by.copied  # a vector whose lanes choose differently cannot be generated
+        copied = (1,) if chosen else by.copied  # A vector whose lanes choose differently cannot be generated
         schedule.annotate(copy, "meta_schedule.cooperative_fetch", sample_any(schedule, copied))
         if ahead:
             schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
@@ -172,8 +172,8 @@ def prepare(
 # its own steps of the reduction, for the whole tile; the slices' sums meet in local memory, where all
 # work-items together add them up and write the tile.
 
-SLICES = (4, 8)  # of a group, to choose from
-_LEAST_STEPS = 8  # of the reduction, for each slice
+SLICES = (4, 8)  # Of a group, to choose from
+_LEAST_STEPS = 8  # Of the reduction, for each slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class _SlicedAxis:
 
     number: int
     loops: list[LoopRV]
-    items: ExprRV | None  # work-items along it; None for what is reduced
+    items: ExprRV | None  # Work-items along it; None for what is reduced
 
 
 def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> bool:
@@ -337,10 +337,10 @@ def _meet(
 # Of the many tiles of a product those below were among the fastest where chosen ones were timed
 # (docs/dev/measurements.md). They are moved to the nearest that the extents allow.
 
-_AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
+_AHEAD = "software_pipeline_stage"  # What sketches that load ahead are known by
 _SLICED = "RFactor"
-_NEAR = 1.75  # times what an image's rows or columns are wanted to be: 13 items of 13 columns instead of 8
-_IMAGE_LOOPS = 6  # of a convolution at least: batch, channels, rows, columns, and what is added up
+_NEAR = 1.75  # Times what an image's rows or columns are wanted to be: 13 items of 13 columns instead of 8
+_IMAGE_LOOPS = 6  # Of a convolution at least: batch, channels, rows, columns, and what is added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class _Row:
 
     rows: tuple[int, int, int]
     columns: tuple[int, int, int]
-    reduced: int  # steps that are copied at once
+    reduced: int  # Steps that are copied at once
     image: tuple[int, int, int] = (1, 1, 1)
 
 

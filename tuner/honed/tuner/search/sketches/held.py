@@ -51,8 +51,8 @@ from honed.tuner.search.parts import (
 # then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that what a warp loads
 # of one row lies side by side.
 
-_MOST_WINDOW = 25  # steps of a convolution's window that are written out: 5 x 5
-_TURN = 4  # vectors along the reduction in a turn of its loop
+_MOST_WINDOW = 25  # Steps of a convolution's window that are written out: 5 x 5
+_TURN = 4  # Vectors along the reduction in a turn of its loop
 # Terms of the longest sums whose loops Mesa 25 unrolls: their halves go in pairs, and need no turns. Twice as
 # many where the results pass through a sigmoid, as it then unrolls before it takes vectors apart.
 _UNROLLED, _SIGMOID = 32, frozenset({"sigmoid"})
@@ -71,12 +71,12 @@ class _HeldLoops:
     """The loops of a contraction by level; `tiles` are those of a work-item, by the number of their axis."""
 
     groups: list[LoopRV]
-    threads: list[LoopRV]  # at most two: of the rows, then of the lanes
-    outside: list[LoopRV]  # of the reduction
-    inside: list[int]  # the reduction's axes that are written out
-    vector: list[LoopRV]  # the lanes
+    threads: list[LoopRV]  # At most two: of the rows, then of the lanes
+    outside: list[LoopRV]  # Of the reduction
+    inside: list[int]  # The reduction's axes that are written out
+    vector: list[LoopRV]  # The lanes
     tiles: dict[int, _HeldTile]
-    turn: list[LoopRV] = field(default_factory=list)  # of the reduction, around what an operand is held for
+    turn: list[LoopRV] = field(default_factory=list)  # Of the reduction, around what an operand is held for
 
 
 @sketch(10)
@@ -101,7 +101,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     written_out = [loops.tiles[n].loop for n in loops.inside]
     spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
     within = [*written_out, *spatial]
-    if loops.turn:  # its sums, of one vector of each row, are open at once
+    if loops.turn:  # Its sums, of one vector of each row, are open at once
         within = [spatial[-1], *loops.turn, *within[:-1]]
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *within, *loops.vector)
     under = _bind(schedule, loops)
@@ -210,15 +210,15 @@ def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
 # Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x
 # 4, Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.
 _WIDE = 8
-_TILES = 5  # of a product at least
-_ITEMS = 256  # of a group at most, as the family's rules say
-_FMA = 4  # multiply-adds of a work-item in a clock
-_VECTOR_BYTES = 16  # that `held` loads of an operand at most
-_SINGLE = 4  # bytes of what is multiplied by itself
-_ADDRESS = {DriverClass.MESA_26: 4}  # instructions for the address of a load, by class of drivers
-_LOADED = {DriverClass.MESA_26: 8}  # elements that one instruction loads, by class of drivers
-_LEAST_LOADED = 4  # with drivers of other classes
-_CLEARLY = 1.05  # times as many clocks by one bound: then a board tries both tiles
+_TILES = 5  # Of a product at least
+_ITEMS = 256  # Of a group at most, as the family's rules say
+_FMA = 4  # Multiply-adds of a work-item in a clock
+_VECTOR_BYTES = 16  # That `held` loads of an operand at most
+_SINGLE = 4  # Bytes of what is multiplied by itself
+_ADDRESS = {DriverClass.MESA_26: 4}  # Instructions for the address of a load, by class of drivers
+_LOADED = {DriverClass.MESA_26: 8}  # Elements that one instruction loads, by class of drivers
+_LEAST_LOADED = 4  # With drivers of other classes
+_CLEARLY = 1.05  # Times as many clocks by one bound: then a board tries both tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +226,11 @@ class _Room:
     """Accumulators that registers hold, and the steps of the sum that rows are then loaded for at once."""
 
     element_bytes: int
-    lanes: int  # of a vector
-    terms: float  # of the sum at most: halves are added up twice from 257 on (lower.sums.LONGEST)
+    lanes: int  # Of a vector
+    terms: float  # Of the sum at most: halves are added up twice from 257 on (lower.sums.LONGEST)
     accumulators: int
     steps: int
-    over: int = 0  # terms of the sum: loops of few turns are unrolled by Mesa, and load ahead
+    over: int = 0  # Terms of the sum: loops of few turns are unrolled by Mesa, and load ahead
 
 
 _ROOMS_OF_ALL = (
@@ -258,8 +258,8 @@ _TRIALS = {
     DriverClass.MESA_26: (
         _Room(2, 8, math.inf, 48, 4),
         _Room(2, 8, math.inf, 64, 2),
-        _Room(2, 8, math.inf, 32, 4),  # leaves registers for pointers: by `alu` 331 us for 349 with 6 x 8
-        _Room(2, 8, math.inf, 48, 8),  # loads 16 bytes of both operands: 337 us, and spills by a hair
+        _Room(2, 8, math.inf, 32, 4),  # Leaves registers for pointers: by `alu` 331 us for 349 with 6 x 8
+        _Room(2, 8, math.inf, 48, 8),  # Loads 16 bytes of both operands: 337 us, and spills by a hair
     )
 }
 
@@ -274,9 +274,9 @@ class _Product:
     vectors: tuple[int, Tile]
     wide: tuple[int, Tile]
     steps: tuple[int, Tile]
-    turn: list[tuple[int, Tile]]  # of the steps, where they have one
+    turn: list[tuple[int, Tile]]  # Of the steps, where they have one
     lanes: int
-    vectors_of_rows: bool  # rows are loaded in vectors
+    vectors_of_rows: bool  # Rows are loaded in vectors
 
     @property
     def beside(self) -> int:
@@ -369,7 +369,7 @@ def _product(sketch: ScheduleTrace) -> _Product | None:
             by_vectors = sketch.splits_by(rows[0]) > 1
             own = rows, high, vectors, wide, steps, tiles[end:]
             return _Product(others, *own, sketch.lanes, by_vectors)
-    return None  # the sum has several axes
+    return None  # The sum has several axes
 
 
 def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
@@ -430,7 +430,7 @@ def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
     An instruction loads so many elements. Rows are loaded for several steps at once.
     """
     size, group = product.element_bytes, cut.high * cut.wide
-    span = cut.vectors * product.lanes * size  # bytes of a row that a work-item has
+    span = cut.vectors * product.lanes * size  # Bytes of a row that a work-item has
     warps = [range(n, min(n + WARP, group)) for n in range(0, group, WARP)]
     touched = 0.0
     for warp in warps:

@@ -128,7 +128,7 @@ def _columns_read(schedule: Schedule, product: BlockInfo, tail: BlockInfo) -> li
 
 def _products(schedule: Schedule, reductions: Sequence[BlockInfo]) -> list[_Product]:
     """Return the products that reductions are; none where only some of them sum steps first."""
-    steps: dict[str, BlockInfo] = {}  # by what reads them
+    steps: dict[str, BlockInfo] = {}  # By what reads them
     products: list[_Product] = []
     for part in reductions:
         read_by = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
@@ -156,10 +156,10 @@ def _has_form(one: OneRow) -> bool:
     return one.tail is None or one.tail.extents == first.extents[:-1]
 
 
-_SECTOR = 32  # bytes that most devices read at once
-_LINES = 2  # of each row of weights that a group reads at most
-_SLICES, _THREADS = 64, 256  # of a group at most
-_FEW_SLICES = 2  # where work-items wait long for each other
+_SECTOR = 32  # Bytes that most devices read at once
+_LINES = 2  # Of each row of weights that a group reads at most
+_SLICES, _THREADS = 64, 256  # Of a group at most
+_FEW_SLICES = 2  # Where work-items wait long for each other
 
 
 def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
@@ -171,7 +171,7 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     line, most = (LINE, _FEW_SLICES) if limits.contractions else (_SECTOR, _SLICES)
     width = _LINES * line // _element_bytes(schedule, one.products[0])
     slices: ExprRV | None = None
-    slice_sums: dict[BlockInfo, SBlockRV] = {}  # of products whose steps are sums of their own
+    slice_sums: dict[BlockInfo, SBlockRV] = {}  # Of products whose steps are sums of their own
     for sums, part in one.products:
         steps = schedule.get_loops(part.block)[-1]
         if slices is None:
@@ -240,8 +240,8 @@ def _sum_slice(
     schedule.decompose_reduction(block, mine)
 
 
-_TILES = range(2, 5)  # of slices and columns, and of the terms of each step
-_MANY_GROUPS = 1024  # beyond, what makes the row again and again takes longer than a launch
+_TILES = range(2, 5)  # Of slices and columns, and of the terms of each step
+_MANY_GROUPS = 1024  # Beyond, what makes the row again and again takes longer than a launch
 
 
 def shares_row(sketch: ScheduleTrace) -> bool:

@@ -47,11 +47,11 @@ from honed.tuner.search.parts import (
 # odd extents nor strides cost anything. Where there is no window, and vectors divide the rows, `tile` has
 # nothing to lay out or to take apart.
 
-_BYTES = 4  # of an element; processors compute halves in singles
-_MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
-_LEAST_REDUCED = 2  # axes: a window's, be it of one pixel, and channels; products have one
-_MOST_BESIDE = 2  # vectors of channels that share the pixels
-_WRITTEN = 16  # elements of a window's row that are written out, at most: filters of sounds have hundreds
+_BYTES = 4  # Of an element; processors compute halves in singles
+_MOST_VECTORS = 28  # Of accumulators: of 32 registers, the others hold weights and pixels
+_LEAST_REDUCED = 2  # Axes: a window's, be it of one pixel, and channels; products have one
+_MOST_BESIDE = 2  # Vectors of channels that share the pixels
+_WRITTEN = 16  # Elements of a window's row that are written out, at most: filters of sounds have hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +193,10 @@ def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolut
 # and columns that no tile divides are rounded up (a sequence of 191 has neither tiles nor vectors): columns
 # and rows beyond the last are zeros, and what a tile computes there is dropped.
 
-_READ_AS_THEY_LIE = 8  # columns: of multiples that no panels are made, but for constants
-_FEW_ROWS = 8  # for whose sake nothing is laid out: that takes longer than the product
-_ROWS = 4  # that rows are rounded up to, where no tile of at least so many divides them
-_MOST_TILE_ROWS = 16  # of a tile
+_READ_AS_THEY_LIE = 8  # Columns: of multiples that no panels are made, but for constants
+_FEW_ROWS = 8  # For whose sake nothing is laid out: that takes longer than the product
+_ROWS = 4  # That rows are rounded up to, where no tile of at least so many divides them
+_MOST_TILE_ROWS = 16  # Of a tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +207,9 @@ class _PanelProduct:
     rows: int | None  # None for a product of a vector
     columns: int
     reduced: int
-    laned: int  # the read that lies along the columns
+    laned: int  # The read that lies along the columns
     lanes: int
-    multiples: list[int]  # that each axis is rounded up to
+    multiples: list[int]  # That each axis is rounded up to
 
     @property
     def rounded(self) -> bool:
@@ -313,7 +313,7 @@ def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, lim
     outer = [loop for n, loop in enumerate(loops) if n not in (what.rows, what.columns, what.reduced)]
     columns, lanes = schedule.split(loops[what.columns], [None, what.lanes])
     groups, vectors, _ = sample_tile(schedule, columns, limits.vectors)
-    outer.append(groups)  # work-items one after another read the same panels
+    outer.append(groups)  # Work-items one after another read the same panels
     tile = [vectors]
     if what.rows is not None:
         groups, rows, _ = sample_tile(schedule, loops[what.rows], _MOST_TILE_ROWS)
@@ -336,14 +336,14 @@ def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, lim
 # is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold, and
 # as few loads for them as may be. docs/dev/measurements.md compares them with draws.
 
-_MOST = 16  # vectors of pixels: with more, compilers keep some in memory
-_LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vectors
-_SHORT = 0.9  # what shorter ones are worth
-_FEW = 7  # vectors: fewer leave the processor waiting for its own sums
-_MOST_PIECES = 24  # vectors of pieces of rows
-_LANES = 8  # of vectors of AVX2, which has 16 registers of them; AVX-512 and NEON have 32
-_MOST_PANELS = {False: 16, True: 12}  # vectors of a product, by whether registers are so few
-_MOST_ROWS = 6  # of a product: each is broadcast on its own
+_MOST = 16  # Vectors of pixels: with more, compilers keep some in memory
+_LONG = 8  # Pixels of a row, from which the lanes are taken apart by whole vectors
+_SHORT = 0.9  # What shorter ones are worth
+_FEW = 7  # Vectors: fewer leave the processor waiting for its own sums
+_MOST_PIECES = 24  # Vectors of pieces of rows
+_LANES = 8  # Of vectors of AVX2, which has 16 registers of them; AVX-512 and NEON have 32
+_MOST_PANELS = {False: 16, True: 12}  # Vectors of a product, by whether registers are so few
+_MOST_ROWS = 6  # Of a product: each is broadcast on its own
 
 
 def rectangle(sketch: ScheduleTrace) -> ScheduleTrace | None:
@@ -356,7 +356,7 @@ def rectangle(sketch: ScheduleTrace) -> ScheduleTrace | None:
         return _of_channels(sketch, extents)
     if laid_out == 1 and "ReIndex" in sketch.names:  # `tile_across` lays its accumulators out
         return _of_panels(sketch, extents)
-    if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
+    if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # Channels, rows, columns; no window
         return _of_pieces(sketch)
     return None
 

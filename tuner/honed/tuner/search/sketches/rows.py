@@ -53,7 +53,7 @@ class _Work:
 
 
 @sketch(110, keep=Keep.DEAR)
-@sketch(120, keep=Keep.NOTHING)  # computes exp and the like again where they are used
+@sketch(120, keep=Keep.NOTHING)  # Computes exp and the like again where they are used
 def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
     """Let each work-item compute whole rows; return False where the function does not fit."""
     work = _fitting(schedule, limits, keep)
@@ -85,7 +85,7 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> boo
 
 
 _Sliced = tuple[SBlockRV, SBlockRV | None]
-_SHARERS = 32  # work-items of a row at most: some add up what all of them have
+_SHARERS = 32  # Work-items of a row at most: some add up what all of them have
 
 
 @sketch(125)
@@ -105,7 +105,7 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     *outer, row, columns = schedule.get_loops(final.block)
     vectors, vector = schedule.split(columns, [None, lanes])
     _, sharers = schedule.sample_perfect_tile(vectors, n=2, max_innermost_factor=_SHARERS)
-    apart = all(part.is_reduction for part in work.parts[:-1])  # nothing keeps a slice, which is one piece
+    apart = all(part.is_reduction for part in work.parts[:-1])  # Nothing keeps a slice, which is one piece
     across, steps = _slices(schedule, vectors, sharers, apart=apart)
     row, down, rows_ = sample_tile(schedule, row, max(limits.threads))
     schedule.reorder(*outer, row, down, across, steps, vector)
@@ -120,7 +120,7 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
             *loops, columns = below(schedule, part.block, group)
             across, _ = schedule.split(columns, [sharers, None])
             _bind_plane(schedule, fuse(schedule, loops), across)
-            set_private(schedule, part.block)  # the budget knows how long a slice may be
+            set_private(schedule, part.block)  # The budget knows how long a slice may be
             vectorise(schedule, part.block, across, lanes, limits)
             continue
         slices, in_vectors = partial[work.reductions.index(part)]
@@ -199,9 +199,9 @@ def _sliced(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *,
     return slices, schedule.rfactor(schedule.get_loops(slices)[-1], factor_axis=axes + 1)
 
 
-_SHARED_TILES = 2  # work-items of a row, and rows of a group
-_HELD = 32  # elements of a row that a work-item holds at most
-_LANES = 4  # of a vector at most: by Mesa 25 those of 8 spill, and by no judge are they faster
+_SHARED_TILES = 2  # Work-items of a row, and rows of a group
+_HELD = 32  # Elements of a row that a work-item holds at most
+_LANES = 4  # Of a vector at most: by Mesa 25 those of 8 spill, and by no judge are they faster
 
 
 def shared_rows_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
@@ -231,7 +231,7 @@ def columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> 
     """Let a work-item compute as many whole columns as it has lanes; return False where that does not fit."""
     work = _fitting(schedule, limits, keep)
     if work is None or work.final.is_reduction or len(work.reductions) < 2:
-        return False  # the tile sketch has single reductions
+        return False  # The tile sketch has single reductions
     axes = len(work.final.extents)
     if axes - 1 not in work.kept or len(work.kept) == axes:
         return False
@@ -277,7 +277,7 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
     if not limits.contractions and is_contraction(schedule, found):
         return None
     kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
-    kept.discard(None)  # read by other blocks only
+    kept.discard(None)  # Read by other blocks only
     if found[-1].is_reduction:
         kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
     if len({p.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
@@ -311,7 +311,7 @@ def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-_MOST_STEPS = 32  # vectors that one work-item moves
+_MOST_STEPS = 32  # Vectors that one work-item moves
 
 
 @sketch(160)

@@ -47,7 +47,7 @@ def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """
     found = parts(schedule)
     if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
-        return False  # a vector whose lanes choose differently falls apart into its elements
+        return False  # A vector whose lanes choose differently falls apart into its elements
     _tile(schedule, found, limits, most, laned=len(found[0].spatial) - 1)
     return True
 
@@ -197,5 +197,5 @@ def _reads_points(schedule: Schedule, block: SBlockRV) -> bool:
     """Return whether the block reads all points of tiles for each of its pixels."""
     found = schedule.get(block)
     images = len(found.writes[0].source.shape) == len("nchw")
-    firsts = [read.region[0].extent for read in found.reads if read.region]  # a scalar has no axis
+    firsts = [read.region[0].extent for read in found.reads if read.region]  # A scalar has no axis
     return images and any(isinstance(each, tirx.IntImm) and int(each) == POINTS for each in firsts)
