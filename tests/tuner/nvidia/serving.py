@@ -60,6 +60,7 @@ max_temperature_c = 1000
 _FORM = DecoderBucket(1, 256)
 _PROMPT, _TOKENS, _TURNS = 32, 150, 5
 _SECONDS = 330.0  # for the form to serve
+_PAUSE = 0.0013  # Seconds between two runs of the worker in the service
 _PLACES = 2048
 
 
@@ -89,8 +90,11 @@ def main() -> None:
                 tell(line)
         through = median(rates)
         tell(f"through the service: {', '.join(f'{rate:.0f}' for rate in rates)} tokens a second")
-        alone = _alone(folder, path)
-        tell(f"the form alone: {alone:.0f} tokens a second")
+        alone, hot, cold = _alone(folder, path)
+        tell(
+            f"the form alone: {alone:.0f} tokens a second; a step {hot:.0f} us, {cold:.0f} after pauses of "
+            f"{1e3 * _PAUSE:.1f} ms, which processors and the device rest in"
+        )
         print(f"through the service {through:.0f}, the form alone {alone:.0f}: ratio {through / alone:.2f}")
         if options.torch:
             graph = _torch(LLAMA[options.size])
@@ -177,22 +181,31 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _alone(folder: Path, path: Path) -> float:
-    """Return tokens a second of the service's compiled form, in this process."""
+def _alone(folder: Path, path: Path) -> tuple[float, float, float]:
+    """Return tokens a second of the service's compiled form, in this process, and microseconds of its steps.
+
+    First of steps that follow each other at once, then of steps that each follow a pause.
+    """
     known = decoder_of(Session(path, 1).interface, {})
     assert known is not None
     device = select(None)
     with load(_file(folder, known), device) as executor:
         growing = growth(known.held(StepSize(1, 1, 0)))
         executor.restore(growing, {})
-        rates = []
-        for _ in range(_TURNS):
+        rates, spent = [], {0.0: list[float](), _PAUSE: list[float]()}
+        for turn in range(2 * _TURNS):
+            pause = _PAUSE if turn % 2 else 0.0
             begun, ids = time.perf_counter(), np.zeros((1, 1), np.int64)
             for before in range(_PROMPT, _PROMPT + _TOKENS):
-                found = executor.step(_given(known, before, ids), growing, before, 1)["logits"]
-                ids = found[:, -1:].argmax(-1)
-            rates.append(_TOKENS / (time.perf_counter() - begun))
-        return median(rates)
+                if pause:
+                    time.sleep(pause)
+                given, started = _given(known, before, ids), time.perf_counter()
+                logits = executor.step(given, growing, before, 1)["logits"]
+                spent[pause].append(1e6 * (time.perf_counter() - started))
+                ids = logits[:, -1:].argmax(-1)
+            if not pause:
+                rates.append(_TOKENS / (time.perf_counter() - begun))
+        return median(rates), median(spent[0.0]), median(spent[_PAUSE])
 
 
 def _given(known: DecoderModel, before: int, ids: Any) -> dict[str, Any]:
