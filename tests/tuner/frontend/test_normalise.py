@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
 from honed.tuner.frontend import FrontendLimits, StaticTensorSpec, builder, normalise
+from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.importing import CORE
 
 pytestmark = pytest.mark.tvm
@@ -447,3 +448,25 @@ def test_folded_arithmetic_is_that_of_the_reference_evaluator(op: str, dtype: ty
         (expected,) = ReferenceEvaluator(node).run(None, given)
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("where", ["ReferenceEvaluator", "shape_inference.infer_node_outputs"])
+def test_memory_that_runs_out_is_no_fault_of_the_node(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def short(*_: object, **__: object) -> None:
+        raise RuntimeError("std::bad_alloc")
+
+    monkeypatch.setattr(f"honed.tuner.frontend.builder.{where}", short)
+    # Einsum has a rule, Det has none: without its value the latter would be refused as not compiled.
+    for op, extra in (("Det", {}), ("Einsum", {"equation": "ii"})):
+        nodes = [node(op, ["c"], ["d"], **extra), node("Add", ["x", "d"], ["y"])]
+        with pytest.raises(MemoryError):
+            normalise(model(nodes, [info("x", [2])], [info("y", None)], {"c": np.eye(2, dtype=np.float32)}))
+
+
+def test_a_rule_whose_memory_runs_out_is_no_fault_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setitem(RULES, ("", "Relu"), short)
+    with pytest.raises(MemoryError):
+        normalise(model([node("Relu", ["x"], ["y"])], [info("x", [2])], [info("y", None)]))

@@ -16,6 +16,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
+from honed.process.limits import out_of_memory
 from honed.protocol.errors import ModelRefused
 from honed.runtime.compiled.model import Precondition
 
@@ -75,6 +76,8 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(model).run(None, inputs)
     except Exception as error:  # The evaluator raises whatever NumPy raised
+        if out_of_memory(error):  # Says nothing of the node
+            raise MemoryError(str(error)) from error
         why = f"its constant value cannot be computed: {type(error).__name__}: {error}"
         raise NodeRefused(why) from error
     by_name = dict(zip(present, results, strict=True))
@@ -167,6 +170,8 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
             opset_imports=[helper.make_opsetid("", opset)],
         )
     except Exception as error:  # A C++ exception without a Python class of its own
+        if out_of_memory(error):
+            raise MemoryError(str(error)) from error
         text = " ".join(str(error).split())
         raise NodeRefused(f"its types or shapes contradict: {text}") from error
     return [found.get(name) for name in node.output]

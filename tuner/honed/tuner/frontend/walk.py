@@ -38,11 +38,10 @@ _SEQUENCES = frozenset(
     | {"OptionalHasElement", "If", "Loop", "Scan"}
 )
 
-
-# What a rule's arithmetic raises on nodes that pass ONNX's checker and yet make no sense.
 # Operators whose rules read constants of types that are not compiled.
 _OF_FEW_BITS = frozenset({("com.microsoft", "GatherBlockQuantized")})
-_MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
+# What a rule's arithmetic raises on nodes that pass ONNX's checker and yet make no sense.
+_RULE_ERRORS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 class Walker:
@@ -97,7 +96,7 @@ class Walker:
     def _initialiser(self, name: str, proto: Any, read: Callable[[Any], Array]) -> Item:
         try:
             return self.builder.constant(read(proto), hint=name)
-        except (NodeRefused, *_MISFITS) as error:
+        except (NodeRefused, *_RULE_ERRORS) as error:
             self._reasons.general.append(f"initialiser {name!r}: {' '.join(str(error).split())}")
             return Unknown()
 
@@ -120,7 +119,7 @@ class Walker:
             items = self._node(node, domain, opsets, scope)
         except NodeRefused as refusal:
             self._reasons.add(node, domain, opsets.get(domain, 0), str(refusal))
-        except _MISFITS as error:
+        except _RULE_ERRORS as error:
             text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
             self._reasons.add(node, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
         for index, name in enumerate(node.output):
