@@ -29,7 +29,7 @@ def generate(
     with Client() as client, client.sequence(model) as sequence:
         new = tokens
         while new[0, -1] != end and tokens.shape[1] < length:
-            logits = sequence.infer({"input_ids": new}, last_token=True)["logits"][0, 0]
+            logits = sequence.infer({"input_ids": new}, last_token=True)["logits"][0, 0].astype(np.float32)
             new = np.array([[draw(logits, temperature)]])
             tokens = np.concatenate([tokens, new], axis=1)
     return tokens

@@ -349,7 +349,10 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         """Return the seconds of a request, and the likeliest token after it."""
         start = time.perf_counter()
         logits = next(iter(sequence.infer({tokens.name: given, **more}, last_token=True).values()))
-        return time.perf_counter() - start, logits[:, -1:].argmax(-1).astype(kind)
+        seconds = time.perf_counter() - start
+        return seconds, logits[:, -1:].astype(np.float32).argmax(-1).astype(
+            kind
+        )  # Thrice as fast as of halves
 
     with Reporter(f"bench {model}") as reporter, ExitStack() as opened:
         clients = [opened.enter_context(Client(arguments.socket)) for _ in prompts]
