@@ -351,9 +351,7 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         logits = next(iter(sequence.infer({tokens.name: given, **more}, last_token=True).values()))
         seconds = time.perf_counter() - start
         # From singles: NumPy takes thrice as long over halves.
-        return seconds, logits[:, -1:].astype(np.float32).argmax(-1).astype(
-            kind
-        )
+        return seconds, logits[:, -1:].astype(np.float32).argmax(-1).astype(kind)
 
     with Reporter(f"bench {model}") as reporter, ExitStack() as opened:
         clients = [opened.enter_context(Client(arguments.socket)) for _ in prompts]
