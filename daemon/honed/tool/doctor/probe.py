@@ -21,13 +21,13 @@ from honed.protocol import strict
 
 from .readings import OpenCL, OpenCLDevice, Platform
 
-DEADLINE = 20.0  # Seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
+DEADLINE = 20.0  # Seconds; the slowest driver measured, rusticl under emulation, starts in under 10
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer(OpenCL):
-    """What a child answers; `path` is that of the library it was to load."""
+    """The answer of a child; `path` is that of the library it had to load."""
 
     path: str = ""
 
@@ -46,12 +46,12 @@ def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = 
 
 
 def load_library(library: str, environ: Mapping[str, str]) -> ProbeAnswer:
-    """Whether a child can load `library`."""
+    """Return whether a child can load `library`, from which path, and the error."""
     return ask(["library", library], environ)
 
 
 def list_platforms(environ: Mapping[str, str]) -> OpenCL:
-    """Return what OpenCL looks like to a process of honed with this environment."""
+    """Return the OpenCL platforms that a process of honed with this environment sees."""
     return strict.copy_fields(OpenCL, ask(["platforms"], environ))
 
 
@@ -60,7 +60,8 @@ def _library(library: str) -> ProbeAnswer:
         ctypes.CDLL(library)
     except OSError as error:
         return ProbeAnswer(ended="failed", error=str(error))
-    # Its name may be a link to a file that says more: libmali.so.1 to libmali-valhall-g610-g24p0.so.
+    # The library's name may be a link to a file that says more: libmali.so.1 to
+    # libmali-valhall-g610-g24p0.so.
     return ProbeAnswer(path=_mapped(os.path.basename(library).partition(".so")[0]) or library)
 
 
@@ -94,7 +95,7 @@ def _platform(cl: Any, platform: Any) -> Platform:
     try:
         devices = platform.get_devices()
     except cl.Error as error:
-        # CL_DEVICE_NOT_FOUND; any other code leaves the platform without a device just the same.
+        # Usually CL_DEVICE_NOT_FOUND; with any other code the platform has no device either.
         print(f"{platform.name}: {error}", file=sys.stderr)
         devices = []
     return Platform(
@@ -122,7 +123,7 @@ def _device(cl: Any, device: Any) -> OpenCLDevice:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one question on stdout."""
+    """Answer the question in `arguments` on stdout."""
     with answering() as say:
         what, *of = arguments
         say(strict.to_plain(_library(*of) if what == "library" else _platforms()))
