@@ -170,7 +170,7 @@ def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
             await client.close()
 
     app = Starlette(routes=bridge.routes(), exception_handlers={HTTPException: _unknown}, lifespan=lifespan)
-    app.router.redirect_slashes = False  # No redirects: a path exists, or it does not
+    app.router.redirect_slashes = False  # Slashes are not redirected: a path exists, or it does not
     return app
 
 

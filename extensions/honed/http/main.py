@@ -149,8 +149,7 @@ def _serve(settings: HttpSettings, service_socket: str | None) -> None:
         timeout_keep_alive=settings.idle_seconds,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # These handlers serve until uvicorn sets its own, and a newer uvicorn raises its signal again at the
-        # end.
+        # Needed until uvicorn sets its own handlers; a newer uvicorn also raises its signal again at the end.
         signal.signal(number, lambda *_: sys.exit(0))
     uvicorn.Server(config).run(sockets=[listening])
 

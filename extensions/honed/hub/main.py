@@ -69,7 +69,7 @@ def interval(hours: float, chance: float) -> float:
 
 
 def apart(hours: float, chance: float) -> float:
-    """Seconds that it waits with a pull that was due when it came on, as others may have come on with it."""
+    """Return this machine's delay in seconds of a pull due at its start; machines started together differ."""
     return chance * min(_TOGETHER, hours * 3600.0)
 
 
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     place = HubPlace(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
-        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # This machine's own number, from its key
+        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # Fixed for each machine, by its key
         begun = time.monotonic()
         while True:
             try:
