@@ -52,7 +52,7 @@ _PARAMETERS = {
     "tree_method": "hist",
     "verbosity": 0,
     "seed": 0,
-    "nthread": 1,  # Several threads wait for each other longer than they help where others use the processor
+    "nthread": 1,  # Several threads wait for each other longer than they help if others use the processor
 }
 # Reasons that records are left out.
 OTHER_FAMILY = "of another family of devices"
@@ -61,7 +61,7 @@ NO_TIME = "of a trial that was cut off"
 UNFIT = "of a schedule that does not fit its task any more"
 UNREADABLE = "not readable"
 _KINDS = (".jsonl", ".jsonl.gz")
-_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # Parts of names that PoCL, Intel and Mesa give to processors
+_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # Parts of names of processors in PoCL, Intel's driver and Mesa
 Emit = Callable[[Stage | Note], None]
 
 

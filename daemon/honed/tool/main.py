@@ -68,7 +68,7 @@ class _Grouped(argparse.RawDescriptionHelpFormatter):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; prints, and raises nothing."""
+    """Run one command and return its exit status; print errors instead of raising them."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The caller closed it

@@ -123,7 +123,7 @@ def add_compile_options(parser: argparse._ActionsContainer, *, several: bool = F
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse `IN=1,3,224,224` into a name and sizes; a name may hold an equals sign."""
+    """Parse `IN=1,3,224,224` into a name and sizes; a name may contain an equals sign."""
     name, equals, sizes = text.rpartition("=")
     parts = sizes.split(",")
     if not name or not equals or not all(p.strip().isascii() and p.strip().isdigit() for p in parts):
@@ -132,7 +132,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """Parse `NAME=FILE.npy` into a name and a path; a file may hold an equals sign."""
+    """Parse `NAME=FILE.npy` into a name and a path; a file may contain an equals sign."""
     name, equals, file = text.partition("=")
     if not name or not equals or not file:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=FILE.npy")

@@ -48,7 +48,7 @@ class LeasedGate(Gate):
     """The lease of this machine's service, which is released while nothing is to be measured."""
 
     def __init__(self, socket_path: str | None) -> None:
-        """Use the service at `socket_path`; None is where honed listens."""
+        """Use the service at `socket_path`, None for the usual socket."""
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket_path)
         self._gate: LeaseGate | None = None
 
@@ -122,7 +122,7 @@ class MeasuringBoard:
         return rows.BoardVerdict(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
 
     def rest(self) -> None:
-        """Release the lease until the next call, because nothing was asked for a while."""
+        """Release the lease until the next call."""
         if self._gate is not None:
             self._gate.rest()
 
@@ -302,9 +302,9 @@ _RETRY_SECONDS = 5.0  # Time between tries while no scheduler answers
 
 
 def serve(url: str, certificates: Path | None, board: FarmBoard, tell: Callable[[str], None]) -> None:
-    """Judge with `board` what the farm at `url` asks for, until SIGINT or SIGTERM; then close it.
+    """Judge with `board` what the farm at `url` requests, until SIGINT or SIGTERM; then close it.
 
-    If the scheduler goes away, wait for it. Raises what `checked` and `security` raise.
+    If the scheduler disappears, wait for it. Raises what `checked` and `security` raise.
     """
     url = checked(url)
     member = _Member(url, security(url, certificates), board, tell)
@@ -367,7 +367,7 @@ class _Member:
         )
 
     async def _until_left(self, worker: Worker, stop: asyncio.Event) -> None:
-        """Wait for SIGINT, SIGTERM or the loss of the scheduler; the board rests while nothing is asked."""
+        """Wait for SIGINT, SIGTERM or the loss of the scheduler; the board rests without requests."""
         loop, resting = asyncio.get_running_loop(), False
         while worker.status in (Status.running, Status.paused):
             if await _either(stop, _LOOK_SECONDS):

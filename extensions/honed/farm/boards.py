@@ -1,4 +1,4 @@
-"""The boards of a farm as the machine that searches sees them: who is there, and what travels to and fro."""
+"""Connects the machine that searches to the boards of a farm: who is present, calls, and answers."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class FarmChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedFarm:
-    """A connected farm: its boards, the chosen device's profile, and the candidates they take at once."""
+    """A connected farm: its boards, the chosen device's profile, and the candidates accepted at once."""
 
     boards: DaskBoards
     profile: DeviceProfile
@@ -187,7 +187,7 @@ def join(choice: FarmChoice) -> JoinedFarm:
 
 
 def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DeviceProfile, int]:
-    """Return the profile of the one device that fits, and the candidates that its boards take at once.
+    """Return the profile of the one device that fits, and how many candidates its boards accept at once.
 
     The profile has the best peaks of its boards. Raises DeviceError if no device fits, or several.
     """

@@ -46,9 +46,9 @@ class _Asked:
 
 
 class FarmMeasurer:
-    """A `CandidateRunner` on boards: each candidate of a batch is sent to them as soon as it is prepared.
+    """A `CandidateRunner` on boards: each candidate is queued for them as soon as it is prepared.
 
-    A candidate is noted (`begin`) when it is first given to a board, not before. The timing of a verdict has
+    A candidate is noted (`begin`) when it is first sent to a board, not before. The timing of a verdict has
     the ratio of the board's yardstick to the farm's as its `yardstick_ratio`, and the verdict's yardstick is
     scaled to the farm's.
     """
@@ -92,7 +92,7 @@ class FarmMeasurer:
         self._count = 0
         self._calls: dict[
             int, tuple[str, Callable[[BoardAnswer], None]]
-        ] = {}  # Boards, and what takes the answers
+        ] = {}  # Boards, and the handlers of their answers
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
@@ -107,7 +107,7 @@ class FarmMeasurer:
 
     @property
     def joined(self) -> int:
-        """Number of boards that candidates are given to."""
+        """Number of boards that judge candidates."""
         return len(self._list.boards)
 
     def load(self, workload: Workload) -> None:
@@ -363,7 +363,7 @@ def _checked(ruling: rows.BoardVerdict) -> Verdict:
     return verdict
 
 
-# Candidates of a batch for each one that a farm's boards take at once. Fewer leave boards idle at the batch's
+# Candidates of a batch for each that a farm's boards accept at once. Fewer leave boards idle at the batch's
 # end; more are proposed without the results of the others.
 _PER_PLACE = 4
 

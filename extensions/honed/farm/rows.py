@@ -86,7 +86,7 @@ class BoardVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardBusy:
-    """An answer that the board did nothing; it may be asked again after `seconds`. `why` is a sentence.
+    """An answer that the board did nothing; try again after `seconds`. `why` is a sentence.
 
     With `reload` the task must be loaded again first.
     """

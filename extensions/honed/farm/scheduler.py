@@ -30,7 +30,7 @@ NOWHERE = "127.0.0.1:0"  # Address of Dask's web page, which is not used
 def checked(url: str) -> str:
     """Return the address of a scheduler, with its port: `tls://HOST[:PORT]`, or `tcp://` on loopback.
 
-    Raises InvalidArgument for anything else: whoever reaches a scheduler can run any code on every worker.
+    Raises InvalidArgument for anything else: anyone who reaches a scheduler can run any code on every worker.
     """
     try:
         parts = urlsplit(url)

@@ -1,8 +1,8 @@
 """Decides which board of a farm judges which candidate, and what happens to those that return.
 
 It is pure: no I/O; it takes events with their times, and returns actions. A candidate waits, is out with one
-board under its own ticket, or is settled. A ticket counts while its board has it: what a board sends after it
-was given up is dropped, so that a candidate assigned twice is settled once.
+board under its own ticket, or is settled. A ticket counts while its board has it: answers after the board was
+given up are dropped, so that a candidate assigned twice is settled once.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class _Clock:
 
 
 class Clocks:
-    """The yardsticks of all boards, in seconds: the same work on every board of a device.
+    """The yardsticks of all boards, in seconds: equal work on every board of a device.
 
-    Where it takes longer, heat or a lower clock slows the board, and its times are as much longer. Times are
-    scaled to the farm's speed when a board's was first well known: the `reference`.
+    If it takes longer, heat or a lower clock slows the board, and its times are longer by that ratio. Times
+    are scaled to the farm's speed when the first board's was well known: the `reference`.
     """
 
     def __init__(self) -> None:
@@ -199,9 +199,9 @@ class WorkList:
         return self.tick(now)
 
     def leave(self, name: str, now: float) -> list[Action]:
-        """Remove a board that is gone, or was given up; its candidates wait again.
+        """Remove a board that has left, or was given up; its candidates wait again.
 
-        Its oldest candidate is the one that it was judging, and may be why it is gone.
+        Its oldest candidate is the one that it was judging, and may be why it left.
         """
         self.clocks.forget(name)
         board, actions = self.boards.pop(name, None), list[Action]()

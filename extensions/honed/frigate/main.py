@@ -160,7 +160,7 @@ class Bridge:
     def __init__(self, settings: FrigateSettings, client: AsyncClient) -> None:
         self._settings = settings
         self._models = Models(client, settings)
-        self._asked: OrderedDict[bytes, str] = OrderedDict()  # The model that each client asked for
+        self._asked: OrderedDict[bytes, str] = OrderedDict()  # The model that each client named
         self._reported: dict[str, float] = {}  # Time of the last log line, by sentence
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -244,8 +244,8 @@ class Bridge:
     async def _picture(self, client: bytes, picture: CameraPicture) -> list[bytes] | None:
         model = self._asked.get(client) or self._settings.model
         if not model:
-            # The client asked a bridge that has ended. Without an answer it gives up this request, and sends
-            # its model again.
+            # The client named its model to a bridge that has ended. Without an answer it gives up this
+            # request, and names its model again.
             _log.info("a detector is connected that has not said which model; it will when it has no answer")
             return None
         width, height = picture.size

@@ -1,4 +1,4 @@
-"""What travels between Frigate's `zmq` detector and the bridge, without I/O.
+"""Reads and writes the messages between Frigate's `zmq` detector and the bridge, without I/O.
 
 Frigate sends a header, JSON, and for two of three messages a second frame:
 

@@ -30,7 +30,7 @@ from honed.runtime import AsyncClient, Client
 from . import inference
 
 _KEPT: Final = 2.0  # Seconds that a drawn page is cached, so that many readers cost no more than one
-_REFRESH: Final = "15"  # Seconds until a browser asks again
+_REFRESH: Final = "15"  # Seconds until a browser refreshes the page
 _EXTENSIONS: Final = ("binary_tensor_data", "sequence")
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _STATUSES: Final[Mapping[str, int]] = {

@@ -305,7 +305,7 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
-    """Return the hub's list as it is, expired or not.
+    """Return the hub's list, expired or not.
 
     Raises NotFound if there is none, InvalidArgument if another key signed it.
     """
@@ -339,7 +339,7 @@ def _listed(
 
 
 def _url(given: str) -> str:
-    """Return a URL as it is, and a path as an absolute one."""
+    """Return a URL unchanged, and a path as an absolute one."""
     return given if "://" in given else str(Path(given).absolute())
 
 

@@ -120,7 +120,7 @@ class Keyring(_Signed):
 class Overview:
     """The SHA-256 of each board's index, by key id.
 
-    It is a hint: anyone who may write to the hub can change it.
+    It is a hint: all who may write to the hub can change it.
     """
 
     honed_hub: int
@@ -229,7 +229,7 @@ def numbered(key: PublicKey, *, keyring: bool = False) -> str:
 
 
 def newer(serial: int, seen: int | None) -> None:
-    """Raise InvalidArgument if a file is older than one seen before: somebody replays it."""
+    """Raise InvalidArgument if a file is older than one seen before, which indicates a replay."""
     if seen is not None and serial < seen:
         raise InvalidArgument(f"it is number {serial}, and number {seen} was seen before: an old one again")
 

@@ -1,9 +1,9 @@
 """Reads what trusted keys have put in a hub, with as few requests as possible.
 
-Each signed file is asked for by its tag, so that an unchanged one is not sent. The overview, which nobody
-signs, says which indexes changed: the others are not asked for at all. It can lie, and so keep things back.
-So indexes that were not asked for in a day are asked for, some with each pull, and an expired one at once.
-All that is used is checked by its signature and serial, wherever it comes from.
+Each signed file is requested by its tag, so that an unchanged one is not sent. The overview, which nobody
+signs, says which indexes changed: the others are not requested. It can lie, and so keep things back.
+Therefore some indexes that were not requested in a day are requested with each pull, and an expired one at
+once. All that is used is checked by its signature and serial, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .memory import MAX_PROBLEM, HubState, IndexCache, KeptFile
 from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
 from .remote import HubStore
 
-LOOKS: Final = 50  # Indexes that a pull asks for though the overview says that they did not change
+LOOKS: Final = 50  # Indexes that a pull requests although the overview says that they did not change
 _DAY: Final = 86400.0
 _AWAY: Final = 3  # Unreadable files after which the hub counts as away
 _log = logging.getLogger("honed.hub")
@@ -79,10 +79,10 @@ def look(
 def to_ask(
     files: Mapping[str, str], kept: Mapping[str, KeptFile], listed: Mapping[str, str] | None, now: float
 ) -> set[str]:
-    """Return which indexes to ask for, of `files` by key id: all but those cached as `listed` has them.
+    """Return which indexes to request, of `files` by key id: all but those cached as `listed` has them.
 
-    If `listed` is None, there is no overview, and all are asked for. Of the cached ones, those that were not
-    asked for in a day are asked for, too: at most LOOKS, the oldest first.
+    If `listed` is None, there is no overview, and all are requested. Of the cached ones, those that were not
+    requested in a day are requested, too: at most LOOKS, the oldest first.
     """
     if listed is None:
         return set(files)
@@ -195,7 +195,10 @@ class _Hub:
         return index
 
     def _asked(self, name: str) -> KeptFile:
-        """Return a file as it is now, unchecked; raise NotFound, Unavailable or InvalidArgument."""
+        """Return a file from the hub, or from the cache if unchanged; unchecked.
+
+        Raises NotFound, Unavailable or InvalidArgument.
+        """
         kept = self.shelf.files.get(name)
         tag = kept.tag if kept is not None and kept.text else ""
         try:

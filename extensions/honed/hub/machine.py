@@ -109,7 +109,7 @@ class HubPlace:
     def shelved(self, url: str) -> Iterator[IndexCache]:
         """Yield the cache of that hub, and store it, even if the work fails.
 
-        The caller holds the lock of `changing`.
+        The caller has the lock of `changing`.
         """
         shelf = IndexCache.load(self.shelf, url)
         try:

@@ -83,7 +83,7 @@ def failed(memory: HubState, problem: str, now: float, chance: float) -> None:
 
 
 def done(memory: HubState) -> None:
-    """Record that the work with the hub went well."""
+    """Record that the work with the hub succeeded."""
     memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
 
 

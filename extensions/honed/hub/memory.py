@@ -73,7 +73,7 @@ class HubState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
-    """A file and its signature, "" if the hub had none; `looked_s` is when the hub was asked for it."""
+    """A file and its signature, "" if the hub had none; `looked_s` is the time of the last request for it."""
 
     text: str
     signature: str

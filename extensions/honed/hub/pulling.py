@@ -89,7 +89,7 @@ class _Pull:
     done: Pulled = field(default_factory=Pulled)
 
     def taken(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
-        """Import the `wanted` files, given with their devices' specs, up to the limits of one pull."""
+        """Import the `wanted` files, for the devices of their specs, up to the limits of one pull."""
         standing = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
         # The limits that remain.
         records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - self.done.lines), MAX_SOURCE_BYTES

@@ -71,7 +71,7 @@ def store(url: str) -> HubStore:
 
 
 class _Folder(HubStore):
-    """A hub in a folder. Whoever writes there is untrusted: links, FIFOs and devices are not read."""
+    """A hub in a folder. All who write there are untrusted: links, FIFOs and devices are not read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))

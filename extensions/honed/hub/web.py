@@ -52,7 +52,7 @@ class FetchResult:
 
 
 def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
-    """Return all that `read` gives; raise InvalidArgument beyond `most` bytes, Unavailable past the time."""
+    """Return all bytes of `read`; raise InvalidArgument beyond `most` bytes, Unavailable past the time."""
     end = time.monotonic() + WHOLE_SECONDS
     parts, size = [], 0
     while part := read(_CHUNK):

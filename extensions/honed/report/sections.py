@@ -90,10 +90,7 @@ def _device(device: DeviceStatus) -> Element:
 
 
 def _peaks(peaks: DevicePeaks) -> Iterator[tuple[str, str | None]]:
-    """Yield the peaks of a device.
-
-    They are lower bounds where kernels have exceeded what was measured.
-    """
+    """Yield the peaks of a device; those that kernels have exceeded are lower bounds."""
     fp16 = peaks.fp16_gflops
     least = dict.fromkeys(peaks.raised, "at least ")
     yield "peak fp32", f"{least.get('fp32_gflops', '')}{figure_text(peaks.fp32_gflops)} GFLOP/s"
@@ -271,7 +268,7 @@ def _gains(metrics: Metrics) -> Element | None:
 
 
 def faults_section(report: Report) -> Element:
-    """Return the section on faults; it also says where nothing went wrong, or where that is not known."""
+    """Return the section on faults; it also says if nothing went wrong, or if that is not known."""
     return element(
         "div",
         element("h3", "Worker processes"),

@@ -84,7 +84,7 @@ class _CountedLoop:
 def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Counted:
     """Count a kernel, for a launch of this geometry.
 
-    Where it is not known which lines a warp touches, its lanes are assumed to be contiguous in memory.
+    If the lines that a warp touches are not known, its lanes are assumed to be contiguous in memory.
     """
     touched = accesses(kernel.nir, geometry) if geometry else {}
     offsets = constant_offsets(kernel.nir)

@@ -152,7 +152,7 @@ class MachineCodeJudge:
 def seconds(judged: Sequence[JudgedLaunch], driver: DriverClass = DriverClass.ARM) -> float:
     """Return the seconds of the launches in sequence with such a driver, each with its launch cost.
 
-    For Mesa's driver the code is used as its compiler gives it.
+    For Mesa's driver its compiler's code is judged unchanged.
     """
     arm = driver is DriverClass.ARM
     return sum((one.arm if arm else one.plain).seconds + LAUNCH_SECONDS for one in judged)

@@ -203,7 +203,7 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
 
 
 def version_state(history: ModelHistory) -> str:
-    """Return the states of the version that is served: served, and also pinned or on trial."""
+    """Return the states of the version served: "served", and also "pinned" or "on trial"."""
     states = ["served"]
     if history.pinned:
         states.append("pinned")

@@ -1,4 +1,4 @@
-"""Implements `hone records`, which takes what tuning has learned to another board of the same kind."""
+"""Implements `hone records`, which moves what tuning has learned to another board of the same kind."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
 
 
 def _line(run: TuningRun, event: News, now: float, *, new_stage: bool) -> str:
-    """Return the line printed for an event where there is no terminal; "" for none."""
+    """Return the line printed for an event without a terminal; "" for none."""
     match event:
         case Stage() if new_stage:
             return run.text or run.stage

@@ -394,7 +394,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
 
 
 def _named(name: str) -> str:
-    """Return a device's name, with its model where the driver gives a Mali an internal name."""
+    """Return a device's name, with its model if the driver gives a Mali an internal name."""
     model = mali_model(name)
     if model is None or model.name.casefold() in name.casefold():
         return name

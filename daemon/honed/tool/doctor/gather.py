@@ -87,7 +87,7 @@ class AccountNames:
 
 
 def read_names(root: Path) -> AccountNames:
-    """Read the users and groups in `root`/etc; pass over malformed lines, as libc does."""
+    """Read the users and groups in `root`/etc; skip malformed lines, as libc does."""
     users: dict[int, tuple[str, int]] = {}
     for fields in _entries(root / "etc/passwd", 7):
         if fields[2].isdigit() and fields[3].isdigit():
@@ -412,7 +412,7 @@ def _own_priors(root: Path, environ: Mapping[str, str]) -> Iterator[OwnPrior]:
 
 def folder(purpose: str, path: Path) -> Folder:
     """Return the state of a folder; if it is missing, that of the nearest folder above."""
-    exists = os.path.isdir(path)  # Path.is_dir raises where a folder above may not be searched
+    exists = os.path.isdir(path)  # Path.is_dir raises if a folder above may not be searched
     nearest = next((p for p in (path, *path.parents) if os.path.isdir(p)), Path("/"))
     return Folder(
         path=str(path),
@@ -439,13 +439,13 @@ def packages() -> tuple[Package, ...]:
 
 
 def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
-    if not library:  # dlopen("") would give the program itself
+    if not library:  # dlopen("") would return the program itself
         return "failed", "", "it names no library"
     return prober.library(library)
 
 
 def _debian_version(root: Path, package: str) -> str:
-    """Return the version of an installed Debian package; "" where there is none, or no dpkg."""
+    """Return the version of an installed Debian package; "" if there is none, or no dpkg."""
     try:
         text = (root / "var/lib/dpkg/status").read_text(errors="replace")
     except OSError:

@@ -3,7 +3,7 @@
     python -m honed.tool.doctor.probe library LIBRARY       loads one driver's library
     python -m honed.tool.doctor.probe platforms             lists platforms and devices
 
-A child answers with one JSON map on the stdout it was given; what drivers print goes to its stderr.
+A child answers with one JSON map on its original stdout; output of drivers goes to its stderr.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProbeAnswer(OpenCL):
 
 
 def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> ProbeAnswer:
-    """Run this module in a child with `environ`; past `deadline` seconds the child is killed."""
+    """Run this module in a child with `environ`, which is killed after `deadline` seconds."""
     answers, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
     if death.late:
         return ProbeAnswer(ended="hung", error=f"it did not answer within {deadline:g} s")
@@ -66,10 +66,7 @@ def _library(library: str) -> ProbeAnswer:
 
 
 def _mapped(part: str) -> str:
-    """Return the path of the library loaded in this process whose file name holds `part`.
-
-    Returns "" if there is none.
-    """
+    """Return the path of the loaded library whose file name contains `part`; "" if this process has none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]
         if part in path.rpartition("/")[2]:

@@ -25,7 +25,7 @@ class Account:
 class OpenCLLoader:
     """The system's OpenCL loader, libOpenCL.so.1."""
 
-    path: str  # "" where it does not load
+    path: str  # "" if it does not load
     error: str
 
 
@@ -78,7 +78,7 @@ class GpuHardware:
     """A GPU that the kernel lists."""
 
     name: str  # fb000000.gpu, or a PCI address
-    driver: str  # "mali" is kbase; "" where no driver is bound
+    driver: str  # "mali" is kbase; "" if no driver is bound
     compatible: str  # The device tree's name for it, "" for PCI
     nodes: tuple[str, ...]  # Paths of its device nodes
 
@@ -154,7 +154,7 @@ class Daemon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A Python package; version None where it is not installed."""
+    """A Python package; version None if it is not installed."""
 
     name: str
     part: Part
@@ -173,7 +173,7 @@ class OwnPrior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """The readings of one machine. `environment` holds the variables that change what OpenCL does."""
+    """The readings of one machine. `environment` has the variables that change what OpenCL does."""
 
     user: Account
     service_user: Account | None  # The user "honed", if it exists and is not `user`
@@ -182,7 +182,7 @@ class Readings:
     loader: OpenCLLoader
     icds: tuple[IcdFile, ...]
     opencl: OpenCL
-    mesa: str  # Version of Debian's package of rusticl, "" where it is not installed
+    mesa: str  # Version of Debian's package of rusticl, "" if it is not installed
     machine: Hardware
     folders: tuple[Folder, ...]
     daemon: Daemon

@@ -1,6 +1,7 @@
 """Draws a curve over whole numbers in a terminal, or as a PNG or SVG file.
 
-A value holds until the next. Files are drawn by matplotlib (3.6 or later), which need not be installed.
+The curve keeps each value until the next. Files are drawn by matplotlib (3.6 or later), which need not be
+installed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def placement_text(placement: ModelPlacement) -> str:
 
 
 def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:
-    """Return rows on idleness and the lease: who holds it, how often tuners had it, how fast they left."""
+    """Return rows on idleness and the lease: its holder, its grants, and how fast tuners released it."""
     rows = [("idle", "yes" if idle.idle else f"no: {idle.why}"), ("lease", _held(lease))]
     if lease.granted:
         late = f", {lease.overdue} too late" if lease.overdue else ""
