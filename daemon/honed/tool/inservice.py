@@ -1,6 +1,6 @@
 """Runs jobs of the compiler in the service, which has the records and the device.
 
-It is a module of its own because it imports the client: `compiler.py` runs without msgpack, too.
+A module of its own, as it imports the client: `compiler.py` runs without msgpack, too.
 """
 
 from __future__ import annotations

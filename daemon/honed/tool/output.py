@@ -54,7 +54,7 @@ def print_json(document: object) -> None:
 
 
 def console(stream: TextIO, *, follow: bool = False) -> Console:
-    """Return a console on `stream` as wide as the terminal; it prints text as it is, without markup.
+    """Return a console on `stream` as wide as the terminal, without markup.
 
     With `follow`, for output that is shown for long, it also follows changes of the terminal's size.
     """

@@ -92,7 +92,6 @@ def service_device(socket: str | None) -> str | None:
 
 
 def _status(socket: str | None) -> Status | None:
-    """Return the status of the running service; None if none answers."""
     try:
         with Client(socket) as client:
             return client.ask(SERVER_STATUS)

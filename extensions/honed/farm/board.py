@@ -348,7 +348,6 @@ class _Member:
             await _either(stop, _RETRY_SECONDS)
 
     def close(self) -> None:
-        """End the board's processes and threads."""
         self._pool.submit(self._board.close).result()
         self._pool.end()
 

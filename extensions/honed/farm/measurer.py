@@ -193,7 +193,6 @@ class FarmMeasurer:
         return name
 
     def _do(self, actions: list[Action]) -> None:
-        """Perform the work list's actions, and those that result from them."""
         for action in actions:  # The list grows while it is read
             actions += self._done(action)
 

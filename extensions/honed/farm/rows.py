@@ -181,7 +181,6 @@ def verdict_of(ruling: BoardVerdict) -> Verdict:
 
 
 def _files(workload: Workload) -> list[str]:
-    """Return the file names of a task's inputs and answers."""
     return [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
 
 

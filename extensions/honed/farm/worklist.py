@@ -42,8 +42,8 @@ class _Clock:
 class Clocks:
     """The yardsticks of all boards, in seconds: equal work on every board of a device.
 
-    If it takes longer, heat or a lower clock slows the board, and its times are longer by that ratio. Times
-    are scaled to the farm's speed when the first board's was well known: the `reference`.
+    If it takes longer, heat or a lower clock slows the board, and its times by that ratio. Times are scaled
+    to the farm's speed when the first board's was well known: the `reference`.
     """
 
     def __init__(self) -> None:

@@ -155,7 +155,7 @@ class Models:
 
 
 class Bridge:
-    """Answers the detectors connected to one endpoint."""
+    """A bridge that answers the detectors connected to one endpoint."""
 
     def __init__(self, settings: FrigateSettings, client: AsyncClient) -> None:
         self._settings = settings
@@ -188,7 +188,7 @@ class Bridge:
         endpoint = self._settings.endpoint
         socket.setsockopt(zmq.MAXMSGSIZE, self._settings.max_message_mib << 20)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, 2)  # Messages of a client, which waits for its answer anyway
+        socket.setsockopt(zmq.RCVHWM, 2)  # Messages queued per client, which waits for its answer anyway
         socket.setsockopt(zmq.SNDHWM, 2)
         socket.setsockopt(zmq.IPV6, 1)
         try:

@@ -183,7 +183,6 @@ class _Bridge:
         self._bodies = 0  # Bytes of requests that are not answered yet
 
     def routes(self) -> list[Route]:
-        """Return the routes of all requests."""
         model = "/v2/models/{model}"
         rows: list[tuple[str, str, Endpoint]] = [
             ("/v2", "GET", self._server),

@@ -162,7 +162,6 @@ def define_hub(hub: Parser) -> None:
 
 
 def _add_owning(actions: Any) -> None:
-    """Add the actions of a hub's owner."""
     _add(
         actions,
         "key",
@@ -201,7 +200,6 @@ def _add_owning(actions: Any) -> None:
 
 
 def _add_sharing(actions: Any) -> None:
-    """Add the actions of the machines that share by a hub."""
     push = _add(
         actions,
         "push",
@@ -339,7 +337,6 @@ def _listed(
 
 
 def _url(given: str) -> str:
-    """Return a URL unchanged, and a path as an absolute one."""
     return given if "://" in given else str(Path(given).absolute())
 
 

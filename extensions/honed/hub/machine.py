@@ -180,7 +180,7 @@ def pull(
     own: PublicKey | None,
     names: frozenset[str] | None = None,
 ) -> Pulled:
-    """Import what the cached hub has for this machine's devices; with `settings.hold` only look.
+    """Import what the hub of `shelf` has for this machine's devices; with `settings.hold` only look.
 
     `names` are the keys to pull from, None for all that are trusted.
     """

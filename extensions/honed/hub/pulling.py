@@ -91,7 +91,7 @@ class _Pull:
     def taken(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
         """Import the `wanted` files, for the devices of their specs, up to the limits of one pull."""
         standing = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
-        # The limits that remain.
+        # The source may use what remains of the limits.
         records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - self.done.lines), MAX_SOURCE_BYTES
         for entry, device in wanted:
             if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:

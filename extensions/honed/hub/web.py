@@ -181,7 +181,6 @@ class _Alarm:
             self._ring()
 
     def check(self, address: str) -> None:
-        """Raise Unavailable if the time is up."""
         if time.monotonic() >= self._end:
             raise Unavailable(f"{address} took more than {self._seconds:.0f} s, and was left")
 

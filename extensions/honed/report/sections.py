@@ -149,7 +149,6 @@ def _of(found: Sequence[TaskShare], model: str) -> float:
 
 
 def _bar(found: Sequence[TaskShare], names: Sequence[str], hues: dict[str, int], ids: Ids) -> Element:
-    """Return a bar of all models' shares, with a legend."""
     title, text = ids.new("bar"), ids.new("bar")
     shares = [(name, _of(found, name)) for name in names]
     described = ", ".join(f"{name} {share:.1%}" for name, share in shares)

@@ -51,7 +51,7 @@ class BenchMeasurer:
     """
 
     ahead = AHEAD
-    rate = 0.0  # Unknown
+    rate = 0.0  # Unknown, as nothing is measured
 
     def __init__(self, compiler: OfflineCompiler, profile: DeviceProfile, begin: Begin) -> None:
         """Own the compiler; raise InvalidArgument if `profile` has no peaks.

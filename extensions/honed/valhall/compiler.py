@@ -162,7 +162,6 @@ class _Server:
         return status
 
     def close(self) -> None:
-        """End the server, with what it is building."""
         self._process.kill()
         self._process.communicate()
 

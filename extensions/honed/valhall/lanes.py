@@ -133,7 +133,7 @@ class _Group:
         x, y, _ = (np.uint64(n) for n in geometry.block)
         local = [index % x, index // x % y, index // (x * y)]
         middle = [np.full(count, n // 2, np.uint64) for n in geometry.grid]
-        self._warps = np.tile(index // np.uint64(WARP), 2)  # There are at most 64 warps
+        self._warps = np.tile(index // np.uint64(WARP), 2)  # At most 64: `lines` has 8 bits for them
         self._zero = np.zeros(count, np.uint64)
         self._known: Mapping[str, list[_Lanes]] = {
             "@load_local_invocation_id": local,
@@ -148,7 +148,6 @@ class _Group:
         }
 
     def lines(self, address: _Lanes, nbytes: int) -> float:
-        """Return the number of lines that a warp touches, on average."""
         ends = np.concatenate((address, address + np.uint64(nbytes - 1)))
         touched = np.unique((ends // np.uint64(LINE)) << np.uint64(8) | self._warps)
         return len(touched) / (int(self._warps[-1]) + 1)

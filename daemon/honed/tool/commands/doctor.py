@@ -89,7 +89,7 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
 
 
 def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
-    """Return the folders that this user's service writes to; none if another user runs the service."""
+    """Return the folders that this user's service writes to; only root judges another user's service."""
     if status:
         folders = status.places
         if uid not in (0, _owner(folders.state_dir)):

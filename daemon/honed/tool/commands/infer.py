@@ -51,7 +51,7 @@ def collect(
 ) -> dict[str, Array]:
     """Return an array for every input: from its file, or made up with `random`.
 
-    Raises UsageError for unknown and missing names, and what `load` raises.
+    Raises UsageError for unknown and missing names, and the errors of `load`.
     """
     wanted = {tensor.name: tensor for tensor in inputs}
     for name in files:
@@ -316,10 +316,10 @@ class Benched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """The result of generating: the times of the first token and of each other, and the size of the state.
+    """The result of generating: times of the first token and of each other, and the size of the state.
 
-    Times are medians over all sequences, `tokens_per_second` is their sum. `state_bytes` are those of all
-    sequences of the service at the end. `engines` is as in `Benched`.
+    Times are medians over all sequences, `tokens_per_second` is their sum. `state_bytes` are of all the
+    service's sequences at the end. `engines` is as in `Benched`.
     """
 
     model: str

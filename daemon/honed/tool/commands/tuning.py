@@ -105,7 +105,6 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
-    """Tune a file on a bench, or with a farm."""
     run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
     with started(_file_job(arguments), Limits()) as child:
         done = _searched(child, run)
@@ -231,7 +230,6 @@ def result_text(model: str, done: Tuned, published: bool, placement: ModelPlacem
 
 
 def _add_elsewhere_options(tune: argparse.ArgumentParser) -> None:
-    """Add the options for tuning with --bench or --farm."""
     group = tune.add_argument_group("options of tuning a file for a device that is not here")
     group.add_argument(
         "--bench",
@@ -325,7 +323,6 @@ def _farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path)
 
 
 def _file_job(arguments: argparse.Namespace) -> Tune:
-    """Return the job that tunes a file."""
     return replace(
         _job(arguments, Path(arguments.model)),
         shapes=unique("--shape", arguments.shape),

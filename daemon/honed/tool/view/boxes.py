@@ -98,7 +98,6 @@ class _Writers:
     boxes: dict[int, dict[int, int]]
 
     def add(self, buffer: int, box: int) -> None:
-        """Record that a box wrote a buffer."""
         self.boxes.setdefault(family_of(self.buffers, buffer), {})[buffer] = box
 
     def of(self, buffer: int) -> list[int]:
