@@ -1,4 +1,4 @@
-"""What programs that bridge to other protocols share: options, settings, addresses, log, exit status."""
+"""Provides what bridges to other protocols share: options, settings, addresses, log, exit status."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TCP: Final = re.compile(r"\[?([0-9a-fA-F.:]+?)\]?:([0-9]{1,5})")
 _MAX_SOCKET_PATH: Final = 107  # Bytes of sun_path
 T = TypeVar("T")
 _MAX_BYTES: Final = 64 << 10
-_MOST: Final = 1e9  # Of any number: more is a slip of the pen
+_MOST: Final = 1e9  # Maximum of any number; more is a typing error
 
 
 def ip_address(text: str) -> IpAddress:
-    """Return the address; raise InvalidArgument for names and for any other text that is no address."""
+    """Return the address; raise InvalidArgument for names and any text that is no address."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -36,7 +36,7 @@ def ip_address(text: str) -> IpAddress:
 
 
 def check_endpoint(endpoint: str, *, network: bool) -> None:
-    """Raise InvalidArgument unless `endpoint` is a path or an address that ZeroMQ can be bound to.
+    """Raise InvalidArgument unless ZeroMQ can be bound to `endpoint`, a path or an address.
 
     Addresses that other machines reach are allowed with `network` only.
     """
@@ -65,10 +65,10 @@ def check_endpoint(endpoint: str, *, network: bool) -> None:
 
 
 def load(kind: type[T], file: Path, *, required: bool) -> T:
-    """Load the settings in `file`; return the defaults where it is not there and not `required`.
+    """Return the settings in `file`, or the defaults if it does not exist and is not `required`.
 
-    `kind` is a dataclass whose fields all have defaults, and raises InvalidArgument for values it does not
-    allow. Raises InvalidArgument that names the file and what is wrong.
+    `kind` is a dataclass whose fields all have defaults, and which raises InvalidArgument for values it does
+    not allow. Raises InvalidArgument that names the file and what is wrong.
     """
     try:
         with file.open("rb") as stream:
@@ -97,18 +97,15 @@ def load(kind: type[T], file: Path, *, required: bool) -> T:
 
 
 def check_numbers(settings: Any, **least: float) -> None:
-    """Raise InvalidArgument where a setting is less than its least value, or no sensible number."""
+    """Raise InvalidArgument for a setting below its least value, or no sensible number."""
     for name, minimum in least.items():
         value = getattr(settings, name)
-        if not minimum <= value <= _MOST:  # false for NaN, too
+        if not minimum <= value <= _MOST:  # False for NaN, too
             raise InvalidArgument(f"{name} is {value!r}; give a number from {minimum:g} to {_MOST:g}")
 
 
 def parser(program: str, description: str, config: Path) -> argparse.ArgumentParser:
-    """Return a parser with the options that every bridge has.
-
-    `config` is the file read where none is given.
-    """
+    """Return a parser with the options that every bridge has; `config` is the default file."""
     made = argparse.ArgumentParser(prog=program, description=description)
     made.add_argument("--config", type=Path, metavar="FILE", help=f"settings, in TOML (default {config})")
     made.add_argument("--socket", metavar="PATH", help="the service's socket (or HONED_SOCKET)")
@@ -124,9 +121,9 @@ def launch(
     config: Path,
     serve: Callable[[T, str | None], Any],
 ) -> int:
-    """Read the settings and serve; gives the exit status: 0 stopped when told to, 1 failed, 2 misused."""
+    """Read the settings and serve; return the exit status: 0 stopped by a signal, 1 failed, 2 misused."""
     options = options_of.parse_args(arguments)
-    os.umask(0o077)  # What a bridge makes is nobody else's until it says so
+    os.umask(0o077)  # Files are private unless a bridge opens them to others
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(level=level, stream=sys.stderr, format=f"{options_of.prog}: %(message)s")
     try:

@@ -38,8 +38,8 @@ from honed.tuner.search.draw import features_of
 from honed.tuner.tune.extract import extract
 from honed.valhall.bench import BENCHES, predicted
 
-LEAST_TASKS = 5  # To be judged by
-LEAST_CANDIDATES = 8  # Of a task that is judged
+LEAST_TASKS = 5  # Minimum tasks to judge a prior by
+LEAST_CANDIDATES = 8  # Minimum candidates of a task for judging
 _FOLDS = 5
 _ROUNDS = 160
 _PARAMETERS = {
@@ -52,21 +52,21 @@ _PARAMETERS = {
     "tree_method": "hist",
     "verbosity": 0,
     "seed": 0,
-    "nthread": 1,  # Several wait for each other longer than they help where others use the processor
+    "nthread": 1,  # Several threads wait for each other longer than they help if others use the processor
 }
-# Why records are left out.
+# Reasons that records are left out.
 OTHER_FAMILY = "of another family of devices"
 UNKNOWN_TASK = "of a task that none of the models has"
 NO_TIME = "of a trial that was cut off"
 UNFIT = "of a schedule that does not fit its task any more"
 UNREADABLE = "not readable"
 _KINDS = (".jsonl", ".jsonl.gz")
-_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # In names that PoCL, Intel and Mesa give to processors
+_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # Parts of names of processors in PoCL, Intel's driver and Mesa
 Emit = Callable[[Stage | Note], None]
 
 
 def files(place: Path) -> list[Path]:
-    """Return a file, or all files of a folder and of those below it; raise NotFound where there are none."""
+    """Return a file, or all files in a folder and below it; raise NotFound if there are none."""
     found = sorted(place.rglob("*")) if place.is_dir() else [place]
     found = [path for path in found if path.is_file() and (path == place or path.name.endswith(_KINDS))]
     if not found:
@@ -75,9 +75,9 @@ def files(place: Path) -> list[Path]:
 
 
 def records(path: Path) -> Iterator[Line | str]:
-    """Yield what each line of a file says, or why it is no record.
+    """Yield the record of each line of a file, or why it is none.
 
-    Raises InvalidArgument where the file is damaged.
+    Raises InvalidArgument if the file is damaged.
     """
     try:
         zipped = path.name.endswith(".gz")
@@ -93,9 +93,9 @@ def records(path: Path) -> Iterator[Line | str]:
 
 
 def functions(models: Path, profile: DeviceProfile, emit: Emit) -> Mapping[str, tirx.PrimFunc]:
-    """Functions by their tasks' keys, of an ONNX file or of all in a folder, in each precision.
+    """Return the functions of an ONNX file, or of all in a folder, in each precision, by their tasks' keys.
 
-    A model that cannot be compiled is told of and left. Raises NotFound where there is none.
+    A model that cannot be compiled is noted and skipped. Raises NotFound if there is none.
     """
     files = sorted(models.rglob("*.onnx")) if models.is_dir() else [models]
     if not files or not files[0].exists():
@@ -121,22 +121,22 @@ class Samples:
     seconds: NDArray[np.float64]  # [n], inf for those refused
     tasks: NDArray[np.str_]  # [n]
     workloads: NDArray[np.str_]  # [n]
-    ruled: NDArray[np.bool_]  # [n], it is the default rule's schedule
+    ruled: NDArray[np.bool_]  # [n], True for the default rule's schedule
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def scores(self) -> Array:
-        """Of each the best time of its task over its own, 0 for the refused."""
+        """Return for each candidate the best time of its task over its own, 0 for the refused."""
         return scores(self.tasks, self.seconds)
 
     def where(self, chosen: NDArray[np.bool_]) -> Samples:
-        """Those that are chosen."""
+        """Return the chosen candidates."""
         return Samples(**{column.name: getattr(self, column.name)[chosen] for column in fields(self)})
 
     @property
     def knows_rules(self) -> bool:
-        """Whether default rules' schedules are among the candidates of most tasks."""
+        """True if default rules' schedules are among the candidates of most tasks."""
         tasks = np.unique(self.tasks)
         return bool(len(tasks)) and 2 * len(np.unique(self.tasks[self.ruled])) > len(tasks)
 
@@ -147,9 +147,10 @@ def samples(
     profile: DeviceProfile,
     emit: Callable[[Stage], None],
 ) -> tuple[Samples, Counter[str]]:
-    """Those of the profile's family whose functions are known, and how many were left out, by why.
+    """Return the usable candidates of the profile's family, and counts of the others by reason.
 
-    The same candidate recorded again, as another export of the same board has it, counts once.
+    Candidates of unknown functions are left out. A candidate recorded again, as in another export of the same
+    board, counts once.
     """
     left_out: Counter[str] = Counter()
     wanted: dict[tuple[str, str], float] = {}  # Seconds by task and trace
@@ -191,7 +192,7 @@ def samples(
 
 
 def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile: DeviceProfile) -> str:
-    """Why nothing is learned from a line; "" where something is."""
+    """Return why nothing is learned from a line; "" if it is usable."""
     if isinstance(line, str):
         return UNREADABLE
     name = line.device.name.casefold()
@@ -203,7 +204,7 @@ def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile:
 
 
 class _Replayed:
-    """Features of schedules, each computed once for all devices that recorded it."""
+    """A cache of schedules' features, each computed once for all devices that recorded it."""
 
     def __init__(self, functions: Mapping[str, tirx.PrimFunc], profile: DeviceProfile) -> None:
         self._functions, self._profile = functions, profile
@@ -212,7 +213,7 @@ class _Replayed:
         self._rules: dict[str, Array | None] = {}
 
     def features(self, workload: str, trace: str) -> Array | None:
-        """Features [WIDTH]; None where the trace does not fit."""
+        """Return features [WIDTH]; None if the trace does not fit."""
         key = workload, traces.identity(trace)
         if key not in self._features:
             try:
@@ -224,7 +225,7 @@ class _Replayed:
         return self._features[key]
 
     def ruled(self, workload: str, features: Array) -> bool:
-        """Whether these are the features of the default rule's schedule."""
+        """Return whether these are the features of the default rule's schedule."""
         if workload not in self._rules:
             found = by_rule(self._functions[workload], target_for(self._profile), self._profile)
             self._rules[workload] = found and features_of(found[1].mod["main"], self._profile)
@@ -239,12 +240,12 @@ def learned(samples: Samples) -> xgboost.Booster:
 
 
 def better(tasks: list[LearnedTask]) -> bool:
-    """Whether the prior's picks are faster than those without one, over all tasks."""
+    """Return whether the prior's picks are faster than those without one, over all tasks."""
     return mean(one.prior for one in tasks) > mean(one.without for one in tasks)
 
 
 def held_out(samples: Samples) -> list[LearnedTask]:
-    """Each task of enough candidates, judged by a prior that saw none of its workload on any device."""
+    """Judge each task of enough candidates by a prior that saw none of its workload on any device."""
     found: list[LearnedTask] = []
     workloads = np.unique(samples.workloads)
     folds = min(_FOLDS, len(workloads))
@@ -262,10 +263,13 @@ def held_out(samples: Samples) -> list[LearnedTask]:
 
 
 def _one(samples: Samples, of_task: np.ndarray, predicted: Array, scores: Array) -> LearnedTask:
-    """Without a prior the default rule is taken; where it was not recorded, any of the candidates."""
+    """Return how the prior's pick compares with the choice without one.
+
+    Without a prior that is the default rule's schedule; if it was not recorded, the mean of the candidates.
+    """
     ruled = samples.ruled[of_task]
     ranked = ranking(predicted, samples.seconds[of_task])
-    assert ranked is not None  # One candidate is right
+    assert ranked is not None  # The task has a right candidate
     return LearnedTask(
         task=str(samples.workloads[of_task[0]]),
         candidates=len(of_task),
@@ -277,7 +281,7 @@ def _one(samples: Samples, of_task: np.ndarray, predicted: Array, scores: Array)
 
 
 def learn(job: commands.Learn, emit: Callable[[News], None]) -> events.Learned:
-    """Learn, judge, and write the prior where it picks better than what serves without one."""
+    """Learn, judge, and write the prior if it picks better than what serves without one."""
     profile, found = _profile(job), files(job.file)
     known = functions(job.models, profile, emit)
     lines = chain.from_iterable(records(path) for path in found)

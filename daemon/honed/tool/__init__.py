@@ -1,1 +1,1 @@
-"""The command line, one module per group of commands; `honed.tool.main` is its entry."""
+"""Provides `hone`, the command line, one module per group of commands; `honed.tool.main` is its entry."""

@@ -20,28 +20,31 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class RunningJob(Protocol[R_co]):
-    """A job, wherever it runs."""
+    """A running job, in a child or in the service."""
 
     def result(self, heard: Callable[[News], None]) -> R_co:
-        """Its last word; what it tells before goes to `heard`. Raises what it reports, and CompilerDied."""
+        """Return the job's result; pass its news to `heard`.
+
+        Raises errors that the job reports, and CompilerDied.
+        """
 
     def interrupt(self) -> None:
-        """Ask it to stop soon and to use what it has. For signal handlers: does not wait."""
+        """Ask the job to stop soon and to use what it has; does not wait, as signal handlers call it."""
 
 
 class CompilerDied(HonedError):
-    """The child ended without a last word, or said something that makes no sense."""
+    """Raised when the child ends without a result, or sends what is no event."""
 
 
 class CompilerChild(Generic[R]):
-    """A job that runs in a child; as `RunningJob`."""
+    """A `RunningJob` in a child process."""
 
     def __init__(self, job: Job[R], running: RunningChild) -> None:
         self._listener = Listener(job)
         self._running = running
 
     def result(self, heard: Callable[[News], None]) -> R:
-        """See `RunningJob`."""
+        """Return the child's result; raise its errors, and CompilerDied if it ends without one."""
         for line in self._running.lines():
             try:
                 news = self._listener.hear(line)
@@ -57,7 +60,7 @@ class CompilerChild(Generic[R]):
             raise _reason(died) from died
 
     def interrupt(self) -> None:
-        """See `RunningJob`."""
+        """Ask the child to stop soon; does not wait."""
         self._running.interrupt()
 
 
@@ -75,7 +78,7 @@ def _reason(died: JobCrashed) -> HonedError:
 
 @contextmanager
 def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[CompilerChild[R]]:
-    """Start a job; kill it at the end, and when `seconds` are over.
+    """Start a job in a child; kill it at the end, or after `seconds`.
 
     Raises NotFound without the compiler.
     """
@@ -87,10 +90,10 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
 
 
 def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
-    """Do a job with progress on stderr.
+    """Run a job in a child, with progress on stderr.
 
-    The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
-    ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
+    The child is killed after `limits.compile_seconds`, and if this call ends early. Raises ModelRefused with
+    every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
     """
     limits = limits or Limits()
     with started(job, limits, seconds=limits.compile_seconds) as child:
@@ -98,6 +101,6 @@ def run(job: Job[R], title: str, limits: Limits | None = None) -> R:
 
 
 def followed(work: RunningJob[R], title: str) -> R:
-    """Its result, with progress on stderr."""
+    """Return a job's result, with progress on stderr."""
     with Reporter(title) as reporter:
         return work.result(reporter.show)

@@ -1,6 +1,6 @@
-"""The compiler's commands run by the service, which has the records and the device.
+"""Runs jobs of the compiler in the service, which has the records and the device.
 
-A file of its own: `compiler.py` runs where no msgpack is installed, and this imports the client.
+A module of its own, as it imports the client: `compiler.py` runs without msgpack, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .compiler import CompilerDied
 
 
 class ServiceJob(Generic[R]):
-    """A command of the service's; as `RunningJob`. `descriptors` came with the result."""
+    """A `RunningJob` in the service; `descriptors` are the files that the service sent with the result."""
 
     def __init__(
         self, client: Client, job: type[Job[R]], params: TunerRunParams, descriptors: Sequence[int]
@@ -35,7 +35,7 @@ class ServiceJob(Generic[R]):
         self._params, self._sent = params, descriptors
 
     def result(self, heard: Callable[[News], None]) -> R:
-        """See `RunningJob`; raises what the service answered."""
+        """Run the job and return its result; raise the service's errors, and CompilerDied."""
 
         def on_news(news: Map) -> None:
             event = _event(news["event"], self._result)
@@ -56,12 +56,12 @@ class ServiceJob(Generic[R]):
 
     @property
     def answered(self) -> TunerRan:
-        """The service's answer, once there is a result."""
+        """The service's answer; available once there is a result."""
         assert self._answered is not None
         return self._answered
 
     def interrupt(self) -> None:
-        """See `RunningJob`."""
+        """Ask the service to stop the job soon; does not wait."""
         threading.Thread(target=self._stop, daemon=True).start()
 
     def _stop(self) -> None:
@@ -80,7 +80,7 @@ def _event(plain: object, result: type[R]) -> News | R | HonedError:
 def started_in_service(
     socket: str | None, job: type[Job[R]], descriptors: Sequence[int] = (), **options: Any
 ) -> Iterator[ServiceJob[R]]:
-    """Has the service at `socket` do a job of this kind (TunerRun); it ends with this context."""
+    """Prepare a job of this kind (TunerRun) for the service at `socket`; close its descriptors at the end."""
     given = {key: value for key, value in options.items() if value not in (None, "", False)}
     with Client(socket) as client:
         remote = ServiceJob(client, job, TunerRunParams(command=job.command[-1], **given), descriptors)

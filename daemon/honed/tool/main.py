@@ -1,4 +1,4 @@
-"""`hone`, the command line. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
+"""Provides `hone`, the command line. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ honed serves ONNX models on this machine. To begin:
 
 
 class _Grouped(argparse.RawDescriptionHelpFormatter):
-    """Puts a heading before the first command of each group that is listed."""
+    """A help formatter that puts a heading before the first listed command of each group."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
@@ -68,7 +68,7 @@ class _Grouped(argparse.RawDescriptionHelpFormatter):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; prints, and raises nothing."""
+    """Run one command and return its exit status; print errors instead of raising them."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The caller closed it
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # The reader of our output has gone, and knows it
+    except BrokenPipeError:  # The reader closed our output, so it needs no message
         _give_up_stdout()
         return BROKEN_PIPE
 
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser(argv: Sequence[str] | None = None) -> Parser:
     """Return the parser of the whole command line.
 
-    With `argv`, a command that is not in it is defined only by its name. Where no command is in it, the
-    commands are shown, and those of extensions that are not installed are left out.
+    With `argv`, commands that it does not name are defined by name only. If it names none, the help is shown,
+    so commands of extensions that are not installed are omitted.
     """
     made = Parser(
         prog="hone",
@@ -147,12 +147,12 @@ def _command(argv: Sequence[str]) -> int:
 
 
 def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:
-    """Say what is wrong on stderr, and on stdout too where JSON is expected there."""
+    """Print an error on stderr, and on stdout too where JSON is expected there."""
     print(f"hone: {clean(message)}", file=sys.stderr)
     for reason in (r for r in reasons if r not in message):
         print(f"  - {clean(reason)}", file=sys.stderr)
     if as_json:
-        with contextlib.suppress(OSError):  # It may be stdout that failed; stderr has the sentence
+        with contextlib.suppress(OSError):  # Stdout itself may have failed; stderr has the sentence
             print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
         _flush_or_give_up()
     return status
@@ -166,7 +166,7 @@ def _flush_or_give_up() -> None:
 
 
 def _give_up_stdout() -> None:
-    """Let nothing more be written there, lest Python complain when it flushes at exit."""
+    """Redirect stdout to /dev/null, lest Python complain when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

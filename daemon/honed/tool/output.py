@@ -1,6 +1,6 @@
-"""What a command prints: one JSON document, or tables and lines made for a terminal, and how far it has come.
+"""Prints results, as one JSON document or as tables and lines for a terminal, and progress.
 
-Names come from model files and other processes, so nothing unprintable reaches the terminal (`clean`).
+Names come from model files and other processes, so `clean` escapes all that is not printable.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     from honed.jobs.events import News
 
-# As types alone: rich is loaded when something is to be printed by it.
+# Strings, because rich is imported only when something is printed with it.
 Console: TypeAlias = "rich.console.Console"
 RenderableType: TypeAlias = "rich.console.RenderableType"
 Table: TypeAlias = "rich.table.Table"
-_WIDTH = (200, 24)  # Where the output is no terminal: tables need not be folded for a reader of columns
+_WIDTH = (200, 24)  # Columns and rows without a terminal: a program that reads columns needs no folding
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a command's result goes."""
+    """The form of a command's result on stdout: JSON, or text for people."""
 
     json: bool
 
@@ -54,9 +54,9 @@ def print_json(document: object) -> None:
 
 
 def console(stream: TextIO, *, follow: bool = False) -> Console:
-    """Return a console on `stream` as wide as the terminal; it takes text as it is, without markup.
+    """Return a console on `stream` as wide as the terminal, without markup.
 
-    `follow` is for output that is shown for long: the console also follows changes of the terminal's size.
+    With `follow`, for output that is shown for long, it also follows changes of the terminal's size.
     """
     from rich.console import Console
 
@@ -64,14 +64,11 @@ def console(stream: TextIO, *, follow: bool = False) -> Console:
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
-_NAME_WIDTH = 32  # Of a table's first column, below which it is not folded
+_NAME_WIDTH = 32  # Characters of a table's first column that are not folded
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table; columns whose heading starts with ">" are aligned right.
-
-    Long cells are folded, not cut.
-    """
+    """Return a table; columns whose heading starts with ">" are aligned right, long cells folded."""
     from rich.table import Table
     from rich.text import Text
 
@@ -87,14 +84,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
         )
     for row in rows:
         cells = [clean(cell) for cell in row]
-        first = made.columns[0]  # Names, that read badly when folded
+        first = made.columns[0]  # Names are hard to read when folded
         first.min_width = min(_NAME_WIDTH, max(first.min_width or 0, len(cells[0])))
         made.add_row(*map(Text, cells))
     return made
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> Table:
-    """Names and values, one pair a line."""
+    """Return a table of names and values, one pair a line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -107,29 +104,29 @@ def fields(pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def line(to: Console, text: str, style: str = "") -> None:
-    """One paragraph, unprintable characters shown as escapes."""
+    """Print one paragraph, with unprintable characters as escapes."""
     from rich.text import Text
 
     to.print(Text(clean(text), style=style))
 
 
 def clean(text: str) -> str:
-    """`text` with everything that could steer a terminal, newlines included, as escapes."""
+    """Return `text` with everything that could steer a terminal, newlines included, as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def capital(text: str) -> str:
-    """Return the text with a large first letter."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def shape_text(datatype: str, shape: Sequence[int]) -> str:
-    """`float32 [1, 3, 224, 224]`."""
+    """Return a type and a shape as `float32 [1, 3, 224, 224]`."""
     return f"{datatype} [{', '.join(map(str, shape))}]"
 
 
 def bytes_text(count: float) -> str:
-    """Return a size in the unit that fits it."""
+    """Return a number of bytes in the unit that fits it."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -138,15 +135,12 @@ def bytes_text(count: float) -> str:
 
 
 def figure_text(value: float, decimals: int = 0) -> str:
-    """Return a measured figure with so many decimals.
-
-    It has more decimals where that leaves less than two digits of it.
-    """
+    """Return a measured figure with `decimals` decimals, or more if these show less than two digits."""
     return f"{value:.2g}" if abs(value) < 10 ** (1 - decimals) else f"{value:.{decimals}f}"
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a span of time for people."""
+    """Return a span of time in at most two units, such as "3 h 20 min"."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -173,9 +167,9 @@ def _finite(value: Any) -> Any:
 
 
 class Reporter:
-    """How far long work has come, on stderr: a bar in a terminal, a line per stage elsewhere.
+    """A reporter of progress on stderr: a bar in a terminal, a line per stage elsewhere.
 
-    Use as a context manager; call `update` with each piece of news.
+    Use it as a context manager; call `update` with each piece of news.
     """
 
     def __init__(self, title: str) -> None:
@@ -190,7 +184,7 @@ class Reporter:
         return self
 
     def update(self, stage: str, fraction: float, text: str) -> None:
-        """`fraction` of the whole is done, 0 to 1; `stage` names the part that runs, `text` explains it."""
+        """Show that `fraction` of the whole, 0 to 1, is done; `stage` is running, which `text` explains."""
         text = clean(text or stage)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=min(max(fraction, 0.0), 1.0), what=text)
@@ -199,7 +193,7 @@ class Reporter:
         self._stage = stage
 
     def show(self, news: News) -> None:
-        """Show a stage or a note of the compiling child; other news are left to others."""
+        """Show a stage or a note of the compiling child; ignore other news."""
         from honed.jobs.events import Note, Stage
 
         if isinstance(news, Stage):

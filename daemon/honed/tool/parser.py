@@ -1,4 +1,4 @@
-"""What the commands' parsers share: global options, errors as exceptions, values of options."""
+"""Provides what the commands' parsers share: global options, errors as exceptions, values of options."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from honed.protocol.errors import NotFound
 
 from .output import Output, capital
 
-Run = Callable[[argparse.Namespace, Output], int | None]  # Its exit status, None for 0
+Run = Callable[[argparse.Namespace, Output], int | None]  # Returns the exit status, None for 0
 
 
 class UsageError(Exception):
-    """The command line itself is wrong; one sentence that ends with where to read more."""
+    """Raised when the command line is wrong; one sentence that ends with where to read more."""
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises UsageError instead of printing its usage and exiting.
 
-    `missing` says where a command is that is not installed; parsing its arguments raises NotFound with it.
+    `missing` names the package of a command that is not installed; parsing then raises NotFound with it.
     """
 
     missing = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """See argparse."""
+        """Parse as argparse does; raise NotFound if the command is not installed."""
         if self.missing:
             raise NotFound(self.missing)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError."""
+        """Raise UsageError with `message` and where to read more."""
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
@@ -52,7 +52,7 @@ def add_command(commands: Any, name: str, about: str) -> Parser:
 
 
 def define(command: Parser, run: Run, *, details: str = "", examples: str) -> None:
-    """Have `run` carry a command out; its help ends with `examples`."""
+    """Set the function that runs a command, and its help, which ends with `examples`."""
     about = f"{capital(command.description or '')}.{' ' if details else ''}{details}"
     command.description = textwrap.fill(about, 90)
     command.epilog = f"examples:\n{textwrap.indent(textwrap.dedent(examples).strip(), '  ')}"
@@ -61,20 +61,20 @@ def define(command: Parser, run: Run, *, details: str = "", examples: str) -> No
 
 
 def add_action(actions: Any, name: str, run: Run, *, about: str, details: str = "", examples: str) -> Parser:
-    """One of the actions of a command, carried out by `run`."""
+    """Add an action of a command, which `run` carries out."""
     action = add_command(actions, name, about)
     define(action, run, details=details, examples=examples)
     return action
 
 
 def add_actions(command: Parser) -> Any:
-    """Return what the actions of a command are added to; the command does nothing by itself."""
+    """Return the object that a command's actions are added to; the command does nothing by itself."""
     command.description = None
     return command.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
 
 
 def add_global_options(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
-    """--socket and --json, which may stand before or after the command's name."""
+    """Add --socket and --json, which are accepted before and after the command's name."""
     group = parser.add_argument_group("options of every command") if nested else parser
     unset: Any = argparse.SUPPRESS if nested else None
     group.add_argument(
@@ -92,9 +92,9 @@ def add_global_options(parser: argparse.ArgumentParser, *, nested: bool = False)
 
 
 def add_compile_options(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
-    """--shape, --precision and --calibration, as `add`, `compile` and `tune` take them.
+    """Add --shape, --precision and --calibration, as `add`, `compile` and `tune` accept them.
 
-    `several`: sets of shapes may be given.
+    With `several`, the help says that sets of shapes may be given.
     """
     again = "; an input given again begins another set of shapes, and the model is compiled for each set"
     parser.add_argument(
@@ -123,7 +123,7 @@ def add_compile_options(parser: argparse._ActionsContainer, *, several: bool = F
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`IN=1,3,224,224` as a name and sizes; a name may hold an equals sign."""
+    """Parse `IN=1,3,224,224` into a name and sizes; a name may contain an equals sign."""
     name, equals, sizes = text.rpartition("=")
     parts = sizes.split(",")
     if not name or not equals or not all(p.strip().isascii() and p.strip().isdigit() for p in parts):
@@ -132,7 +132,7 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def named_file(text: str) -> tuple[str, Path]:
-    """`NAME=FILE.npy` as a name and a path; a file may hold an equals sign."""
+    """Parse `NAME=FILE.npy` into a name and a path; a file may contain an equals sign."""
     name, equals, file = text.partition("=")
     if not name or not equals or not file:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=FILE.npy")
@@ -140,7 +140,7 @@ def named_file(text: str) -> tuple[str, Path]:
 
 
 def unique(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Repeated `option`s as a dict; raises UsageError where a name is given twice."""
+    """Return the values of a repeated `option` by name; raise UsageError if a name occurs twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -150,7 +150,7 @@ def unique(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def shape_sets(pairs: list[tuple[str, tuple[int, ...]]]) -> list[dict[str, tuple[int, ...]]]:
-    """Repeated --shape options as sets, one at least: an input that is given again begins another."""
+    """Return repeated --shape options as at least one set; an input that occurs again begins another."""
     sets: list[dict[str, tuple[int, ...]]] = [{}]
     for name, sizes in pairs:
         if name in sets[-1]:
@@ -160,24 +160,24 @@ def shape_sets(pairs: list[tuple[str, tuple[int, ...]]]) -> list[dict[str, tuple
 
 
 def count(text: str) -> int:
-    """Return a whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Return a positive number of seconds."""
+    """Parse a positive number of seconds."""
     return _positive(text, 1e9, "seconds")
 
 
 def minutes(text: str) -> float:
-    """Return a positive number of minutes."""
+    """Parse a positive number of minutes."""
     return _positive(text, 1e9, "minutes")
 
 
 def patience(text: str) -> float:
-    """Seconds to wait: a positive number, or infinity."""
+    """Parse the seconds to wait: a positive number, or infinity."""
     return _positive(text, math.inf, "seconds, nor inf")
 
 

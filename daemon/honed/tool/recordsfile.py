@@ -1,4 +1,4 @@
-"""Where the records of tuning are, and whether this user may use them."""
+"""Finds the records of tuning, and checks that this user may use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIDE_FILES = ("", ".lock")
 
 
 def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
-    """--state-dir, for commands on the records."""
+    """Add --state-dir for commands on the records."""
     parser.add_argument(
         "--state-dir",
         metavar="D",
@@ -29,7 +29,7 @@ def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsLocation:
-    """Records, and whether the service at `socket` works on them, as it is there and they are its own."""
+    """The place of records; `by_service` if they belong to a running service, which does all work on them."""
 
     path: Path
     socket: str | None
@@ -37,9 +37,9 @@ class RecordsLocation:
 
 
 def find_records(arguments: argparse.Namespace) -> RecordsLocation:
-    """Find the records that a command means: of --state-dir, of the service that answers, of this user.
+    """Find the records that a command means: of --state-dir, of the running service, or of this user.
 
-    Raises PermissionDenied where the service may not be asked, or the records may not be used.
+    Raises PermissionDenied if this user may not ask the service, or not use the records.
     """
     given: Path | None = arguments.state_dir
     status = _status(arguments.socket) if given is None else None
@@ -56,9 +56,9 @@ def find_records(arguments: argparse.Namespace) -> RecordsLocation:
 
 
 def check_access(path: Path) -> None:
-    """Raise PermissionDenied, saying who may, where this user may not use the records at `path`.
+    """Raise PermissionDenied, naming the owner, if this user may not use the records at `path`.
 
-    Reading needs the right to write, too: SQLite's log of writes is shared by all who read.
+    Reading needs the right to write, too, because all readers share SQLite's write-ahead log.
     """
     folder = path.parent
     try:
@@ -73,7 +73,7 @@ def check_access(path: Path) -> None:
 
 
 def prepare(path: Path) -> None:
-    """See to it that records made by root in the folder of a service belong to the service's user."""
+    """Create records as files of the service's user, if root is to make them in the folder of a service."""
     owner = path.parent.stat()
     if os.geteuid() != 0 or owner.st_uid == 0:
         return
@@ -86,13 +86,12 @@ def prepare(path: Path) -> None:
 
 
 def service_device(socket: str | None) -> str | None:
-    """How the device of the service that answers is selected; None where none does."""
+    """Return how the device of the running service is selected; None if no service answers."""
     status = _status(socket)
     return status.device_spec or None if status else None
 
 
 def _status(socket: str | None) -> Status | None:
-    """Return the status of the service that answers; None where none does."""
     try:
         with Client(socket) as client:
             return client.ask(SERVER_STATUS)

@@ -1,1 +1,1 @@
-"""Search on many machines: one compiles and searches, boards measure."""
+"""Searches on many machines: one compiles and searches, boards measure."""

@@ -1,7 +1,7 @@
-"""What a board of a farm does: it measures, under its own lease, in a Dask worker around one `FarmBoard`.
+"""Makes this machine a board of a farm, which measures under its own lease in a Dask worker.
 
-`greet`, `load`, `judge` and `settle` are all that the machine that searches asks of a board, on rows of plain
-data. They work on the one board of their process, which `serve` puts in its place.
+The machine that searches calls `greet`, `load`, `judge` and `settle` alone, with rows of plain data. They act
+on the one `FarmBoard` of their process, which `serve` sets.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from honed.valhall.compiler import OfflineCompiler
 from . import rows
 from .scheduler import NOWHERE, SETTINGS, checked, quiet, security, stopping
 
-PATIENCE_SECONDS = 5.0  # That a board waits for its lease before it gives a candidate back
-_AWAY_SECONDS = 10.0  # That it is left alone then
-_TURN_SECONDS = 15.0  # Without being asked by one search, after which a board is another's
-_BROKEN_SECONDS = 60.0  # That one is left alone whose device fails
-DEPTH = 2  # Candidates that a measuring board has: one is on its way while the other is measured
+PATIENCE_SECONDS = 5.0  # Time that a board waits for its lease before it gives a candidate back
+_AWAY_SECONDS = 10.0  # Time that the board then gets no candidates
+_TURN_SECONDS = 15.0  # Time without calls of one search, after which another may have the board
+_BROKEN_SECONDS = 60.0  # Time that a board with a failing device gets no candidates
+DEPTH = 2  # Candidates that a measuring board has: one is sent while the other is measured
 
 
 class LeasedGate(Gate):
-    """The lease of this machine's service, which is given up when nothing is to be measured."""
+    """The lease of this machine's service, which is released while nothing is to be measured."""
 
     def __init__(self, socket_path: str | None) -> None:
-        """`socket_path` None: where honed listens."""
+        """Use the service at `socket_path`, None for the usual socket."""
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket_path)
         self._gate: LeaseGate | None = None
 
     def enter(self) -> bool:
-        """As in `Gate`; False where the service does not grant the lease in time."""
+        """Wait until the device may be used; return False if the service does not grant the lease in time."""
         if self._gate is None:
             self._gate = LeaseGate(self._lease, seconds=float("inf"), patience=PATIENCE_SECONDS)
             self._gate.__enter__()
         return self._gate.enter()
 
     def leave(self) -> None:
-        """As in `Gate`."""
+        """Stop using the device until `enter` is called again."""
         if self._gate is not None:
             self._gate.leave()
 
     def rest(self) -> None:
-        """Give the lease up until `enter` is called again."""
+        """Release the lease until `enter` is called again."""
         if self._gate is not None:
             self._gate.__exit__(None, None, None)
             self._gate = None
@@ -73,12 +73,12 @@ class LeasedGate(Gate):
 
     @property
     def why(self) -> str:
-        """It is not held."""
+        """The reason that the lease is not held."""
         return self._lease.why
 
 
 class MeasuringBoard:
-    """An OpenCL device of this machine. For one thread."""
+    """An OpenCL device of this machine, for use by one thread."""
 
     threads = 1
 
@@ -89,9 +89,9 @@ class MeasuringBoard:
         gate: LeasedGate | None,
         kernel_log: Callable[[], Reader | None],
     ) -> None:
-        """`device` is a spec, None for the best there is; without a `gate` it measures at any time.
+        """Measure the device of the spec `device`, None for the best; without a `gate` at any time.
 
-        Raises DeviceError where there is no device, or its peaks cannot be measured.
+        Raises DeviceError if there is no device, or its peaks cannot be measured.
         """
         found: Survey = survey(device, cache_dir)
         self._profile = found.measured()
@@ -103,34 +103,31 @@ class MeasuringBoard:
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """Return a greeting that says what the board is."""
+        """Return the board's greeting, with the device's profile."""
         return _greeting(self._profile, depth=DEPTH)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """Have a task's memory ready."""
+        """Load a task, with the files of its inputs and answers."""
         return self._on_device(lambda: self._load(memory))
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """Return a verdict on a candidate of a task that is ready."""
+        """Return a verdict on a candidate of the loaded task."""
         return self._on_device(lambda: self._judge(trial))
 
     def settle(self) -> rows.Answer:
-        """Settle the measurer, and return a ruling without a verdict.
-
-        The ruling has the faults that have come to light.
-        """
+        """Return the faults that have come to light since, as a ruling without a verdict."""
         if self._measurer is None:
             return rows.BoardVerdict(verdict={}, phases={}, faults=())
         self._measurer.settle()
         return rows.BoardVerdict(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
 
     def rest(self) -> None:
-        """Nothing was asked of it for a while: leave the device to others."""
+        """Release the lease until the next call."""
         if self._gate is not None:
             self._gate.rest()
 
     def close(self) -> None:
-        """End its processes."""
+        """End the board's processes."""
         self.rest()
         if self._measurer is not None:
             self._measurer.close()
@@ -138,7 +135,7 @@ class MeasuringBoard:
         self._clear()
 
     def _on_device(self, do: Callable[[], rows.Answer]) -> rows.Answer:
-        """Do what needs the device, once this machine's service lets it."""
+        """Call `do` under the lease; return BoardBusy if it is not granted, or the device fails."""
         try:
             if self._gate is not None and not self._gate.enter():
                 return rows.BoardBusy(why=f"it is in use: {self._gate.why}", seconds=_AWAY_SECONDS)
@@ -179,27 +176,27 @@ class BenchBoard:
     """The bench of a device that is not here, on all cores of this machine."""
 
     def __init__(self, bench: str, compiler: OfflineCompiler, threads: int) -> None:
-        """Take over the compiler, which makes `threads` programs at a time."""
+        """Own `compiler`, which makes `threads` programs at a time."""
         self.threads = threads
         self._bench = bench
         self._profile = predicted(bench)
         self._compiler = compiler
-        self._lock = threading.Lock()  # Of the workload
+        self._lock = threading.Lock()  # Guards the workload
         self._workload: Workload | None = None
 
     def greet(self) -> rows.Greeting:
-        """As in `MeasuringBoard`."""
+        """Return the board's greeting, with the predicted device's profile."""
         return _greeting(self._profile, depth=DEPTH * self.threads, bench=self._bench)
 
     def load(self, memory: rows.BoardMemory) -> rows.Answer:
-        """As in `MeasuringBoard`; there are no files, as nothing runs."""
+        """Load a task; its files are not written, as nothing runs."""
         workload = rows.workload_in(Path(os.devnull), memory)
         with self._lock:
             self._workload = workload
         return rows.BoardReady(rate=0.0)
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """As in `MeasuringBoard`."""
+        """Return a verdict on a candidate of the loaded task, from its machine code."""
         with self._lock:
             workload = self._workload
         if workload is None or workload.task != trial.task:
@@ -214,14 +211,14 @@ class BenchBoard:
             return rows.BoardBusy(why=str(error), seconds=_BROKEN_SECONDS)
 
     def settle(self) -> rows.Answer:
-        """As in `MeasuringBoard`: nothing runs, so nothing can fault."""
+        """Return a ruling without faults: nothing runs, so nothing can fault."""
         return rows.BoardVerdict(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
-        """As in `MeasuringBoard`: there is nothing to leave."""
+        """Do nothing, as there is no lease."""
 
     def close(self) -> None:
-        """As in `MeasuringBoard`."""
+        """End the offline compiler's processes."""
         self._compiler.close()
 
 
@@ -235,17 +232,17 @@ def _ruling(
 
 
 class BoardPlace:
-    """The board of a process, and whose it is: searches take turns, as a board has one task loaded."""
+    """The board of a process and the search that has it: searches take turns, as a board loads one task."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.board: FarmBoard | None = None
         self.leaving = False
-        self.asked = clock()  # Something of it, last
+        self.asked = clock()  # Time of the last call
         self._search = ""
         self._clock = clock
 
     def answer(self, search: str, do: Callable[[FarmBoard], rows.Answer]) -> bytes:
-        """Return the board's answer to a search; with `search` "", to whatever search has the board."""
+        """Return the board's packed answer to a search, or with `search` "" to the one that has the board."""
         board, now = self.board, self._clock()
         if board is None or self.leaving:
             return rows.pack(rows.BoardBusy(why="it is leaving the farm", seconds=_BROKEN_SECONDS))
@@ -267,24 +264,24 @@ PLACE = BoardPlace()
 
 
 def greet() -> bytes:
-    """Return a packed `Greeting`, empty where the process is no board."""
+    """Return the board's packed `Greeting`, empty if the process is no board."""
     return b"" if PLACE.board is None else rows.pack(PLACE.board.greet())
 
 
 def load(memory: bytes) -> bytes:
-    """Load a packed `Memory`, and return a packed answer."""
+    """Load a packed `BoardMemory`, and return a packed answer."""
     row = rows.unpack(rows.BoardMemory, memory)
     return PLACE.answer(row.search, lambda board: board.load(row))
 
 
 def judge(trial: bytes) -> bytes:
-    """Judge a packed `Trial`, and return a packed answer."""
+    """Judge a packed `FarmTrial`, and return a packed answer."""
     row = rows.unpack(rows.FarmTrial, trial)
     return PLACE.answer(row.search, lambda board: board.judge(row))
 
 
 def settle() -> bytes:
-    """Have the board settle, and return its packed answer."""
+    """Settle the board, and return its packed answer."""
     return PLACE.answer("", lambda board: board.settle())
 
 
@@ -299,15 +296,15 @@ def _greeting(profile: DeviceProfile, *, depth: int, bench: str = "") -> rows.Gr
     )
 
 
-_REST_SECONDS = 5.0  # Without being asked, after which the device is left to others
+_REST_SECONDS = 5.0  # Time without calls after which the device is released
 _LOOK_SECONDS = 1.0
-_RETRY_SECONDS = 5.0  # While no scheduler answers
+_RETRY_SECONDS = 5.0  # Time between tries while no scheduler answers
 
 
 def serve(url: str, certificates: Path | None, board: FarmBoard, tell: Callable[[str], None]) -> None:
-    """Have `board` judge what the farm at `url` asks for, until SIGINT or SIGTERM; closes it then.
+    """Judge with `board` what the farm at `url` requests, until SIGINT or SIGTERM; then close it.
 
-    Where the scheduler goes away, it is waited for. Raises what `checked` and `security` raise.
+    If the scheduler disappears, wait for it. Raises what `checked` and `security` raise.
     """
     url = checked(url)
     member = _Member(url, security(url, certificates), board, tell)
@@ -322,7 +319,7 @@ def serve(url: str, certificates: Path | None, board: FarmBoard, tell: Callable[
 
 
 class _Member:
-    """The worker that a board has in the farm; another, once that has lost its scheduler."""
+    """The Dask worker of a board; a new one once the scheduler was lost."""
 
     def __init__(self, url: str, guard: Security, board: FarmBoard, tell: Callable[[str], None]) -> None:
         self._url = url
@@ -332,7 +329,7 @@ class _Member:
         self._pool = _Lasting(board.threads, "board")
 
     async def stay(self) -> None:
-        """Be in the farm until told to stop."""
+        """Stay in the farm until SIGINT or SIGTERM."""
         stop, waited = stopping(), False
         while not stop.is_set():
             with tempfile.TemporaryDirectory(prefix="honed-farm-") as folder:
@@ -351,7 +348,6 @@ class _Member:
             await _either(stop, _RETRY_SECONDS)
 
     def close(self) -> None:
-        """End the board's processes, and its threads."""
         self._pool.submit(self._board.close).result()
         self._pool.end()
 
@@ -370,11 +366,11 @@ class _Member:
         )
 
     async def _until_left(self, worker: Worker, stop: asyncio.Event) -> None:
-        """Until told to stop, or the scheduler is gone; the board rests while nothing is asked of it."""
+        """Wait for SIGINT, SIGTERM or the loss of the scheduler; the board rests without requests."""
         loop, resting = asyncio.get_running_loop(), False
         while worker.status in (Status.running, Status.paused):
             if await _either(stop, _LOOK_SECONDS):
-                PLACE.leaving = True  # What is being judged is finished, what waits goes back
+                PLACE.leaving = True  # The candidate being judged is finished, waiting ones go back
                 await loop.run_in_executor(self._pool, lambda: None)
                 return
             unasked = time.monotonic() - PLACE.asked > _REST_SECONDS
@@ -384,18 +380,18 @@ class _Member:
 
 
 class _Lasting(ThreadPoolExecutor):
-    """Threads that outlast the workers that use them: a measuring child dies with the one that started it."""
+    """Threads that outlast Dask's workers: a measuring child dies with the thread that started it."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing, as Dask calls it when a worker closes."""
+        """Do nothing; Dask calls this when a worker closes."""
 
     def end(self) -> None:
-        """End the threads."""
+        """End all threads once their work is done."""
         super().shutdown()
 
 
 async def _either(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait for that time, or until told to stop; whether it was."""
+    """Wait for `seconds`, or until `stop` is set; return whether it was set."""
     try:
         await asyncio.wait_for(stop.wait(), seconds)
     except TimeoutError:

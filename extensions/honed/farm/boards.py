@@ -1,4 +1,4 @@
-"""The boards of a farm as the machine that searches sees them: who is there, and what travels to and fro."""
+"""Connects the machine that searches to the boards of a farm: who is present, calls, and answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from . import board, rows
 from .scheduler import SETTINGS, checked, quiet, security
 
 _CONNECT_SECONDS = 15.0
-_ANSWER_SECONDS = 20.0  # To fetch an answer, for which Dask would wait without an end where its board is gone
-_SEND_SECONDS = 60.0  # For a task's memory to reach a board: Dask would wait for one that does not answer
-_WAIT_SECONDS = 30.0  # For the first board
-_LATER_SECONDS = 2.0  # For others, once one has answered
+_ANSWER_SECONDS = 20.0  # Time for fetching an answer: Dask would wait for ever if the board is gone
+_SEND_SECONDS = 60.0  # Time for sending a task to a board: Dask would wait for one that does not answer
+_WAIT_SECONDS = 30.0  # Time to wait for the first board
+_LATER_SECONDS = 2.0  # Time to wait for others, once one has answered
 
 
 @dataclass(frozen=True, slots=True)
 class BoardAnswer:
-    """What a board answered to the call of `number`; None where it, or the way to it, failed: `why`."""
+    """The answer of a board to the call of `number`; `data` is None if the call failed because of `why`."""
 
     number: int
     data: bytes | None
@@ -38,15 +38,15 @@ class BoardAnswer:
 
 
 class DaskBoards:
-    """The workers of a Dask scheduler, by their addresses. Not for several threads.
+    """The workers of a Dask scheduler, by their addresses; not for several threads.
 
-    Each call goes to one of them, and to no other if that one is gone. It gives the number of its answer.
+    Each call goes to one of them, and to no other if that one is gone. It returns the number of its answer.
     """
 
     def __init__(self, url: str, certificates: Path | None) -> None:
         """Connect to the scheduler at `url`.
 
-        Raises InvalidArgument, NotFound (see `security`), and Unavailable where no scheduler answers.
+        Raises InvalidArgument, NotFound (see `security`), and Unavailable if no scheduler answers.
         """
         quiet()
         url = checked(url)
@@ -66,7 +66,7 @@ class DaskBoards:
         self._count = 0
 
     def present(self) -> frozenset[str]:
-        """Return the addresses of all boards there are; raise Unavailable where that cannot be found out."""
+        """Return the addresses of all boards; raise Unavailable if the scheduler is gone."""
         try:
             return frozenset(self._client.nthreads())
         except (OSError, TimeoutError, RuntimeError, ValueError, CancelledError) as error:
@@ -75,32 +75,35 @@ class DaskBoards:
             ) from error
 
     def greet(self, address: str) -> int:
-        """Call `board.greet`; the number that its answer comes with."""
+        """Call `board.greet`; return the number of its answer."""
         return self._call(address, board.greet)
 
     def load(self, address: str, memory: bytes) -> int:
-        """Call `board.load`. The data goes to the board alone, and not with the call."""
+        """Call `board.load`; return the number of its answer.
+
+        The data is sent to the board alone, not with the call.
+        """
         sending = self._client.scatter([memory], workers=[address], hash=False, asynchronous=True)
         sent = asyncio.run_coroutine_threadsafe(sending, self._client.loop.asyncio_loop)
         try:
             data = sent.result(_SEND_SECONDS)[0]
         except (OSError, TimeoutError, KeyError, RuntimeError, ValueError, CancelledError):
             sent.cancel()
-            return self._call(address, board.load, b"")  # It is leaving, which shows in the answer
+            return self._call(address, board.load, b"")  # The board is leaving: its answer says so
         number = self._call(address, board.load, data)
         self._calls[number].append(data)
         return number
 
     def judge(self, address: str, trial: bytes) -> int:
-        """Call `board.judge`."""
+        """Call `board.judge` with a packed trial; return the number of its answer."""
         return self._call(address, board.judge, trial)
 
     def settle(self, address: str) -> int:
-        """Call `board.settle`."""
+        """Call `board.settle`; return the number of its answer."""
         return self._call(address, board.settle)
 
     def came(self, seconds: float) -> BoardAnswer | None:
-        """Return the next answer, of any board; None where none comes within the time."""
+        """Return the next answer of any board; None if none arrives within `seconds`."""
         while True:
             try:
                 number = self._arrived.get(timeout=seconds)
@@ -116,7 +119,7 @@ class DaskBoards:
             future.cancel()
 
     def close(self) -> None:
-        """Leave the farm; the boards stay."""
+        """Leave the farm; its boards stay."""
         self._calls.clear()
         self._client.close()
 
@@ -147,7 +150,7 @@ class DaskBoards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarmChoice:
-    """A farm by its scheduler's address, and what of it is used.
+    """A farm by its scheduler's address, and the boards of it to use.
 
     `bench` is the device to predict for, "" for boards that measure; `device` is a part of the device's name,
     for a farm that has boards of several.
@@ -161,7 +164,7 @@ class FarmChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedFarm:
-    """Its boards, the profile of the device chosen, and how many candidates its boards take at once."""
+    """A connected farm: its boards, the chosen device's profile, and the candidates accepted at once."""
 
     boards: DaskBoards
     profile: DeviceProfile
@@ -169,9 +172,9 @@ class JoinedFarm:
 
 
 def join(choice: FarmChoice) -> JoinedFarm:
-    """Connect, and wait for a board.
+    """Connect to a farm, and wait for a board.
 
-    Raises DeviceError where there is none of the device, or several devices to choose from, and what
+    Raises DeviceError if no board has the device, or there are several devices to choose from, and what
     `DaskBoards` raises.
     """
     boards = DaskBoards(choice.url, choice.certificates)
@@ -184,9 +187,9 @@ def join(choice: FarmChoice) -> JoinedFarm:
 
 
 def chosen(greetings: list[rows.Greeting], choice: FarmChoice) -> tuple[DeviceProfile, int]:
-    """Return the profile of the one device that fits, and how many candidates its boards take at once.
+    """Return the profile of the one device that fits, and how many candidates its boards accept at once.
 
-    The profile has the best peaks of its boards. Raises DeviceError.
+    The profile has the best peaks of its boards. Raises DeviceError if no device fits, or several.
     """
     fitting = [g for g in greetings if g.version == rows.VERSION and g.bench == choice.bench]
     profiles = [(profilefile.from_dict(g.profile), g.depth) for g in fitting]
@@ -217,7 +220,7 @@ def _named(greeting: rows.Greeting) -> str:
 
 
 def _greetings(boards: DaskBoards) -> list[rows.Greeting]:
-    """Of all who are there, and of those who come within a moment."""
+    """Return the greetings of all boards present, and of those that join shortly after the first."""
     until = time.monotonic() + _WAIT_SECONDS
     asked: set[str] = set()
     calls: set[int] = set()

@@ -1,4 +1,4 @@
-"""The certificates of a farm: an authority of its own, and one certificate for each machine."""
+"""Makes the certificates of a farm: its own authority, and one certificate for each machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from honed.protocol.errors import AlreadyExists, InvalidArgument
 
 from .scheduler import AUTHORITY, CERTIFICATE, KEY
 
-AUTHORITY_FOLDER = "authority"  # Stays where it was made: who has its key may let anyone in
-_DAYS = 825  # Of a certificate
+AUTHORITY_FOLDER = "authority"  # Stays where it was made: its key lets anyone in
+_DAYS = 825  # Validity of a machine's certificate
 _AUTHORITY_DAYS = 3650
 
 
 def issue(folder: Path, names: list[str]) -> list[Path]:
-    """Make certificates of the authority in `folder`, which is made, too, where there is none.
+    """Make certificates of the authority in `folder`, and the authority if there is none.
 
-    Gives a folder for each name, to be copied to that machine. Raises AlreadyExists for a name that has one,
-    InvalidArgument for one that is no name of a folder.
+    Returns a folder for each name, to be copied to that machine. Raises AlreadyExists for a name that has
+    one, InvalidArgument for a name that is not a folder's.
     """
     for name in names:
         if not name or name.startswith(".") or "/" in name or name == AUTHORITY_FOLDER or len(name) > 64:
@@ -86,7 +86,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # Boards without a clock are a little behind
+        .not_valid_before(now - datetime.timedelta(days=1))  # Boards without a clock lag a little
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
@@ -113,6 +113,6 @@ def _key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """For its owner alone."""
+    """Write a new file that only its owner may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Command farm: be a machine of a farm, on whose boards others tune."""
+"""Implements `hone farm`, which makes this machine a part of a farm, on whose boards others tune."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _certificates(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _stay(job: Job[Done], output: Output) -> None:
-    """Do a job without a limit of time, whose notes are shown; SIGINT and SIGTERM end it."""
+    """Run a job without a time limit, and show its notes; SIGINT and SIGTERM end it."""
     with started(job, Limits()) as child, stopping(child, lambda: None):
         followed(child, "farm")
     output.emit({}, lambda console: line(console, "Done."))

@@ -1,4 +1,4 @@
-"""The jobs of a farm: its meeting place, a board's part in it, certificates."""
+"""Runs the jobs of a farm: its scheduler, a board, and the making of certificates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MISSING = "{} is not installed; install honed-farm (apt install honed-farm, or 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFarm(Job[R]):
-    """A part in the farm whose scheduler is at `url`, with the certificate in `certificates`."""
+    """A job in the farm whose scheduler is at `url`, with the certificate in `certificates`."""
 
     positional = "url"
     url: str
@@ -28,16 +28,16 @@ class InFarm(Job[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarmScheduler(InFarm[Done]):
-    """The farm's meeting place, which listens at that address."""
+    """The job of the scheduler, which listens at `url`."""
 
     command = ("farm", "scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarmWorker(InFarm[Done]):
-    """A board that measures on `device`, a spec, under the lease of the service at `socket`.
+    """The job of a board that measures on `device`, a spec, under the lease of the service at `socket`.
 
-    `alone`: there is no service on this machine. With `bench` it predicts times, as `Search` says.
+    With `alone` there is no service on this machine. With `bench` it predicts times, as `Search` says.
     """
 
     command = ("farm", "worker")
@@ -51,7 +51,7 @@ class FarmWorker(InFarm[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarmCertificates(Job[Done]):
-    """Makes a folder with a certificate in `folder` for each of `names`, which have commas between them."""
+    """The job that makes a folder in `folder` with a certificate for each of `names`, separated by commas."""
 
     command = ("farm", "certificates")
     positional = "folder"
@@ -60,7 +60,7 @@ class FarmCertificates(Job[Done]):
 
 
 def scheduler(job: FarmScheduler, emit: Emit) -> Done:
-    """Run the scheduler until told to stop."""
+    """Run the scheduler until SIGINT or SIGTERM."""
     _need()
     from .scheduler import run
 
@@ -69,7 +69,7 @@ def scheduler(job: FarmScheduler, emit: Emit) -> Done:
 
 
 def worker(job: FarmWorker, emit: Emit) -> Done:
-    """Be a board, or the bench of one, until told to stop."""
+    """Run a board, or the bench of one, until SIGINT or SIGTERM."""
     _need()
     from honed.tuner.measure.measurer import kernel_log
     from honed.valhall.compiler import ROOT, OfflineCompiler
@@ -77,7 +77,7 @@ def worker(job: FarmWorker, emit: Emit) -> Done:
     from .board import BenchBoard, FarmBoard, LeasedGate, MeasuringBoard, serve
     from .scheduler import checked, security
 
-    security(checked(job.url), job.certificates)  # Before the device is looked at
+    security(checked(job.url), job.certificates)  # Fail before the device is measured
 
     def tell(text: str) -> None:
         emit(events.Note(text=text))
@@ -94,7 +94,7 @@ def worker(job: FarmWorker, emit: Emit) -> Done:
 
 
 def certificates(job: FarmCertificates, emit: Emit) -> Done:
-    """Make a certificate for each name."""
+    """Make a certificate for each name; raise NotFound without the package cryptography."""
     _need()
     try:
         from .certificates import issue

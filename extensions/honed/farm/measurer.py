@@ -1,4 +1,4 @@
-"""The boards of a farm in the place of a device: they judge a session's candidates."""
+"""Judges a session's candidates on the boards of a farm, in place of a device."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from . import rows
 from .boards import BoardAnswer, DaskBoards, FarmChoice, join
 from .worklist import Action, AssignCandidate, BoardBlame, BoardNotice, LoadBoardTask, Settle, WorkList
 
-_LOOK_SECONDS = 1.0  # Between two looks at who is there
-_PATIENCE_SECONDS = 1800.0  # Without any answer, after which a search ends
-_BROKEN_SECONDS = 10.0  # That a board is left alone whose call failed
+_LOOK_SECONDS = 1.0  # Time between two looks at the boards present
+_PATIENCE_SECONDS = 1800.0  # Time without any answer after which a search ends
+_BROKEN_SECONDS = 10.0  # Time that a board whose call failed gets no candidates
 _SETTLE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A candidate under the name it is asked for by; its verdict when it has one."""
+    """A candidate by its name in the work list, and its verdict once there is one."""
 
     candidate: Candidate
     noted: bool = False
@@ -46,10 +46,11 @@ class _Asked:
 
 
 class FarmMeasurer:
-    """`Measures` by boards. All that boards judge of a batch is asked of them as soon as it is known.
+    """A `CandidateRunner` on boards: each candidate is queued for them as soon as it is prepared.
 
-    A candidate is noted (`begin`) when it is first given to a board, not before. Verdicts have the board's
-    speed beside the farm's as their timings' `yardstick_ratio`, and the yardstick brought to the farm's.
+    A candidate is noted (`begin`) when it is first sent to a board, not before. The timing of a verdict has
+    the ratio of the board's yardstick to the farm's as its `yardstick_ratio`, and the verdict's yardstick is
+    scaled to the farm's.
     """
 
     def __init__(
@@ -63,18 +64,18 @@ class FarmMeasurer:
         ahead: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take over `boards`, of which those with a device as `profile` has it are used.
+        """Own `boards`, of which those with the device of `profile` are used.
 
         `bench` is the device that is predicted, "" for one that measures. `tell` gets sentences on boards.
-        Raises InvalidArgument where `profile` has no peaks.
+        Raises InvalidArgument if `profile` has no peaks.
         """
         if profile.peaks is None:
             raise InvalidArgument("the farm's boards have no peaks; see `hone doctor` on them")
         self.ahead = ahead
         self.rate = 0.0
-        self.peaks: DevicePeaks = profile.peaks  # The best that any board has seen
+        self.peaks: DevicePeaks = profile.peaks  # The best of all boards
         self.spent: dict[str, float] = {}
-        self.counts: dict[str, int] = {}  # Verdicts taken, by board
+        self.counts: dict[str, int] = {}  # Verdicts accepted, by host
         self._boards = boards
         self._profile = profile
         self._bench = bench
@@ -86,31 +87,31 @@ class FarmMeasurer:
         self._workload: Workload | None = None
         self._memory = b""
         self._best: float | None = None
-        self._asked: dict[str, _Asked] = {}  # By name in the work list
+        self._asked: dict[str, _Asked] = {}  # Requested candidates, by name in the work list
         self._names: dict[str, str] = {}  # The latest name of a candidate, by its id
         self._count = 0
         self._calls: dict[
             int, tuple[str, Callable[[BoardAnswer], None]]
-        ] = {}  # Boards, and what takes the answers
+        ] = {}  # Boards, and the handlers of their answers
         self._present: frozenset[str] = frozenset()
         self._hosts: dict[str, str] = {}
         self._complained: dict[str, str] = {}
-        self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # With phases, by ticket
+        self._rulings: dict[int, tuple[Verdict, Mapping[str, float]]] = {}  # Verdicts with phases, by ticket
         self._faults: list[tuple[str, FaultIncident]] = []
         self._looked = float("-inf")
         self._heard = clock()
 
     def close(self) -> None:
-        """Leave the farm."""
+        """Close the connection to the farm; its boards stay."""
         self._boards.close()
 
     @property
     def joined(self) -> int:
-        """How many boards candidates are given to."""
+        """Number of boards that judge candidates."""
         return len(self._list.boards)
 
     def load(self, workload: Workload) -> None:
-        """Have boards judge candidates of `workload` from now on; waits until one of them is ready."""
+        """Have boards judge candidates of `workload` from now on; wait until one of them is ready."""
         self._workload = workload
         self._memory = rows.pack(rows.memory_of(workload, self._search))
         self._best = None
@@ -127,10 +128,10 @@ class FarmMeasurer:
             self._want(candidate)
 
     def build(self, candidates: object) -> None:
-        """Nothing: boards build what they are given."""
+        """Do nothing: boards build what they judge."""
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
-        """Return the verdict of whichever board judged the candidate, or judges it now.
+        """Return a board's verdict on the candidate, and wait for it if need be.
 
         Raises what `begin` raised for it.
         """
@@ -154,12 +155,15 @@ class FarmMeasurer:
         return replace(asked.verdict, seconds=waited)
 
     def forget(self) -> dict[str, Verdict]:
-        """Drop what no board has; gives the verdicts that nobody asked for, once boards have ended theirs."""
+        """Drop the candidates that no board has; return the verdicts that `measure` did not collect.
+
+        Waits until boards have ended theirs.
+        """
         self._heard = self._clock()
         self._do(self._list.drop(self._heard))
         while self._list.out:
             self._pump()
-            self._do(self._list.drop(self._clock()))  # What came back meanwhile
+            self._do(self._list.drop(self._clock()))  # Drop candidates that boards gave back meanwhile
         left = {
             asked.candidate.id: asked.verdict for asked in self._asked.values() if asked.verdict is not None
         }
@@ -168,7 +172,7 @@ class FarmMeasurer:
         return left
 
     def settle(self) -> None:
-        """Wait until boards have looked into their kernel logs."""
+        """Wait until boards have looked into their kernel logs, 10 s at most."""
         asked = {self._boards.settle(board): (board, self._take_settled) for board in self._list.boards}
         self._calls |= asked
         until = self._clock() + _SETTLE_SECONDS
@@ -176,7 +180,7 @@ class FarmMeasurer:
             self._pump()
 
     def take_faults(self) -> list[tuple[str, FaultIncident]]:
-        """Faults that boards found since the last call, with the ids of their candidates."""
+        """Return faults that boards found since the last call, with the ids of their candidates."""
         found, self._faults = self._faults, []
         return found
 
@@ -189,8 +193,7 @@ class FarmMeasurer:
         return name
 
     def _do(self, actions: list[Action]) -> None:
-        """Do what the work list says, and what it says to that."""
-        for action in actions:  # To which more are added
+        for action in actions:  # The list grows while it is read
             actions += self._done(action)
 
     def _done(self, action: Action) -> list[Action]:
@@ -215,7 +218,7 @@ class FarmMeasurer:
         if not asked.noted:
             try:
                 self._begin(asked.candidate)
-            except HonedError as error:  # In quarantine, or in flight elsewhere
+            except HonedError as error:  # The candidate is in quarantine, or in flight elsewhere
                 asked.refused = error
                 return self._list.refuse(ticket, self._clock())
             asked.noted = True
@@ -241,7 +244,7 @@ class FarmMeasurer:
         self.counts[host] = self.counts.get(host, 0) + 1
 
     def _pump(self) -> None:
-        """Take in what comes within a second. Raises Unavailable where nothing has for long."""
+        """Process what arrives within a second; raise Unavailable if nothing has for half an hour."""
         now = self._clock()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
@@ -276,7 +279,7 @@ class FarmMeasurer:
 
     def _take_greeting(self, board: str, came: BoardAnswer) -> None:
         if not came.data:
-            return  # Somebody else's worker, or one that is gone again
+            return  # The worker of another program, or one that has left
         try:
             greeting = rows.unpack(rows.Greeting, came.data)
             profile = profilefile.from_dict(greeting.profile)
@@ -324,7 +327,7 @@ class FarmMeasurer:
         self._rulings.pop(ticket, None)
 
     def _put_off(self, board: str, answer: rows.Answer) -> float:
-        """Seconds that a board is left alone; why is told once."""
+        """Return the seconds that a board gets no candidates; report a repeated reason once."""
         if not isinstance(answer, rows.BoardBusy):
             return _BROKEN_SECONDS
         if self._complained.get(board) != answer.why:
@@ -346,12 +349,12 @@ def _answer(came: BoardAnswer) -> rows.Answer:
 
 
 def _unfit(why: str) -> rows.BoardBusy:
-    """In the place of an answer that did not come, or makes no sense."""
+    """Return the answer that replaces one that is missing or makes no sense."""
     return rows.BoardBusy(why=why, seconds=_BROKEN_SECONDS, reload=True)
 
 
 def _checked(ruling: rows.BoardVerdict) -> Verdict:
-    """Return the verdict; raise InvalidArgument for a verdict that cannot be."""
+    """Return the verdict of a ruling; raise InvalidArgument if it is not possible."""
     verdict = rows.verdict_of(ruling)
     check_verdict(verdict)
     if verdict.yardstick_s is not None and not 0 < verdict.yardstick_s < math.inf:
@@ -359,15 +362,15 @@ def _checked(ruling: rows.BoardVerdict) -> Verdict:
     return verdict
 
 
-# Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
-# are proposed without the results of the others.
+# Candidates of a batch for each that a farm's boards accept at once. Fewer leave boards idle at the batch's
+# end; more are proposed without the results of the others.
 _PER_PLACE = 4
 
 
 def instrument(job: commands.Search[Any], tell: Callable[[str], None]) -> MeasurementBackend:
-    """Return the boards of a farm that are of one device, with the best peaks that any of them has seen.
+    """Return the boards of a farm that have one device, with the best peaks that any of them measured.
 
-    `tell` gets sentences on boards that come, go or are slow. Raises what `boards.join` raises.
+    `tell` gets sentences on boards that join, leave or are slow. Raises what `boards.join` raises.
     """
     folder = job.settings.get("certificates")
     farm = FarmChoice(

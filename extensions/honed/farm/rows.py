@@ -1,6 +1,6 @@
-"""What travels between the machine that searches and the boards: rows of plain data, as MessagePack.
+"""Defines the rows of plain data, as MessagePack, between the machine that searches and the boards.
 
-The functions that boards run are named in `board`; what they take and give is bytes of these.
+The functions that boards run are in `board`; their arguments and answers are bytes of these rows.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from honed.protocol.strict import Map, from_plain, to_plain
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records.verdict import Verdict
 
-VERSION = 1  # Of these rows; a board of another is not given work
+VERSION = 1  # Version of these rows; a board with another is not used
 MAX_BYTES = 1 << 30
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """What a board says of itself.
+    """A board's description of itself.
 
-    `bench` is the device that it judges for without one, "" where it measures on its own. It takes `depth`
-    candidates at a time, one after the other or all at once. `profile` is the device's, with its peaks.
+    `bench` is the device that it predicts for, "" if it measures. It accepts `depth` candidates at a time,
+    one after the other or all at once. `profile` is the device's, with its peaks.
     """
 
     version: int
-    honed: str  # Its version
+    honed: str  # Version of honed
     host: str
     bench: str
     depth: int
@@ -41,7 +41,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardMemory:
-    """A task of a `search`: its workload, and the files of inputs and answers that are in its folder."""
+    """A task of a `search`: its workload, and the files of inputs and answers in its folder."""
 
     search: str
     workload: Map
@@ -50,14 +50,14 @@ class BoardMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardReady:
-    """A board has a task's memory; it moves `rate` bytes a second at its size, 0 where that is not known."""
+    """An answer that the task is loaded; the board moves `rate` bytes/s at its size, 0 if not known."""
 
     rate: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarmTrial:
-    """A candidate of a task to be judged; `best` is the best known time of the task, in seconds."""
+    """A candidate of a task, to be judged; `best` is the best known time of the task, in seconds."""
 
     search: str
     task: str
@@ -77,7 +77,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardVerdict:
-    """A board's verdict; `phases` are the wall seconds of its parts, `faults` are new since the last."""
+    """A board's verdict; `phases` are its phases' wall seconds, `faults` those since the last verdict."""
 
     verdict: Map
     phases: dict[str, float]
@@ -86,7 +86,7 @@ class BoardVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardBusy:
-    """A board did nothing; it may be asked again after so many seconds. `why` is a sentence.
+    """An answer that the board did nothing; try again after `seconds`. `why` is a sentence.
 
     With `reload` the task must be loaded again first.
     """
@@ -106,19 +106,19 @@ _NAMES: Final = {kind: name for name, kind in _ANSWERS.items()}
 
 
 def pack(row: object) -> bytes:
-    """Return a row as it travels; a row of one of several kinds is named."""
+    """Return a row as bytes; an answer is preceded by the name of its kind."""
     named = {_NAMES[type(row)]: to_plain(row)} if isinstance(row, Answer) else to_plain(row)
     packed: bytes = msgpack.packb(named, use_bin_type=True)
     return packed
 
 
 def unpack(kind: type[R], data: bytes) -> R:
-    """Return the row that the data holds; raise InvalidArgument for data that is no row."""
+    """Return the row in the data; raise InvalidArgument for data that is no row."""
     return _checked(kind, _plain(data))
 
 
 def answer(data: bytes) -> Answer:
-    """Return the answer of a board; raise InvalidArgument for data that is no answer."""
+    """Return the answer in a board's data; raise InvalidArgument for data that is no answer."""
     plain = _plain(data)
     if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in _ANSWERS:
         raise InvalidArgument("a board answered something that is no answer; compare versions")
@@ -143,7 +143,7 @@ def _checked(kind: type[R], plain: object) -> R:
 
 
 def memory_of(workload: Workload, search: str) -> BoardMemory:
-    """Return a task with all that is in its folder."""
+    """Return a task's row, with all files in its folder."""
     return BoardMemory(
         search=search,
         workload=_paired(workload, "parameters"),
@@ -152,9 +152,9 @@ def memory_of(workload: Workload, search: str) -> BoardMemory:
 
 
 def workload_in(folder: Path, memory: BoardMemory) -> Workload:
-    """Return the workload of a task whose files are written to `folder`.
+    """Return the workload of a task, and write its files to `folder`.
 
-    Raises InvalidArgument for odd names.
+    Raises InvalidArgument if the files are not those of the workload.
     """
     workload = _read("a task", Workload, memory.workload, "parameters")
     count = workload.sets * len(workload.parameters)
@@ -166,27 +166,26 @@ def workload_in(folder: Path, memory: BoardMemory) -> Workload:
 
 
 def candidate_map(candidate: Candidate) -> Map:
-    """Return a candidate as a trial has it."""
+    """Return a candidate as the map that a trial has."""
     return _paired(candidate, "inner")
 
 
 def candidate_of(trial: FarmTrial) -> Candidate:
-    """Return the candidate of a trial; raise InvalidArgument where it cannot be read."""
+    """Return the candidate of a trial; raise InvalidArgument if it cannot be read."""
     return _read("a candidate", Candidate, trial.candidate, "inner")
 
 
 def verdict_of(ruling: BoardVerdict) -> Verdict:
-    """Return the verdict of a ruling; raise InvalidArgument where it cannot be read."""
+    """Return the verdict of a ruling; raise InvalidArgument if it cannot be read."""
     return replace(_read("a verdict", Verdict, ruling.verdict), story=None, host=None)
 
 
 def _files(workload: Workload) -> list[str]:
-    """Return the names of a task's inputs and answers."""
     return [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
 
 
 def _paired(value: Workload | Candidate, memory: str) -> Map:
-    """Return a map of the value, in which the field `memory` pairs each value's type and shape."""
+    """Return a map of the value, in which the field `memory` has pairs of type and shape."""
     plain: Map = to_plain(value)
     return plain | {memory: [[each["dtype"], each["shape"]] for each in plain[memory]]}
 
@@ -201,7 +200,7 @@ def _read(what: str, kind: type[R], plain: Map, memory: str = "") -> R:
 
 
 def log_lines(faults: Sequence[tuple[str, FaultIncident]]) -> tuple[LogLine, ...]:
-    """Return the records of stories, each with its candidate's id."""
+    """Return the log records of incidents, each with its candidate's id."""
     return tuple(
         LogLine(
             candidate=candidate,
@@ -215,7 +214,7 @@ def log_lines(faults: Sequence[tuple[str, FaultIncident]]) -> tuple[LogLine, ...
 
 
 def stories(lines: Sequence[LogLine]) -> list[tuple[str, FaultIncident]]:
-    """Return the stories of records, with their candidates' ids."""
+    """Return the incidents of log records, with their candidates' ids."""
     by_candidate: dict[str, list[DatedFault]] = {}
     for line in lines:
         fault = parse(line.text, device=line.device)

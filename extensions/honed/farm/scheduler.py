@@ -1,4 +1,4 @@
-"""The meeting place of a farm, Dask's scheduler, and who may be in it."""
+"""Runs the scheduler of a farm, which is Dask's, and decides who may connect to it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 DEFAULT_PORT = 8786
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 SETTINGS = {
-    "distributed.scheduler.http.routes": [],  # Nothing is told over HTTP, which TLS does not guard here
+    "distributed.scheduler.http.routes": [],  # HTTP stays off, because TLS does not guard it here
     "distributed.worker.http.routes": [],
     "distributed.scheduler.worker-ttl": "30 seconds",  # A board that lost its power closes no connection
     "distributed.scheduler.worker-saturation": "inf",  # Candidates have their boards when they are sent
     "distributed.worker.daemon": False,
 }
-NOWHERE = "127.0.0.1:0"  # Where Dask's page for browsers, which is not used, would be
+NOWHERE = "127.0.0.1:0"  # Address of Dask's web page, which is not used
 
 
 def checked(url: str) -> str:
     """Return the address of a scheduler, with its port: `tls://HOST[:PORT]`, or `tcp://` on loopback.
 
-    Raises InvalidArgument for anything else: who reaches a scheduler can run any code on every worker.
+    Raises InvalidArgument for anything else: anyone who reaches a scheduler can run any code on every worker.
     """
     try:
         parts = urlsplit(url)
@@ -55,10 +55,10 @@ def _loopback(host: str) -> bool:
 
 
 def security(url: str, folder: Path | None) -> Security:
-    """How to talk to a scheduler at a `checked` address, with the certificates in `folder`.
+    """Return the security of a connection to a `checked` address, with the certificates in `folder`.
 
     Both sides show a certificate of the authority in it. Raises InvalidArgument for TLS without a folder,
-    NotFound where files are missing.
+    NotFound if files are missing.
     """
     if not url.startswith("tls://"):
         return Security(require_encryption=False)
@@ -78,9 +78,9 @@ def security(url: str, folder: Path | None) -> Security:
 
 
 def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> None:
-    """Be the scheduler at that address until SIGINT or SIGTERM; `tell` gets a sentence when it listens.
+    """Run the scheduler at that address until SIGINT or SIGTERM; `tell` gets a sentence when it listens.
 
-    Raises InvalidArgument and NotFound as `checked` and `security` do, Unavailable where it cannot listen.
+    Raises InvalidArgument and NotFound as `checked` and `security` do, Unavailable if it cannot listen.
     """
     url = checked(url)
     guard = security(url, certificates)
@@ -97,7 +97,7 @@ def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> Non
                 dashboard=False,
                 dashboard_address=NOWHERE,
             )
-        except (OSError, RuntimeError) as error:  # As which Dask tells of the other
+        except (OSError, RuntimeError) as error:  # Dask wraps the cause in a RuntimeError
             why = error.__cause__ or error
             raise Unavailable(
                 f"cannot listen at {url} ({getattr(why, 'strerror', None) or why}); try another address"
@@ -112,7 +112,7 @@ def run(url: str, certificates: Path | None, tell: Callable[[str], None]) -> Non
 
 
 def stopping() -> asyncio.Event:
-    """Set by SIGINT and SIGTERM."""
+    """Return an event that SIGINT and SIGTERM set."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -120,5 +120,5 @@ def stopping() -> asyncio.Event:
 
 
 def quiet() -> None:
-    """Dask's own words are for those who look for them; what matters is told."""
+    """Silence Dask's own messages below errors."""
     logging.getLogger("distributed").setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""Which board of a farm judges which candidate, and what becomes of those that come back.
+"""Decides which board of a farm judges which candidate, and what happens to those that return.
 
-Pure: it does no I/O, takes events with their times, and returns actions. A candidate waits, or is
-out with one board under a ticket of its own, or is settled. A ticket counts while its board has it: what a
-board sends after it was given up is dropped, so that a candidate that was handed out twice is settled once.
+It is pure: no I/O; it takes events with their times, and returns actions. A candidate waits, is out with one
+board under its own ticket, or is settled. A ticket counts while its board has it: answers after the board was
+given up are dropped, so that a candidate assigned twice is settled once.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_DEATHS = 2  # Boards that may die of a candidate before it is not given to another
-_ASIDE_SECONDS = 60.0  # Before a board that is off its peers' speed is tried again
-_WINDOW = 5  # Yardsticks that a board's speed rests on; one alone is off by a factor of two now and then
-_LEAST = 3  # Of them before a board is compared with others
-SET_ASIDE = 1.5  # Times as slow as its peers, or as fast: how a candidate's time follows is not known then
-_BACK = 1.2  # Times as slow as its peers at most, or as fast, to be taken back
-TOLD = 1.1  # By which a board's ratio must change to be worth a word
+_DEATHS = 2  # Boards lost while they judged a candidate, after which it is not assigned again
+_ASIDE_SECONDS = 60.0  # Time until a board that is off its peers' speed is tried again
+_WINDOW = 5  # Yardsticks that a board's speed rests on; one alone is sometimes off by a factor of two
+_LEAST = 3  # Yardsticks needed before a board is compared with others
+SET_ASIDE = 1.5  # Ratio to its peers, slower or faster, from which a board's times cannot be scaled
+_BACK = 1.2  # Maximum ratio, slower or faster, at which a board is used again
+TOLD = 1.1  # Change of a board's ratio that is reported
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`ratio` is what the board's times are to be divided by; with `aside` they are not to be used."""
+    """A board's speed: `ratio` divides its times; with `aside` they are not used."""
 
     ratio: float
     aside: bool
@@ -40,10 +40,10 @@ class _Clock:
 
 
 class Clocks:
-    """The yardsticks of all boards, in seconds: the same work on every board of a device.
+    """The yardsticks of all boards, in seconds: equal work on every board of a device.
 
-    Where it takes longer, the board is slowed by heat, or has a lower clock: its times are as much longer.
-    They are brought to the speed that the farm had when a board was first known well: the `reference`.
+    If it takes longer, heat or a lower clock slows the board, and its times by that ratio. Times are scaled
+    to the farm's speed when the first board's was well known: the `reference`.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Clocks:
         self._boards.pop(board, None)
 
     def note(self, board: str, yardstick: float) -> Standing:
-        """Note a board's latest yardstick, and return the standing that results from it."""
+        """Record a board's latest yardstick, and return its standing."""
         clock = self._boards.setdefault(board, _Clock())
         peers = [median(c.latest) for b, c in self._boards.items() if b != board and c.compared]
         usual = median_low(peers) if peers else None
@@ -69,7 +69,7 @@ class Clocks:
             self.reference = median_low([*peers, median(clock.latest)])
         now = median(clock.latest)
         if usual is not None and clock.compared and not _within(now / usual, SET_ASIDE):
-            # Of two that disagree the slower is the one that is held back.
+            # Two boards that disagree have no majority: the slower one is set aside.
             clock.aside = len(peers) > 1 or now > usual
         if clock.aside and usual is not None:
             return Standing(now / usual, aside=True)
@@ -82,7 +82,7 @@ def _within(ratio: float, factor: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LoadBoardTask:
-    """Have a board make a task's memory ready."""
+    """An action: have a board load a task."""
 
     board: str
     task: str
@@ -90,7 +90,7 @@ class LoadBoardTask:
 
 @dataclass(frozen=True, slots=True)
 class AssignCandidate:
-    """Have a board judge a candidate."""
+    """An action: have a board judge a candidate."""
 
     ticket: int
     board: str
@@ -99,7 +99,7 @@ class AssignCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The verdict that came with a ticket counts; the board's times are to be divided by `ratio`."""
+    """An action: accept the verdict of a ticket; the board's times are to be divided by `ratio`."""
 
     ticket: int
     candidate: str
@@ -109,7 +109,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class BoardBlame:
-    """A candidate is not given to another board, as so many died of it."""
+    """An action: reject a candidate because `deaths` boards died while they judged it."""
 
     candidate: str
     deaths: int
@@ -117,7 +117,7 @@ class BoardBlame:
 
 @dataclass(frozen=True, slots=True)
 class BoardNotice:
-    """Something of a board that people should know; `text` goes on behind its name."""
+    """An action: report something about a board; `text` follows its name."""
 
     board: str
     text: str
@@ -131,22 +131,22 @@ class _Board:
     depth: int
     ready: str | None = None  # The task that it has loaded
     loading: bool = False
-    tickets: list[int] = field(default_factory=list)  # The oldest first
+    tickets: list[int] = field(default_factory=list)  # Tickets, the oldest first
     away_until: float = 0.0
-    reported: float = 1.0  # The ratio that was told last
+    reported: float = 1.0  # The ratio last reported
 
 
 @dataclass(slots=True)
 class _Ticket:
     board: str
-    candidate: str | None  # None: it is of a task that nobody wants any more
+    candidate: str | None  # Candidate, None if its task was replaced
 
 
 class WorkList:
-    """All that is known of candidates and boards.
+    """The state of all candidates and boards.
 
-    Its methods are told what happened, and give what is to be done, in order. `now` is in seconds of a clock
-    that never goes back.
+    Its methods take events, and return actions to be performed in order. `now` is in seconds of a monotonic
+    clock.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class WorkList:
         self.boards: dict[str, _Board] = {}
         self.waiting: deque[str] = deque()
         self.tickets: dict[int, _Ticket] = {}
-        self.settled: set[str] = set()  # Of the present task
+        self.settled: set[str] = set()  # Settled candidates of the present task
         self._deaths: dict[str, int] = {}
         self._count = 0
 
@@ -165,7 +165,7 @@ class WorkList:
         return [ticket.candidate for ticket in self.tickets.values() if ticket.candidate is not None]
 
     def take(self, task: str, now: float) -> list[Action]:
-        """Candidates of `task` are judged from now on; those of the task before are not wanted any more."""
+        """Have candidates of `task` judged from now on; those of the task before are dropped."""
         if task != self.task:
             self.task = task
             self.waiting.clear()
@@ -176,7 +176,7 @@ class WorkList:
         return self.tick(now)
 
     def want(self, candidate: str, now: float) -> list[Action]:
-        """Have a candidate of the present task judged; asking again changes nothing."""
+        """Have a candidate of the present task judged; a repeated request changes nothing."""
         if candidate not in self.settled and candidate not in [*self.waiting, *self.out]:
             self.waiting.append(candidate)
         return self.tick(now)
@@ -187,21 +187,21 @@ class WorkList:
         return self.tick(now)
 
     def refuse(self, ticket: int, now: float) -> list[Action]:
-        """Refuse the candidate of a ticket, which must not be judged and was not given to the board."""
+        """Settle the candidate of a ticket, which must not be judged and was not sent to the board."""
         given = self._returned(ticket)
         if given is not None and given.candidate is not None:
             self.settled.add(given.candidate)
         return self.tick(now)
 
     def join(self, board: str, depth: int, now: float) -> list[Action]:
-        """Let a board join that may take up to `depth` candidates at a time."""
+        """Add a board that accepts up to `depth` candidates at a time."""
         self.boards.setdefault(board, _Board(depth))
         return self.tick(now)
 
     def leave(self, name: str, now: float) -> list[Action]:
-        """Remove a board that is gone, or was given up: what it had out waits again.
+        """Remove a board that has left, or was given up; its candidates wait again.
 
-        Its oldest candidate is what it was judging, and may be why it is gone.
+        Its oldest candidate is the one that it was judging, and may be why it left.
         """
         self.clocks.forget(name)
         board, actions = self.boards.pop(name, None), list[Action]()
@@ -219,9 +219,9 @@ class WorkList:
         return actions + self.tick(now)
 
     def loaded(self, name: str, task: str | None, now: float, *, away: float = 0.0) -> list[Action]:
-        """Note that a board has a task's memory ready, or none (None).
+        """Record that a board has loaded a task, or none (None).
 
-        The board is left alone for `away` seconds.
+        The board gets no candidates for `away` seconds.
         """
         board = self.boards.get(name)
         if board is not None:
@@ -230,14 +230,14 @@ class WorkList:
         return self.tick(now)
 
     def judged(self, number: int, yardstick: float | None, now: float) -> list[Action]:
-        """Take a board's verdict on the candidate of a ticket, with its yardstick (seconds), if any."""
+        """Accept a board's verdict on the candidate of a ticket, with its yardstick (seconds), if any."""
         ticket = self._returned(number)
         return (list(self._settled(number, ticket, yardstick, now)) if ticket else []) + self.tick(now)
 
     def give_back(self, number: int, now: float, *, away: float, reload: bool = False) -> list[Action]:
-        """Take back the candidate of a ticket, which a board did not judge.
+        """Queue the candidate of a ticket again, which a board did not judge.
 
-        The board is left alone for `away` seconds. With `reload` it has not loaded the task any more.
+        The board gets no candidates for `away` seconds. With `reload` it has lost the task.
         """
         ticket = self._returned(number)
         if ticket is not None:
@@ -247,11 +247,11 @@ class WorkList:
         return self.tick(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Return what boards are to load and judge by now."""
+        """Return the loads and assignments due by now."""
         return [*self._loads(now), *self._hand_outs(now)]
 
     def _returned(self, number: int) -> _Ticket | None:
-        """Remove a ticket, and return it; None where it did not count any more."""
+        """Remove a ticket, and return it; None if it did not count any more."""
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
             self.boards[ticket.board].tickets.remove(number)
@@ -295,7 +295,7 @@ class WorkList:
                 yield LoadBoardTask(name, self.task)
 
     def _hand_outs(self, now: float) -> Iterator[Action]:
-        """As many as boards take, each to one that has least."""
+        """Assign waiting candidates to boards with room, each to the one with the fewest."""
         passed: list[str] = []
         while self.waiting:
             candidate = self.waiting.popleft()
@@ -313,7 +313,10 @@ class WorkList:
         self.waiting.extendleft(reversed(passed))
 
     def _may_take(self, board: _Board, candidate: str, now: float) -> bool:
-        """One of which a board died is judged alone, so that the next death is its own doing."""
+        """Return whether a board may judge a candidate now.
+
+        A candidate with which a board died is judged alone, so that the next death is due to it.
+        """
         if board.ready != self.task or board.away_until > now or len(board.tickets) >= board.depth:
             return False
         if candidate in self._deaths:

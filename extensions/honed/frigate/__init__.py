@@ -1,5 +1,5 @@
 """`honed-frigate`: object detection for Frigate, by models that honed serves.
 
-Frigate's detector of type `zmq` sends pictures over a ZeroMQ socket and takes at most 20 detections for each
-(docs/frigate.md).
+Frigate's detector of type `zmq` sends pictures over a ZeroMQ socket and accepts at most 20 detections for
+each (docs/frigate.md).
 """

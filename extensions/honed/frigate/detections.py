@@ -1,7 +1,7 @@
-"""What a model answers, made into the detections that Frigate takes: float32 [20, 6].
+"""Decodes models' outputs to the detections that Frigate accepts: float32 [20, 6].
 
-A row is class, score, then top, left, bottom, right, as parts of the picture's height and width; rows that
-are not needed are zeros. Each kind of model is decoded as Frigate's own detectors do it.
+A row is class, score, then top, left, bottom, right, as fractions of the picture's height and width; unused
+rows are zeros. Each kind of model is decoded as Frigate's own detectors do it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument
 
-SCORE: Final = np.float32(0.4)  # Candidates below are none
-_OVERLAP: Final = np.float32(0.4)  # What may be shared with a better one, of the area of both
+SCORE: Final = np.float32(0.4)  # Minimum score of a candidate
+_OVERLAP: Final = np.float32(0.4)  # Maximum intersection over union with a better box
 _EPSILON: Final = np.finfo(np.float64).eps
 ROWS: Final = 20
 Array = NDArray[Any]
 Decoder = Callable[[Sequence[Array], int, int], Array]
 _STRIDES: Final = (8, 16, 32)
-_ANCHORS: Final = (  # YOLOv7's, in pixels, of each of the three outputs
+_ANCHORS: Final = (  # YOLOv7's anchors in pixels, for each of the three outputs
     ((12, 16), (19, 36), (40, 28)),
     ((36, 75), (76, 55), (72, 146)),
     ((142, 110), (192, 243), (459, 401)),
@@ -31,9 +31,9 @@ _ANCHORS: Final = (  # YOLOv7's, in pixels, of each of the three outputs
 def best(boxes: NDArray[Any], scores: NDArray[np.float32], most: int) -> NDArray[np.intp]:
     """Return the indices of at most `most` boxes, best first, none of which overlaps a better one much.
 
-    The result is that of OpenCV's `dnn.NMSBoxes`; `boxes` is [n, 4], scores [n]. OpenCV takes the last two
-    numbers of a box for width and height. Frigate gives it the lower right corner there, and the boxes that
-    are kept have to be those that Frigate keeps.
+    The result is that of OpenCV's `dnn.NMSBoxes`; `boxes` is [n, 4], scores [n]. OpenCV reads the last two
+    numbers of a box as width and height. Frigate passes the lower right corner there, and this function must
+    keep the boxes that Frigate keeps.
     """
     order = np.flatnonzero(scores > SCORE)
     order = order[np.argsort(-scores[order], kind="stable")]
@@ -47,20 +47,20 @@ def best(boxes: NDArray[Any], scores: NDArray[np.float32], most: int) -> NDArray
 
 
 def _overlaps(box: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Intersection over union of [x, y, width, height]; those without any area are taken for equal."""
+    """Return the intersection over union of [x, y, width, height]; boxes without area count as equal."""
     low = np.maximum(box[:2], others[:, :2])
     high = np.minimum(box[:2] + box[2:], others[:, :2] + others[:, 2:])
     sides = high - low
     shared = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0.0)
     areas = box[2] * box[3] + others[:, 2] * others[:, 3]
     nothing = areas <= _EPSILON
-    with np.errstate(invalid="ignore"):  # Of boxes without end
+    with np.errstate(invalid="ignore"):  # Boxes may be infinite
         distance = 1.0 - shared / np.where(nothing, 1.0, areas - shared)
     return np.float32(1.0) - np.where(nothing, 0.0, distance).astype(np.float32)
 
 
 def nothing() -> Array:
-    """No detection at all."""
+    """Return an array with no detection."""
     return np.zeros((ROWS, 6), np.float32)
 
 
@@ -78,7 +78,10 @@ def decoder(model_type: str) -> Decoder:
 
 
 def ssd(outputs: Sequence[Array], width: int, height: int) -> Array:
-    """Of one output [1, 1, n, 7]: number of the picture, class, score, left, top, right, bottom, as parts."""
+    """Decode one output [1, 1, n, 7].
+
+    A row is number of the picture, class, score, left, top, right, bottom, as fractions of the picture.
+    """
     rows = _shaped(outputs, (1, 1, None, 7), "ssd")[0, 0, :ROWS]
     made = nothing()
     made[: len(rows)] = rows[:, [1, 2, 4, 3, 6, 5]]
@@ -86,15 +89,21 @@ def ssd(outputs: Sequence[Array], width: int, height: int) -> Array:
 
 
 def yolonas(outputs: Sequence[Array], width: int, height: int) -> Array:
-    """Of one output [n, 7], flat: number of the picture, left, top, right, bottom in pixels, score, class."""
+    """Decode one output [n, 7], flat.
+
+    A row is number of the picture, left, top, right, bottom in pixels, score, class.
+    """
     rows = _shaped(outputs, (None, 7), "yolonas")[:ROWS]
-    ends = np.flatnonzero(rows[:, 6] < 0)  # What follows is filled up
+    ends = np.flatnonzero(rows[:, 6] < 0)  # A negative class begins the padding
     rows = rows[: ends[0]] if len(ends) else rows
     return _rows(rows[:, 6], rows[:, 5], rows[:, 1:5], width, height)
 
 
 def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
-    """Of one output [1, n, 5 + classes]: middle and size in cells, whether anything is there, classes."""
+    """Decode one output [1, n, 5 + classes].
+
+    A row is middle and size in cells, objectness, and a score for each class.
+    """
     found = _shaped(outputs, (1, None, None), "yolox")[0].astype(np.float32)
     grid, strides = _cells(width, height)
     if len(found) != len(grid) or found.shape[1] < 6:
@@ -102,7 +111,7 @@ def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
             f"a yolox model for {width}x{height} pixels gives [1, {len(grid)}, 5 + classes] and this one "
             f"{list(outputs[0].shape)}; correct width, height or model_type of Frigate's model"
         )
-    with np.errstate(over="ignore"):  # A wild size is an endless box
+    with np.errstate(over="ignore"):  # A wild size is an infinite box
         found[:, :2] = (found[:, :2] + grid) * strides
         found[:, 2:4] = np.exp(found[:, 2:4]) * strides
     scores = found[:, 4:5] * found[:, 5:]
@@ -111,7 +120,7 @@ def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
 
 
 def yolo_generic(outputs: Sequence[Array], width: int, height: int) -> Array:
-    """Of one output [1, 4 + classes, n] or [1, n, 4 + classes], or of YOLOv7's three."""
+    """Decode one output [1, 4 + classes, n] or [1, n, 4 + classes], or YOLOv7's three."""
     if len(outputs) > 1:
         return _three_grids(outputs, width, height)
     found = np.squeeze(outputs[0])
@@ -127,7 +136,7 @@ def yolo_generic(outputs: Sequence[Array], width: int, height: int) -> Array:
 
 
 def _three_grids(outputs: Sequence[Array], width: int, height: int) -> Array:
-    """Of outputs [1, 3 * (5 + classes), rows, columns], one for each stride."""
+    """Decode YOLOv7's outputs [1, 3 * (5 + classes), rows, columns], one for each stride."""
     if len(outputs) != len(_STRIDES) or any(out.ndim != 4 or out.shape[1] % 3 for out in outputs):
         raise InvalidArgument(
             "a yolo-generic model gives one output, or three of [1, 3 * (5 + classes), rows, columns], and "
@@ -154,7 +163,7 @@ def _three_grids(outputs: Sequence[Array], width: int, height: int) -> Array:
 
 
 def _cells(width: int, height: int) -> tuple[Array, Array]:
-    """Column and row of each cell of the three grids, [n, 2], and the stride of each, [n, 1]."""
+    """Return column and row of each cell of the three grids, [n, 2], and the stride of each, [n, 1]."""
     grids = []
     strides = []
     for stride in _STRIDES:
@@ -165,7 +174,7 @@ def _cells(width: int, height: int) -> tuple[Array, Array]:
 
 
 def _corners(found: Array) -> Array:
-    """Left, top, right, bottom of boxes that say their middle and size."""
+    """Return left, top, right, bottom of boxes given by middle and size."""
     half = found[:, 2:4] / 2
     return np.concatenate([found[:, :2] - half, found[:, :2] + half], axis=1)
 
@@ -186,7 +195,7 @@ def _rows(classes: Array, scores: Array, boxes: Array, width: int, height: int) 
 
 
 def _shaped(outputs: Sequence[Array], shape: tuple[int | None, ...], kind: str) -> Array:
-    """Return the only output; raise InvalidArgument where there are more or it has another shape."""
+    """Return the only output; raise InvalidArgument if there are several, or it has another shape."""
     shapes = [list(output.shape) for output in outputs]
     right = len(outputs) == 1 and outputs[0].ndim == len(shape)
     if not right or any(want not in (None, have) for want, have in zip(shape, outputs[0].shape, strict=True)):

@@ -1,4 +1,4 @@
-"""The program: `honed-frigate`, which answers Frigate's detectors by models that honed serves."""
+"""Runs the program `honed-frigate`, which answers Frigate's detectors by models that honed serves."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from honed.runtime.calling.files import model_name_for
 from . import detections, messages
 from .messages import CameraPicture, Frame, ModelAsked, ModelSent
 
-_LOOK_SECONDS: Final = 0.1  # Between two looks whether something is ready
+_LOOK_SECONDS: Final = 0.1  # Time between two checks whether something is ready
 _log = logging.getLogger(__name__)
-_MAX_CLIENTS: Final = 1024  # Whose model is remembered; those heard of the longest ago are forgotten
-_COMPLAIN_SECONDS: Final = 10.0  # Between two lines of the log of the same kind
-_SOCKET_MODE: Final = 0o660  # Its user and group may connect
+_MAX_CLIENTS: Final = 1024  # Maximum clients whose model is remembered; the longest silent are forgotten
+_COMPLAIN_SECONDS: Final = 10.0  # Time between two equal lines of the log
+_SOCKET_MODE: Final = 0o660  # User and group may connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrigateSettings:
-    """Every setting with its default; raises InvalidArgument for values that are not allowed.
+    """The settings and their defaults; values that are not allowed raise InvalidArgument.
 
     endpoint: where Frigate connects to, ipc://PATH or tcp://ADDRESS:PORT.
     network: whether the address may be one that other machines reach.
-    model: the honed model that serves, whatever file Frigate names; "": the one of that file's name.
+    model: the honed model that serves, whatever file Frigate names; "": the one with that file's name.
     take_models: whether a file that Frigate sends is added to honed.
-    retry_seconds: how long a picture waits for a service that is being started anew.
-    ready_seconds: how long Frigate waits, when it asks for a model, for that to be ready; it allows 30.
-    max_message_mib: of one frame; files of models are one.
-    max_requests: that are answered at a time, of all clients together.
+    retry_seconds: how long a picture waits for a service that restarts.
+    ready_seconds: how long Frigate waits for a model it asked for to be ready; it allows 30.
+    max_message_mib: of one frame; a model's file is one frame.
+    max_requests: answered at a time, of all clients together.
     """
 
     endpoint: str = "ipc:///run/honed-frigate/detector"
@@ -77,27 +77,27 @@ class FrigateSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """Whether honed has a model, and whether it can be run."""
+    """The state of a model in honed: whether it is known, and whether it can be run."""
 
     known: bool
     ready: bool
 
 
 class Models:
-    """The service's models, by the names of the files that Frigate asks for."""
+    """The service's models, by the names of Frigate's files."""
 
     def __init__(self, client: AsyncClient, settings: FrigateSettings) -> None:
         self._client = client
         self._settings = settings
-        self._inputs: dict[str, str] = {}  # By model
-        self._own: dict[str, str] = {}  # What models that were brought are called by the service
+        self._inputs: dict[str, str] = {}  # Names of inputs, by model
+        self._own: dict[str, str] = {}  # The service's names of uploaded models
 
     def name_for(self, file: str) -> str:
-        """Return the model that stands for a file of Frigate's."""
+        """Return the model that serves a file of Frigate's."""
         return self._settings.model or model_name_for(Path(file))
 
     async def status(self, model: str) -> ModelStatus:
-        """Whether the model is there and ready; waits for a service and a model that are not ready yet."""
+        """Return whether the model is known and ready; wait for a service or model that is not ready yet."""
         deadline = time.monotonic() + self._settings.ready_seconds
         status = ModelStatus(known=False, ready=False)
         while True:
@@ -113,7 +113,7 @@ class Models:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def add(self, model: str, file: str, data: Frame) -> ModelStatus:
-        """Bring the file, to stand for `model`; what the service says against it is told in the log."""
+        """Upload the file as `model`, and return its status; log why the service refuses it."""
         if not self._settings.take_models:
             _log.error("%s was not taken; add it with 'hone add', or give take_models = true", file)
             return ModelStatus(known=False, ready=False)
@@ -128,7 +128,7 @@ class Models:
         return await self.status(model)
 
     async def infer(self, model: str, tensor: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the model's outputs, in its order; wait for a service that is being restarted."""
+        """Return the model's outputs, in its order; wait for a service that restarts."""
         deadline = time.monotonic() + self._settings.retry_seconds
         while True:
             try:
@@ -136,7 +136,7 @@ class Models:
                 served = self._own.get(model, model)
                 return list((await self._client.infer(served, {name: tensor})).values())
             except (InvalidArgument, NotFound):
-                self._inputs.pop(model, None)  # It may have been replaced
+                self._inputs.pop(model, None)  # The model may have been replaced
                 raise
             except Unavailable:
                 if time.monotonic() >= deadline:
@@ -155,17 +155,17 @@ class Models:
 
 
 class Bridge:
-    """Answers the detectors that are connected to one endpoint."""
+    """A bridge that answers the detectors connected to one endpoint."""
 
     def __init__(self, settings: FrigateSettings, client: AsyncClient) -> None:
         self._settings = settings
         self._models = Models(client, settings)
-        self._asked: OrderedDict[bytes, str] = OrderedDict()  # The model each client asked for
-        self._reported: dict[str, float] = {}  # When it was last complained of
+        self._asked: OrderedDict[bytes, str] = OrderedDict()  # The model that each client named
+        self._reported: dict[str, float] = {}  # Time of the last log line, by sentence
         self._answering: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
-        """Answer until cancelled; raises Unavailable where the endpoint cannot be had."""
+        """Answer until cancelled; raise Unavailable if it cannot listen at the endpoint."""
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.ROUTER)
         try:
@@ -188,7 +188,7 @@ class Bridge:
         endpoint = self._settings.endpoint
         socket.setsockopt(zmq.MAXMSGSIZE, self._settings.max_message_mib << 20)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, 2)  # Of each client, which waits for its answer anyway
+        socket.setsockopt(zmq.RCVHWM, 2)  # Messages queued per client, which waits for its answer anyway
         socket.setsockopt(zmq.SNDHWM, 2)
         socket.setsockopt(zmq.IPV6, 1)
         try:
@@ -202,16 +202,16 @@ class Bridge:
         _log.info("listening at %s", endpoint)
 
     async def _serve_one(self, socket: zmq.asyncio.Socket, client: bytes, frames: list[bytes]) -> None:
-        if not frames or frames[0]:  # What a REQ socket puts before its message
+        if not frames or frames[0]:  # A REQ socket puts an empty frame first
             self._complain("something else than a detector is connected; it is not answered")
             return
         reply = await self.answer(client, frames[1:])
         if reply is not None:
-            with contextlib.suppress(zmq.ZMQError):  # It has gone
+            with contextlib.suppress(zmq.ZMQError):  # The client has gone
                 await socket.send_multipart([client, b"", *reply])
 
     async def answer(self, client: bytes, frames: list[bytes]) -> list[bytes] | None:
-        """Return the frames to send back to the client of that identity; None: nothing.
+        """Return the frames to send back to the client of that identity; None for no answer.
 
         Errors are logged and answered with no detection, since detectors understand no error.
         """
@@ -244,7 +244,8 @@ class Bridge:
     async def _picture(self, client: bytes, picture: CameraPicture) -> list[bytes] | None:
         model = self._asked.get(client) or self._settings.model
         if not model:
-            # It asked a bridge before this one. Without an answer it gives up this request and asks anew.
+            # The client named its model to a bridge that has ended. Without an answer it gives up this
+            # request, and names its model again.
             _log.info("a detector is connected that has not said which model; it will when it has no answer")
             return None
         width, height = picture.size
@@ -261,7 +262,7 @@ class Bridge:
             self._asked.popitem(last=False)
 
     def _complain(self, sentence: str) -> None:
-        """Tell the log, but not for each of thirty pictures a second."""
+        """Log a sentence, but not for each of thirty pictures a second."""
         now = time.monotonic()
         self._reported = {
             said: when for said, when in self._reported.items() if now - when < _COMPLAIN_SECONDS
@@ -275,7 +276,7 @@ CONFIG: Final = Path("/etc/honed/honed-frigate.toml")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bridge; gives the exit status."""
+    """Run the bridge, and return the exit status."""
     return bridge.launch(
         parser(), arguments, FrigateSettings, CONFIG, lambda *given: asyncio.run(_serve(*given))
     )

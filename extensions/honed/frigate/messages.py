@@ -1,4 +1,4 @@
-"""What travels between Frigate's `zmq` detector and the bridge, without I/O.
+"""Reads and writes the messages between Frigate's `zmq` detector and the bridge, without I/O.
 
 Frigate sends a header, JSON, and for two of three messages a second frame:
 
@@ -29,14 +29,14 @@ _MAX_RANK: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelAsked:
-    """Whether the model of a file is there."""
+    """The question whether the model of a file is known and ready."""
 
     file: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSent:
-    """The file itself."""
+    """A model's file, sent for the service to serve."""
 
     file: str
     data: Frame
@@ -44,14 +44,14 @@ class ModelSent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CameraPicture:
-    """Pictures to find things in, as the model takes them."""
+    """A picture to find objects in, in the model's type and shape."""
 
     tensor: NDArray[Any]
     model_type: str
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels; raises InvalidArgument where the shape is not that of a picture."""
+        """Width and height in pixels; raises InvalidArgument if the shape is not that of a picture."""
         shape = self.tensor.shape
         if len(shape) == 4 and shape[0] == 1 and 0 not in shape:
             if shape[1] == 3:
@@ -68,7 +68,7 @@ Message = ModelAsked | ModelSent | CameraPicture
 
 
 def parse(frames: Sequence[Frame]) -> Message:
-    """Return the message that these frames are; raise InvalidArgument for frames that are none."""
+    """Return the message in these frames; raise InvalidArgument if there is none."""
     if not 1 <= len(frames) <= 2:
         raise InvalidArgument(f"a message of {len(frames)} frames came; Frigate sends one or two")
     header = _header(frames[0])

@@ -1,4 +1,4 @@
-"""The application: settings, a route for each thing that can be asked, who may ask it, and the live page."""
+"""Provides the HTTP application: its settings, a route for each request, access, and the live page."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from honed.runtime import AsyncClient, Client
 
 from . import inference
 
-_KEPT: Final = 2.0  # Seconds that a page is shown to all who ask, so that many cost no more than one
-_REFRESH: Final = "15"  # Seconds after which a browser asks again
+_KEPT: Final = 2.0  # Seconds that a drawn page is cached, so that many readers cost no more than one
+_REFRESH: Final = "15"  # Seconds until a browser refreshes the page
 _EXTENSIONS: Final = ("binary_tensor_data", "sequence")
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _STATUSES: Final[Mapping[str, int]] = {
@@ -51,10 +51,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Every setting with its default; raises InvalidArgument for values that are not allowed.
+    """The settings and their defaults; values that are not allowed raise InvalidArgument.
 
-    address, port: where it listens. Other machines reach it only where the address is not one of this machine
-    alone.
+    address, port: where it listens. Other machines reach it unless the address is this machine's alone.
     hosts: names that requests may be addressed to, beside localhost and the address, no port; "*": any.
     page: whether the page of `hone report` is at /.
     max_connections: open at a time; more are answered 503 and closed.
@@ -98,10 +97,10 @@ class HttpSettings:
 
 
 class Guard:
-    """Refuses requests that a web page had a browser make: knows the names that this server goes by.
+    """A guard that refuses requests which a web page had a browser make; it knows this server's names.
 
-    A page from elsewhere can have a browser on this machine send requests here. It then says so in Origin; or
-    it has its own name resolve to this address, and that name is in Host.
+    A page from elsewhere can make a browser on this machine send requests here. The browser then names the
+    page in Origin; or the page has its own name resolve to this address, and that name is in Host.
     """
 
     def __init__(self, address: str, hosts: Iterable[str]) -> None:
@@ -127,16 +126,16 @@ class Guard:
 
 
 class LivePage:
-    """Draws the page of `hone report` for the service at `socket`, one at a time."""
+    """The page of `hone report` for the service at `socket`, cached for two seconds."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
         self._drawing = asyncio.Lock()
-        self._drawn = -_KEPT  # When, by time.monotonic
+        self._drawn = -_KEPT  # Time of drawing, by time.monotonic
         self._html = ""
 
     async def answer(self, request: Request) -> Response:
-        """Return the page; raise a HonedError where the service does not answer."""
+        """Return the page; raise a HonedError if the service does not answer."""
         async with self._drawing:
             if time.monotonic() - self._drawn >= _KEPT:
                 self._html = await asyncio.to_thread(self._draw)
@@ -149,11 +148,11 @@ class LivePage:
 
 
 class TooLarge(ResourceExhausted):
-    """A body that is larger than allowed."""
+    """Raised when a body is larger than allowed."""
 
 
 class WrongEncoding(InvalidArgument):
-    """A body that is encoded in a way that is not understood."""
+    """Raised when a body has an encoding that is not understood."""
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -171,7 +170,7 @@ def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
             await client.close()
 
     app = Starlette(routes=bridge.routes(), exception_handlers={HTTPException: _unknown}, lifespan=lifespan)
-    app.router.redirect_slashes = False  # A path is one of those there are, or it is not
+    app.router.redirect_slashes = False  # Slashes are not redirected: a path exists, or it does not
     return app
 
 
@@ -184,7 +183,6 @@ class _Bridge:
         self._bodies = 0  # Bytes of requests that are not answered yet
 
     def routes(self) -> list[Route]:
-        """All that can be asked."""
         model = "/v2/models/{model}"
         rows: list[tuple[str, str, Endpoint]] = [
             ("/v2", "GET", self._server),
@@ -203,7 +201,7 @@ class _Bridge:
         return [Route(path, self._answering(ask), methods=[method]) for path, method, ask in rows]
 
     def _answering(self, ask: Endpoint) -> Endpoint:
-        """Return the endpoint, with its failures turned into answers."""
+        """Return the endpoint with its failures turned into answers."""
 
         async def answered(request: Request) -> Response:
             try:
@@ -212,7 +210,7 @@ class _Bridge:
             except HonedError as error:
                 return _failed(error)
             except ClientDisconnect:
-                return Response(status_code=400)  # Nobody reads it
+                return Response(status_code=400)  # The client has gone
 
         return answered
 
@@ -238,7 +236,7 @@ class _Bridge:
         return _yes_or_no("ready", answer.ready, name=model)
 
     async def _metadata(self, request: Request) -> ModelMetadata:
-        """Of the model and version in the path; raises NotFound where there is none."""
+        """Return the metadata of the path's model; raise NotFound if it lacks the path's version."""
         name, version = request.path_params["model"], request.path_params.get("version")
         answer: ModelMetadata = await self._client.ask(methods.MODEL_METADATA, ModelParams(name=name))
         if version is not None and version not in answer.versions:
@@ -270,7 +268,7 @@ class _Bridge:
         return Response(answer.body, media_type="application/octet-stream", headers=length)
 
     async def _body(self, request: Request, take: Callable[[int], None]) -> bytes:
-        """Return the whole body; tell `take`, which may raise, how long each part is."""
+        """Return the whole body; call `take`, which may raise, with the length of each chunk."""
         encoding = request.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise WrongEncoding(f"the body is encoded as {encoding[:100]!r}; send it as it is")
@@ -287,7 +285,10 @@ class _Bridge:
 
     @contextmanager
     def _room(self) -> Any:
-        """Take bytes of memory for a request; raise ResourceExhausted where other requests have it."""
+        """Yield a function that reserves bytes of memory for a request; they are freed at the end.
+
+        The function raises Unavailable if other requests have the memory.
+        """
         taken = 0
 
         def take(count: int) -> None:
@@ -319,7 +320,7 @@ def _failed(error: HonedError) -> Response:
 
 
 async def _unknown(request: Request, error: Exception) -> Response:
-    """Paths and methods that there are not."""
+    """Answer paths and methods that do not exist."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = {404: "there is nothing at this path", 405: "this path is asked otherwise"}.get(status, str(error))
     headers = error.headers if isinstance(error, HTTPException) else None

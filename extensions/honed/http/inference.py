@@ -1,7 +1,7 @@
-"""Bodies of inference requests to parameters of ModelInfer, and its results to bodies. Without I/O.
+"""Converts bodies of inference requests to parameters of ModelInfer, and results to bodies, without I/O.
 
-A body is JSON, after which the bytes of binary tensors may follow; Inference-Header-Content-Length says how
-long the JSON is then.
+A body is JSON, which the bytes of binary tensors may follow; Inference-Header-Content-Length is then the
+length of the JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from honed.runtime.dtypes import DType, from_datatype
 
 _MAX_RANK: Final = 16
 _MAX_ELEMENTS: Final = 1 << 40
-_MOST_WHOLE: Final = 1 << 64  # Written without a point
+_MOST_WHOLE: Final = 1 << 64  # Exclusive maximum of a number written without a point
 HEADER_LENGTH: Final = "inference-header-content-length"
 _MAX_TENSORS: Final = 1024
 _MAX_TEXT: Final = 128
@@ -42,7 +42,7 @@ def kind_of(datatype: object, name: str) -> DType:
 
 
 def shape_of(value: object, name: str) -> tuple[int, ...]:
-    """Return a shape as JSON says it; raise InvalidArgument for values that are no shape."""
+    """Return a shape from JSON; raise InvalidArgument for values that are no shape."""
     if not isinstance(value, list) or len(value) > _MAX_RANK:
         raise InvalidArgument(f"shape of {name!r} must be a list of at most {_MAX_RANK} sizes")
     if (
@@ -56,8 +56,8 @@ def shape_of(value: object, name: str) -> tuple[int, ...]:
 def from_json(data: object, kind: DType, shape: tuple[int, ...], name: str) -> memoryview:
     """Return the bytes of a tensor whose elements are JSON numbers or booleans.
 
-    The elements are nested as its shape or in one list. Raises InvalidArgument where there are too many or
-    too few, or one is not of that type.
+    The elements are nested as its shape or in one list. Raises InvalidArgument if there are too many or too
+    few, or one is not of that type.
     """
     if kind.name == "float16":
         raise InvalidArgument(f"{name!r} is FP16, which JSON does not carry; send it as binary data")
@@ -68,7 +68,7 @@ def from_json(data: object, kind: DType, shape: tuple[int, ...], name: str) -> m
 
 
 def to_json(content: bytes | memoryview, kind: DType, name: str) -> list[Any]:
-    """Return the elements of a tensor in one list; raise InvalidArgument where JSON cannot carry them."""
+    """Return the elements of a tensor in one list; raise InvalidArgument if JSON cannot carry them."""
     if kind.name == "float16":
         raise InvalidArgument(f"{name!r} is FP16, which JSON does not carry; ask for binary_data")
     array: NDArray[Any] = np.frombuffer(content, kind.numpy)
@@ -113,21 +113,21 @@ def _check_elements(flat: Sequence[object], kind: DType, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """What ModelInfer is asked, and which outputs are answered as binary data."""
+    """The parameters of ModelInfer, and which outputs are answered as binary data."""
 
     params: InferParams
-    seconds: float  # It may wait and run
-    binary: dict[str, bool]  # By output, of those named
+    seconds: float  # Maximum seconds to wait and run
+    binary: dict[str, bool]  # Choices of the outputs named
     binary_by_default: bool
 
     def is_binary(self, output: str) -> bool:
-        """Whether the output's bytes follow the JSON."""
+        """Return whether the output's bytes follow the JSON."""
         return self.binary.get(output, self.binary_by_default)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBody:
-    """A body, and how long its JSON is where binary tensors follow it; None: it is nothing else."""
+    """A body, and the length of its JSON if binary tensors follow; None if it is all JSON."""
 
     body: bytes
     json_length: int | None
@@ -157,7 +157,7 @@ def json_part(body: memoryview, header_length: str | None, most: int) -> tuple[m
 def parse(
     model: str, version: str, text: memoryview, binary: memoryview, most_seconds: float
 ) -> InferenceRequest:
-    """Return the request; raise InvalidArgument that says what is wrong for all that is no request."""
+    """Return the request; raise InvalidArgument, which says what is wrong, if there is none."""
     said = _object(text)
     inputs, contents = _inputs(said, binary)
     outputs = said.get("outputs")
@@ -187,7 +187,7 @@ def parse(
 
 
 def answer(request: InferenceRequest, inferred: InferResult) -> AnswerBody:
-    """Return the body of the answer; raise InvalidArgument where JSON cannot carry an output."""
+    """Return the body of the answer; raise InvalidArgument if JSON cannot carry an output."""
     outputs: list[Object] = []
     following: list[Data] = []
     for output, content in zip(inferred.outputs, inferred.raw_output_contents, strict=True):
@@ -259,7 +259,7 @@ def _binary(size: object, binary: memoryview, name: str) -> tuple[memoryview, me
 
 
 def _options(parameters: Object, most_seconds: float) -> tuple[InferOptions, float]:
-    """Priority, timeout and sequence; 0 and "" stand for none, as Triton's clients send them."""
+    """Return priority, timeout and sequence; 0 and "" mean none, as Triton's clients send them."""
     priority = _number(parameters, "priority", 3)
     timeout = _number(parameters, "timeout", 1 << 62)
     seconds = min(timeout / 1e6, most_seconds) if timeout else most_seconds

@@ -1,4 +1,4 @@
-"""The program: `honed-http`, whose connections are bounded in number and time."""
+"""Runs the program `honed-http`, whose connections are bounded in number and time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has no types
-    """A connection, bounded in how long its client may take to ask and to listen.
+    """A connection that bounds how long its client may take to send a request and to read the answer.
 
-    uvicorn and h11 bound the head of a request (16 KiB) and how long a connection may be idle.
+    uvicorn and h11 bound the head of a request (16 KiB) and the idle time of a connection.
     """
 
     settings: ClassVar[HttpSettings]
@@ -47,7 +47,7 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
         self._writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take it, or send it away where there are too many."""
+        """Accept the connection, or answer 503 and close it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
             transport.write(_FULL)
@@ -56,37 +56,37 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
         self._watch_arrival()
 
     def data_received(self, data: bytes) -> None:
-        """Watch that the rest comes, too."""
+        """Process data, and limit the time until the rest of the request arrives."""
         super().data_received(data)
         self._watch_arrival()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Cancel the connection's timers."""
         for timer in (self._arrival, self._writing):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Watch that the client reads."""
+        """Pause, and limit the time until the client reads."""
         super().pause_writing()
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """Watch that it reads the rest."""
+        """Resume, and limit the time until the client reads the rest."""
         super().resume_writing()
         self._watch_writing()
 
     def on_response_complete(self) -> None:
-        """Watch that it reads the end, and that a request that has begun to come does come."""
+        """Limit the time until the client reads the end, and until the next request, if begun, arrives."""
         super().on_response_complete()
         self._watch_writing()
-        if not self.cycle.response_complete:  # The next request had come already
+        if not self.cycle.response_complete:  # The next request has arrived already
             self._unset_keepalive_if_required()
             self._watch_arrival()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, if nothing is being answered; what came before the nonsense is given up."""
+        """Answer malformed HTTP if nothing is being answered; the requests before it are abandoned."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -97,7 +97,7 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
             self.transport.abort()
 
     def _watch_arrival(self) -> None:
-        """Set the clock for a request of which something is missing, and stop it for a whole one."""
+        """Start the timer for an incomplete request, and stop it for a complete one."""
         cycle = self.cycle
         if cycle is not None and not (cycle.more_body or cycle.response_complete):
             if self._arrival is not None:
@@ -107,7 +107,7 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
             self._arrival = self.loop.call_later(self.settings.arrival_seconds, self.transport.abort)
 
     def _watch_writing(self) -> None:
-        """Set the clock anew for what the client has not read, when it reads or is given more."""
+        """Restart the timer for unread bytes of the answer; there is none if the client has read all."""
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
@@ -116,12 +116,12 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has 
 
 
 def protocol(settings: HttpSettings) -> type[asyncio.Protocol]:
-    """Return the class of connections that keep to these settings."""
+    """Return the class of connections with these settings."""
     return type("ConfiguredConnection", (BoundedConnection,), {"settings": settings})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bridge; gives the exit status."""
+    """Run the bridge, and return the exit status."""
     return bridge.launch(parser(), arguments, HttpSettings, CONFIG, _serve)
 
 
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: HttpSettings, service_socket: str | None) -> None:
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # A client's nonsense is no news
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # Malformed requests are no news
     listening = _listen(settings)
     app = application(settings, AsyncClient(service_socket, timeout=settings.infer_seconds))
     config = uvicorn.Config(
@@ -149,13 +149,13 @@ def _serve(settings: HttpSettings, service_socket: str | None) -> None:
         timeout_keep_alive=settings.idle_seconds,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Before uvicorn listens to it; a newer one also ends with the signal that ended it.
+        # Needed until uvicorn sets its own handlers; a newer uvicorn also raises its signal again at the end.
         signal.signal(number, lambda *_: sys.exit(0))
     uvicorn.Server(config).run(sockets=[listening])
 
 
 def _listen(settings: HttpSettings) -> socket.socket:
-    """Return a socket that listens at the address; raise Unavailable where it cannot be had."""
+    """Return a socket that listens at the address; raise Unavailable if it cannot."""
     address = ip_address(settings.address)
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

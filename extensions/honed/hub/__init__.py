@@ -1,1 +1,1 @@
-"""Records of tuning that many boards share, as signed files in a folder that any URL serves."""
+"""Shares records of tuning between boards, as signed files in a folder that any URL serves."""

@@ -1,4 +1,4 @@
-"""Command hub: share what tuning has learned by a folder of signed files, and learn priors."""
+"""Implements `hone hub`: shares what tuning learned by a folder of signed files, and learns priors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from honed.hub.pulling import Pulled
 
 
-_MOST_TASKS = 20  # That are shown, in a screen's height
-_SHOWN: Final = 5  # Sentences about refused records
+_MOST_TASKS = 20  # Maximum tasks shown, in a screen's height
+_SHOWN: Final = 5  # Maximum sentences shown about refused records
 _URL = "where the hub is: a URL or the path of a folder (default: hub.url of the service's configuration)"
 
 
 def add_learning(actions: Any) -> None:
-    """Add this action to those of `hone hub`."""
+    """Add the action `learn` to those of `hone hub`."""
     learn = add_action(
         actions,
         "learn",
@@ -95,7 +95,7 @@ def _learn(arguments: argparse.Namespace, output: Output) -> int:
 
 @contextmanager
 def _records(arguments: argparse.Namespace) -> Iterator[Path]:
-    """Where the files of records are; those of a hub are fetched and checked first."""
+    """Yield the file or folder of records; those of a hub are fetched and checked first."""
     source: str = arguments.source
     if "://" not in source and not any((Path(source) / part).exists() for part in ("hub.json", "boards")):
         yield Path(source)
@@ -162,7 +162,6 @@ def define_hub(hub: Parser) -> None:
 
 
 def _add_owning(actions: Any) -> None:
-    """Add the actions of the maker of a hub."""
     _add(
         actions,
         "key",
@@ -201,7 +200,6 @@ def _add_owning(actions: Any) -> None:
 
 
 def _add_sharing(actions: Any) -> None:
-    """Add the actions of the machines that share by a hub."""
     push = _add(
         actions,
         "push",
@@ -305,11 +303,9 @@ def _revoke(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _keyring(arguments: argparse.Namespace) -> Keyring:
-    """Return the hub's list as it is.
+    """Return the hub's list, expired or not.
 
-    Raises NotFound where there is none, InvalidArgument for a list that another key signed.
-
-    Raises NotFound where there is none, InvalidArgument for the list of another hub.
+    Raises NotFound if there is none, InvalidArgument if another key signed it.
     """
     from honed.hub import index, looking, remote
 
@@ -341,7 +337,6 @@ def _listed(
 
 
 def _url(given: str) -> str:
-    """Return a URL as given, or an absolute path."""
     return given if "://" in given else str(Path(given).absolute())
 
 

@@ -1,12 +1,12 @@
-"""What signed files of a hub say: its keyring, and what each board has put there. Pure.
+"""Defines a hub's signed files, without I/O: its keyring, and what each board has put there.
 
 hub.json                          the keyring, signed by the hub's owner
 boards/<key id>/index.json        what one board put there, signed by its key
-boards/<key id>/<sha256>.jsonl.gz records, known by their hash, which the index names
-boards.json                       the overview: what each index is, by its hash; nobody signs it
+boards/<key id>/<sha256>.jsonl.gz records, identified by their hash, which the index names
+boards.json                       the overview: each index by its hash; nobody signs it
 
-Each board writes in its own folder only, so that pushes need no server and never conflict; a reader
-merges what the keys that it trusts have signed.
+Each board writes in its own folder only, so that pushes need no server and never conflict; a reader merges
+what the keys that it trusts have signed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .minisign import PublicKey
 FORMAT: Final = 1
 HUB: Final = "hub.json"
 OVERVIEW: Final = "boards.json"
-SIGNATURE: Final = ".minisig"  # Behind the name of what is signed
+SIGNATURE: Final = ".minisig"  # Suffix of a signature's file
 MAX_INDEX_BYTES: Final = 4 << 20
 MAX_OVERVIEW_BYTES: Final = 2 << 20
 MAX_ENTRIES: Final = 10_000
@@ -39,20 +39,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedFile:
-    """One file of records: of one device, driver and compiler."""
+    """A file of records of one device, driver and compiler."""
 
-    sha256: str  # Of the file as it lies there
+    sha256: str  # Hash of the compressed file
     bytes: int
     records: int
     device_key: str  # Hash of the device's identity without its driver
-    device: str  # Its name, for people
+    device: str  # The device's name, for people
     driver: str
     compiler: str
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A schedule that was taken back from service on a board."""
+    """A schedule that was withdrawn from service on a board."""
 
     workload: str
     digest: str  # The first 12 digits of its trace's SHA-256
@@ -60,7 +60,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signed:
-    """What each signed file says of itself. `serial` grows with each; times are seconds since 1970."""
+    """The head of each signed file. `serial` grows with each; times are seconds since 1970."""
 
     honed_hub: int  # FORMAT
     serial: int
@@ -68,7 +68,7 @@ class _Signed:
     expires_s: float
 
     def check(self, now: float | None) -> None:
-        """Raise InvalidArgument where that cannot be, or it has expired; `now` None: it may have."""
+        """Raise InvalidArgument if a value is impossible, or it has expired; with `now` None it may have."""
         if self.honed_hub != FORMAT:
             raise InvalidArgument(
                 f"it is of format {self.honed_hub} and this honed knows {FORMAT}; update one of them"
@@ -85,9 +85,9 @@ class _Signed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardIndex(_Signed):
-    """What one board has put there.
+    """The index of what one board has put in the hub.
 
-    `entries` are taken by others to tune by, `spread` is there to learn priors from.
+    Others tune by `entries`, and learn priors from `spread`.
     """
 
     entries: tuple[IndexedFile, ...]
@@ -96,7 +96,7 @@ class BoardIndex(_Signed):
 
     @property
     def files(self) -> tuple[IndexedFile, ...]:
-        """All of them."""
+        """Files to tune by, then those to learn from."""
         return (*self.entries, *self.spread)
 
 
@@ -105,7 +105,7 @@ class NamedKey:
     """A key that the keyring names."""
 
     name: str
-    key: str  # As minisign prints it
+    key: str  # The key as minisign prints it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +118,17 @@ class Keyring(_Signed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What each board's index is, by key id its SHA-256. A hint: writers of the hub can change it."""
+    """The SHA-256 of each board's index, by key id.
+
+    It is a hint: all who may write to the hub can change it.
+    """
 
     honed_hub: int
     indexes: dict[str, str]
 
 
 def folder(key: PublicKey) -> str:
-    """Where a board writes, below the hub's address."""
+    """Return the folder that a board writes to, below the hub's address."""
     return f"boards/{key.name}"
 
 
@@ -140,7 +143,7 @@ def object_file(key: PublicKey, sha256: str) -> str:
 
 
 def written(file: BoardIndex | Keyring | Overview) -> bytes:
-    """Return the bytes of the file, of which the signature is made where it has one."""
+    """Return the bytes of the file, which are those to be signed."""
     plain = strict.to_plain(file, omit_defaults=True)
     return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
 
@@ -148,7 +151,7 @@ def written(file: BoardIndex | Keyring | Overview) -> bytes:
 def read_index(data: bytes, now: float) -> BoardIndex:
     """Return an index whose signature was checked.
 
-    Raises InvalidArgument where it is no index, or has expired.
+    Raises InvalidArgument if it is no index, or has expired.
     """
     index = _read(BoardIndex, data)
     if len(index.files) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:
@@ -165,8 +168,8 @@ def read_index(data: bytes, now: float) -> BoardIndex:
 def read_keyring(data: bytes, now: float | None) -> Keyring:
     """Return a keyring whose signature was checked.
 
-    Raises InvalidArgument where it is no keyring, or has expired. `now` None: the keyring is to be signed
-    anew, whatever its date.
+    Raises InvalidArgument if it is no keyring, or has expired. With `now` None it may have expired, because
+    it is to be signed again.
     """
     keyring = _read(Keyring, data)
     if len(keyring.boards) > MAX_BOARDS or len(keyring.revoked) > MAX_BOARDS:
@@ -179,7 +182,7 @@ def read_keyring(data: bytes, now: float | None) -> Keyring:
 
 
 def read_overview(data: bytes) -> Overview:
-    """Return an overview; raise InvalidArgument where the data is none."""
+    """Return an overview; raise InvalidArgument if the data is none."""
     overview = _read(Overview, data)
     if overview.honed_hub != FORMAT or len(overview.indexes) > MAX_BOARDS:
         raise InvalidArgument(f"it is of another format, or names more than {MAX_BOARDS} boards")
@@ -187,9 +190,9 @@ def read_overview(data: bytes) -> Overview:
 
 
 def noted(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
-    """Return the overview with a board's index as it is now.
+    """Return the overview with a board's present index.
 
-    It has that index alone where there is no overview yet, or the overview is full.
+    It has that index alone if there is no overview yet, or the overview is full.
     """
     before = overview.indexes if overview is not None else {}
     if len(before) >= MAX_BOARDS and key.name not in before:
@@ -200,11 +203,11 @@ def noted(overview: Overview | None, key: PublicKey, sha256: str) -> Overview:
 def trusted_keys(
     trusted: Mapping[str, PublicKey], keyrings: Iterable[Keyring], before: Iterable[str] = ()
 ) -> dict[str, PublicKey]:
-    """Keys by name, those of the configuration first, with those that signed keyrings name; none revoked.
+    """Return the trusted keys by name, those of the configuration before those of keyrings; none revoked.
 
-    The keyrings' signer is trusted; `before` are key ids that one revoked before. A name that two keys have
-    is told apart by the key's id. Of two keys with one id, which is the board's to choose, the first counts:
-    the other would spoil its folder and its numbers.
+    The keyrings' signer is trusted; `before` are key ids that a keyring revoked earlier. If two keys have one
+    name, the second also has its id in its name. Boards choose their key ids; of two keys with one id the
+    first counts, since the other would corrupt its folder and its serials.
     """
     rings = list(keyrings)
     revoked = {key_id.upper() for key_id in (*before, *(each for ring in rings for each in ring.revoked))}
@@ -221,24 +224,24 @@ def trusted_keys(
 
 
 def numbered(key: PublicKey, *, keyring: bool = False) -> str:
-    """Return the name by which the last number of a key's index, or keyring, is remembered."""
+    """Return the name under which the last serial of a key's index, or keyring, is stored."""
     return f"{HUB} {key.name}" if keyring else key.name
 
 
 def newer(serial: int, seen: int | None) -> None:
-    """Raise InvalidArgument where a file is older than one that was seen before: somebody replays it."""
+    """Raise InvalidArgument if a file is older than one seen before, which indicates a replay."""
     if seen is not None and serial < seen:
         raise InvalidArgument(f"it is number {serial}, and number {seen} was seen before: an old one again")
 
 
 def matching(index: BoardIndex, device_key: str, driver: str) -> list[IndexedFile]:
-    """Return the files of this device; those of this driver first, then in the order of the index."""
+    """Return the files of this device: those of this driver first, else in the order of the index."""
     of_device = [entry for entry in index.entries if entry.device_key == device_key]
     return sorted(of_device, key=lambda entry: entry.driver != driver)
 
 
 def withdrawn_by_several(indexes: Iterable[BoardIndex], several: int) -> frozenset[Withdrawn]:
-    """Return the schedules that so many boards took back."""
+    """Return the schedules that at least `several` boards withdrew."""
     count: dict[Withdrawn, int] = {}
     for index in indexes:
         for one in set(index.withdrawn):
@@ -252,7 +255,7 @@ def _read(kind: type[T], data: bytes) -> T:
     try:
         plain: Any = json.loads(data.decode(), parse_constant=_no_constant)
         return strict.from_plain(kind, plain, where="it")
-    except (ValueError, RecursionError) as error:  # Mismatch is a ValueError
+    except (ValueError, RecursionError) as error:  # SchemaError is a ValueError
         raise InvalidArgument(f"it is not what a hub holds: {error}") from error
 
 

@@ -1,9 +1,9 @@
-"""What trusted keys have put in a hub, by as few requests as that takes.
+"""Reads what trusted keys have put in a hub, with as few requests as possible.
 
-Each signed file is asked for by its tag, so that one that did not change is not sent. The overview, which
-nobody signs, says which indexes did: the others are not asked for at all. It can lie, and then keeps things
-back; so those indexes that were not asked for in a day are, some with each pull, and one that has expired is
-at once. What is taken is checked by its signature and number, wherever it comes from.
+Each signed file is requested by its tag, so that an unchanged one is not sent. The overview, which nobody
+signs, says which indexes changed: the others are not requested. It can lie, and so keep things back.
+Therefore some indexes that were not requested in a day are requested with each pull, and an expired one at
+once. All that is used is checked by its signature and serial, wherever it comes from.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .memory import MAX_PROBLEM, HubState, IndexCache, KeptFile
 from .minisign import MAX_SIGNATURE_BYTES, BadSignature, PublicKey
 from .remote import HubStore
 
-LOOKS: Final = 50  # Indexes that a pull asks for though the overview says that they did not change
+LOOKS: Final = 50  # Indexes that a pull requests although the overview says that they did not change
 _DAY: Final = 86400.0
-_AWAY: Final = 3  # Files that cannot be read, after which the hub is away
+_AWAY: Final = 3  # Unreadable files after which the hub counts as away
 _log = logging.getLogger("honed.hub")
 _MOST: Final = 512 << 20  # Bytes of one key's records, unpacked
 
 
 @dataclass(frozen=True, slots=True)
 class FoundIndex:
-    """What one key has signed; `problem` is "" where nothing is wrong."""
+    """The index that one key has signed; `problem` is "" if nothing is wrong."""
 
     name: str
     key: PublicKey
@@ -53,8 +53,8 @@ def look(
 ) -> list[FoundIndex]:
     """Return what each trusted key but this machine's `own` has in the hub; ask for the indexes of `names`.
 
-    The `owner` may have signed a keyring, whose keys are trusted, too. Raises InvalidArgument where nobody is
-    trusted, Unavailable where the hub cannot be reached. `memory` and `shelf` are changed.
+    The `owner` may have signed a keyring, whose keys are trusted, too. Raises InvalidArgument if no key is
+    trusted, Unavailable if the hub cannot be reached. `memory` and `shelf` are changed.
     """
     if not trusted and owner is None:
         raise InvalidArgument("no key is trusted; name the owner's, or boards' keys, in [hub]")
@@ -79,10 +79,10 @@ def look(
 def to_ask(
     files: Mapping[str, str], kept: Mapping[str, KeptFile], listed: Mapping[str, str] | None, now: float
 ) -> set[str]:
-    """Return which indexes, given with their key ids, to ask for: all but those kept as `listed` has them.
+    """Return which indexes to request, of `files` by key id: all but those cached as `listed` has them.
 
-    Where `listed` is None, there is no overview, and all are asked for. Of the indexes kept so, those that
-    were not asked for in a day are asked for, too: at most LOOKS, the oldest first.
+    If `listed` is None, there is no overview, and all are requested. Of the cached ones, those that were not
+    requested in a day are requested, too: at most LOOKS, the oldest first.
     """
     if listed is None:
         return set(files)
@@ -108,12 +108,12 @@ class _Hub:
     memory: HubState
     shelf: IndexCache
     now: float
-    away: int = 0  # Files that could not be read
+    away: int = 0  # Number of files that could not be read
 
     def keyring(self, owner: PublicKey) -> tuple[Keyring | None, str]:
-        """Return the keyring, where there is one, and what is wrong with it.
+        """Return the keyring, if there is one, and what is wrong with it.
 
-        Keys that were revoked once stay revoked.
+        Keys that were ever revoked stay revoked.
         """
         number = indexes.numbered(owner, keyring=True)
         seen = self.memory.seen.get(number)
@@ -131,7 +131,7 @@ class _Hub:
         return ring, ""
 
     def overview(self) -> dict[str, str] | None:
-        """Return what the overview says each index is, by key id; None where it is of no use."""
+        """Return the hash of each index by key id, from the overview; None if it is of no use."""
         name = indexes.OVERVIEW
         kept = self.shelf.files.get(name)
         try:
@@ -149,7 +149,7 @@ class _Hub:
     def indexes(self, keys: Mapping[str, PublicKey], asked: Collection[str]) -> list[FoundIndex]:
         """Return the indexes of the keys.
 
-        Raises Unavailable where several cannot be read: others could not be read, either.
+        Raises Unavailable if several cannot be read: others could not be read, either.
         """
         found = []
         for name, key in keys.items():
@@ -169,22 +169,22 @@ class _Hub:
             try:
                 return FoundIndex(name, key, self._read(file, key, kept), "")
             except InvalidArgument:
-                pass  # It has expired: there may be a newer one
+                pass  # The index has expired: there may be a newer one
         try:
             index = self._read(file, key, self._asked(file))
-        except NotFound:  # It has put nothing there yet, or it was taken away
+        except NotFound:  # The board has put nothing there yet, or it was removed
             if seen is None:
                 self.shelf.put(file, KeptFile(text="", signature="", tag="", looked_s=self.now))
             return FoundIndex(name, key, None, "" if seen is None else "what it had there is gone")
         except InvalidArgument as error:
-            self.shelf.drop(file)  # To be asked for again the next time, whatever the overview says
+            self.shelf.drop(file)  # Ask for it again the next time, whatever the overview says
             return FoundIndex(name, key, None, str(error)[:MAX_PROBLEM])
         return FoundIndex(name, key, index, "")
 
     def _read(self, file: str, key: PublicKey, kept: KeptFile) -> BoardIndex | None:
-        """Return the index, None where there was none.
+        """Return the index, None if there is none.
 
-        Raises InvalidArgument where it is not right (any more).
+        Raises InvalidArgument if it is damaged, old or expired.
         """
         if not kept.text:
             return None
@@ -195,7 +195,10 @@ class _Hub:
         return index
 
     def _asked(self, name: str) -> KeptFile:
-        """Return a file as it is now, unchecked; raise NotFound, Unavailable or InvalidArgument."""
+        """Return a file from the hub, or from the cache if unchanged; unchecked.
+
+        Raises NotFound, Unavailable or InvalidArgument.
+        """
         kept = self.shelf.files.get(name)
         tag = kept.tag if kept is not None and kept.text else ""
         try:
@@ -225,7 +228,7 @@ def _check(name: str, key: PublicKey, data: bytes, signature: bytes) -> None:
 
 
 def _right(name: str, key: PublicKey, kept: KeptFile) -> bytes:
-    """Return the data that is kept; raise BadSignature where the key has not signed it."""
+    """Return the data of a file; raise BadSignature if the key has not signed it."""
     data = kept.text.encode()
     _check(name, key, data, kept.signature.encode())
     return data
@@ -244,7 +247,7 @@ def _sha256(text: str) -> str:
 
 @dataclass(slots=True)
 class Gathered:
-    """What was found: so many records of so many keys, and what is wrong with others."""
+    """The result of `gather`: numbers of keys and of their records, and what is wrong with others."""
 
     keys: int = 0
     records: int = 0
@@ -259,12 +262,12 @@ def gather(
     folder: Path,
     now: float,
 ) -> Gathered:
-    """Write all records of trusted keys to a folder, of whatever device: to learn from, not to serve.
+    """Write all records of trusted keys to a folder, of any device: to learn from, not to serve.
 
     Each file of the hub becomes one as `hone records export` writes it.
 
-    Keys are trusted as by `pulling.pull`; `memory` tells old files, and is not changed. Raises
-    InvalidArgument where no key is trusted or the list is not the owner's, Unavailable where there is no hub.
+    Keys are trusted as by `pulling.pull`; `memory` identifies old files, and is not changed. Raises
+    InvalidArgument if no key is trusted or the list is not the owner's, Unavailable if there is no hub.
     """
     done = Gathered()
     rings: list[Keyring] = []
@@ -281,7 +284,7 @@ def gather(
             _written(store, key, index, folder, done)
             done.keys += 1
         except NotFound:
-            continue  # It has put nothing there
+            continue  # The board has put nothing there
         except (InvalidArgument, Unavailable) as error:
             done.problems.append(f"{name}: {error}")
     return done

@@ -1,4 +1,4 @@
-"""What this machine does with its hub: pull, push, and what it remembers of both, in a folder of its own."""
+"""Pulls and pushes for this machine, and stores its key and state in its own folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TABLE: Final = "hub."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubConfig:
-    """What docs/configuration.md says of [hub], with its keys parsed."""
+    """The settings of [hub] (docs/configuration.md), with keys parsed."""
 
     url: str
     push_url: str
@@ -47,7 +47,7 @@ class HubConfig:
 
     @classmethod
     def of(cls, config: ConfigShown) -> HubConfig:
-        """Those in force. Raises InvalidArgument for a key that is none."""
+        """Return the settings in force; raise InvalidArgument for a malformed key."""
         table: dict[str, Any] = {
             each.name.removeprefix(_TABLE): each.value
             for each in config.settings
@@ -79,27 +79,27 @@ SYSTEM: Final = Path("/var/lib/honed-hub")
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """The folder of this machine's key, and of what it remembers."""
+    """The folder of this machine's key and state."""
 
     folder: Path
 
     @property
     def key(self) -> Path:
-        """The secret key, as `minisign -G -W` makes one."""
+        """The path of the secret key, as `minisign -G -W` makes one."""
         return self.folder / "key"
 
     @property
     def memory(self) -> Path:
-        """What was seen and done."""
+        """The path of the stored `HubState`."""
         return self.folder / "memory.json"
 
     @property
     def shelf(self) -> Path:
-        """The hub's signed files as they were read last."""
+        """The path of the cached signed files."""
         return self.folder / "shelf.json"
 
     def own(self) -> PublicKey | None:
-        """Return the key of this machine, where it has one."""
+        """Return the public key of this machine; None if it has none."""
         try:
             return SecretKey.load(self.key).public
         except NotFound:
@@ -107,9 +107,9 @@ class HubPlace:
 
     @contextmanager
     def shelved(self, url: str) -> Iterator[IndexCache]:
-        """Yield what is kept of that hub, and save it also where the work fails.
+        """Yield the cache of that hub, and store it, even if the work fails.
 
-        The caller holds the lock of `changing`.
+        The caller has the lock of `changing`.
         """
         shelf = IndexCache.load(self.shelf, url)
         try:
@@ -119,10 +119,9 @@ class HubPlace:
 
     @contextmanager
     def changing(self) -> Iterator[HubState]:
-        """Yield what is remembered, to be changed by no other process meanwhile.
+        """Yield the state under a lock against other processes, and store it, even if the work fails.
 
-        It is saved also where the work fails. Raises Unavailable where another process changes it,
-        PermissionDenied where it is another user's.
+        Raises Unavailable if another process has the lock, PermissionDenied if the folder is another user's.
         """
         self.prepare()
         try:
@@ -140,7 +139,10 @@ class HubPlace:
             yield memory
 
     def prepare(self) -> None:
-        """Make the folder. Raises PermissionDenied for another user's, which root would spoil."""
+        """Create the folder.
+
+        Raises PermissionDenied for another user's, in which root's files would do harm.
+        """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             mine = self.folder.stat().st_uid == os.getuid()
@@ -150,7 +152,7 @@ class HubPlace:
             raise PermissionDenied(self._whose())
 
     def remembered(self) -> HubState:
-        """Return what is remembered, to be read only. Raises PermissionDenied where it is another user's."""
+        """Return the state, for reading only. Raises PermissionDenied if it is another user's."""
         try:
             return HubState.load(self.memory)
         except PermissionError:
@@ -161,7 +163,7 @@ class HubPlace:
 
 
 def place(environ: Mapping[str, str], uid: int) -> HubPlace:
-    """Return the usual place: of systemd's unit, of the system, or of an ordinary user."""
+    """Return the usual folder: of systemd's unit, of the system, or of an ordinary user."""
     if given := environ.get("STATE_DIRECTORY"):
         return HubPlace(Path(given))
     home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local/state")
@@ -178,9 +180,9 @@ def pull(
     own: PublicKey | None,
     names: frozenset[str] | None = None,
 ) -> Pulled:
-    """Take in what the hub of the shelf has for this machine's devices; with `settings.hold` only look.
+    """Import what the hub of `shelf` has for this machine's devices; with `settings.hold` only look.
 
-    `names` are the keys to take of, None: all that are trusted.
+    `names` are the keys to pull from, None for all that are trusted.
     """
     pulled = pulling.pull(
         remote.store(shelf.url),
@@ -202,7 +204,7 @@ def pull(
 
 
 def push(client: Client, key: SecretKey, memory: HubState, url: str) -> Pushed:
-    """Put what this machine has learned there."""
+    """Put what this machine has learned into the hub at `url`."""
     lines = measured(client)
     quarantined = [line for line in lines if line["state"] == "quarantined"]
     best = [line for line in lines if line["state"] != "quarantined"]
@@ -214,7 +216,7 @@ def push(client: Client, key: SecretKey, memory: HubState, url: str) -> Pushed:
 
 
 def devices(client: Client) -> dict[DeviceIdentity, str]:
-    """Return the GPUs, and what else the service tunes for, with their specs.
+    """Return the GPUs, and other devices that the service tunes for, with their specs.
 
     Raises Unavailable while there is none.
     """
@@ -228,15 +230,15 @@ def devices(client: Client) -> dict[DeviceIdentity, str]:
 def measured(client: Client, *, spread: bool = False) -> list[dict[str, Any]]:
     """Return the records measured here that others can use.
 
-    They are the fastest of each task, and what is in quarantine. With `spread` they are records that others
-    can learn from: fast, slow and refused schedules.
+    They are the fastest of each task, and those in quarantine. With `spread` they are records that others can
+    learn from: fast, slow and refused schedules.
     """
     with client.export_hints(spread=spread) as file:
         return [json.loads(line) for line in file]
 
 
 def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
-    """Have the service take in such hints of a device, by its spec; raises what it answers."""
+    """Have the service import hints for a device, by its spec; raise what it answers."""
     with tempfile.TemporaryFile(prefix="honed-hub-") as file:
         file.writelines(given)
         file.flush()
@@ -245,18 +247,18 @@ def take_in(client: Client, device: str, given: Iterable[bytes]) -> Imported:
 
 
 def models(client: Client) -> frozenset[str]:
-    """Return the service's models."""
+    """Return the names of the service's models."""
     return frozenset(model.name for model in client.ask(methods.REPOSITORY_INDEX).models)
 
 
 def trials(client: Client) -> int:
-    """All that tuning has made, as far as the service knows."""
+    """Return the number of all trials of tuning, as far as the service knows."""
     tuning = client.ask(methods.METRICS).tuning
     return sum(tuning.trials.values()) if tuning is not None else 0
 
 
 def withdrawn(client: Client) -> list[Withdrawn]:
-    """Return the schedules of versions that were taken back from service here."""
+    """Return the schedules of versions that were withdrawn from service here."""
     found = []
     for model in models(client):
         for version in client.ask(methods.MODEL_HISTORY, HistoryParams(name=model)).versions:
@@ -274,9 +276,10 @@ def _withdrawn(text: str) -> Withdrawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubStatus:
-    """`waiting` records are in the hub and were not taken; `problem` is why it cannot be looked at, or "".
+    """The state of a hub and this machine's work with it.
 
-    `last_problem` and `retry_seconds` are of honed-hub's last try; `hints` are records taken, by their key.
+    `waiting` records are in the hub and were not pulled; `problem` is why the hub cannot be read, or "".
+    `last_problem` and `retry_seconds` are of honed-hub's last try; `hints` are records pulled, by their key.
     """
 
     url: str
@@ -292,7 +295,7 @@ class HubStatus:
 
 
 def look(client: Client, settings: HubConfig, place: HubPlace, url: str) -> HubStatus:
-    """Look at the hub at `url`, "": at none. Nothing is changed, here or there."""
+    """Return the status of the hub at `url`, or without a hub if "". Nothing is changed, here or there."""
     memory, own = place.remembered(), place.own()
     status = HubStatus(
         url=url,

@@ -1,4 +1,4 @@
-"""The program: `honed-hub`, which pulls and pushes by itself."""
+"""Runs the program `honed-hub`, which pulls and pushes by itself."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .memory import HubState
 from .minisign import SecretKey
 from .pushing import LASTS
 
-_NIGHT: Final = 20 * 3600.0  # Between two pushes
-_PATIENCE: Final = 4  # Times the hours between pulls that a busy machine is waited for
-_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # After a failure at most, doubled each time
-_SPREAD: Final = 0.2  # Of the hours between pulls, so that not all machines come at once
-_TOGETHER: Final = 1800.0  # Within which machines pull that came on at the same moment
+_NIGHT: Final = 20 * 3600.0  # Minimum time between two pushes
+_PATIENCE: Final = 4  # Intervals between pulls after which a busy machine pulls, too
+_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # Wait after a failure, doubled each time, and its maximum
+_SPREAD: Final = 0.2  # Share of the interval by which machines differ, so that they do not pull at once
+_TOGETHER: Final = 1800.0  # Time over which machines pull that were switched on at the same moment
 
 
 class HubAction(StrEnum):
-    """What is to be done."""
+    """An action of the program with the hub."""
 
     PULL = "pull"
     PUSH = "push"
@@ -41,7 +41,7 @@ class HubAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceView:
-    """The service as it is now; `trials` are all that tuning has made. It was looked at for `running_s`."""
+    """The state of the service; `trials` are all of tuning's. The program has run for `running_s`."""
 
     models: frozenset[str]
     trials: int
@@ -53,7 +53,7 @@ class ServiceView:
 def due(
     settings: HubConfig, memory: HubState, view: ServiceView, now: float, chance: float
 ) -> HubAction | None:
-    """Return what is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
+    """Return the action due now; `chance` is a number from 0 to 1, fixed for each machine."""
     if not settings.url or now < memory.retry_s <= now + _RETRY_MOST:  # Beyond: the clock was set back
         return None
     if settings.pull and _pull_due(settings, memory, view, now, chance):
@@ -64,26 +64,26 @@ def due(
 
 
 def interval(hours: float, chance: float) -> float:
-    """Seconds between two pulls of this machine."""
+    """Return the seconds between two pulls of this machine."""
     return hours * 3600.0 * (1 + _SPREAD * (chance - 0.5))
 
 
 def apart(hours: float, chance: float) -> float:
-    """Seconds that it waits with a pull that was due when it came on, as others may have come on with it."""
+    """Return this machine's delay in seconds of a pull due at its start; machines started together differ."""
     return chance * min(_TOGETHER, hours * 3600.0)
 
 
 def failed(memory: HubState, problem: str, now: float, chance: float) -> None:
-    """Leave the hub alone for a while: longer each time, up to six hours.
+    """Record a failure, and suspend work with the hub: longer each time, up to six hours.
 
-    The wait is half to all of that, so that machines that found the hub away together come back one by one.
+    The wait is half to all of that, so that machines that lost the hub together return one by one.
     """
     wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * (1 + chance) / 2
     memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
 
 
 def done(memory: HubState) -> None:
-    """Note that the work with the hub went well."""
+    """Record that the work with the hub succeeded."""
     memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
 
 
@@ -98,19 +98,19 @@ def _pull_due(settings: HubConfig, memory: HubState, view: ServiceView, now: flo
 
 def _push_due(memory: HubState, view: ServiceView, now: float) -> bool:
     if view.tuning:
-        return False  # When it has ended: then there is more to tell
+        return False  # There is more to push once tuning has ended
     waited = float("inf") if memory.pushed_s is None or now < memory.pushed_s else now - memory.pushed_s
     if view.trials != memory.trials and waited >= _NIGHT:
         return True
-    return memory.pushed_s is not None and waited > LASTS / 2  # Or others would find it expired
+    return memory.pushed_s is not None and waited > LASTS / 2  # Else others would find the index expired
 
 
-LOOK_SECONDS: Final = 60.0  # Between two looks at the service
+LOOK_SECONDS: Final = 60.0  # Time between two looks at the service
 _log = logging.getLogger("honed.hub")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to stop; gives the exit status: 0 stopped when told to, 1 failed, 2 misused."""
+    """Run until a signal; return the exit status: 0 stopped by a signal, 1 failed, 2 misused."""
     options = parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO,
@@ -121,12 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: sys.exit(0))
     place = HubPlace(options.folder) if options.folder else machine.place(os.environ, os.getuid())
     try:
-        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # That each machine has for itself
+        chance = int.from_bytes(key_of(place).id, "big") / 2**64  # Fixed for each machine, by its key
         begun = time.monotonic()
         while True:
             try:
                 look(options.socket, place, chance, time.monotonic() - begun)
-            except Unavailable as error:  # Of the service: what befalls the hub is remembered
+            except Unavailable as error:  # The service is away; failures of the hub are stored
                 _log.info("waiting: %s", error)
             time.sleep(options.every)
     except HonedError as error:
@@ -156,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def key_of(place: HubPlace) -> SecretKey:
-    """Return the key of this machine, made where it has none."""
+    """Return the key of this machine; create it if there is none."""
     if not place.key.exists():
         place.prepare()
         made = SecretKey.make()
@@ -166,10 +166,10 @@ def key_of(place: HubPlace) -> SecretKey:
 
 
 def look(socket: str | None, place: HubPlace, chance: float, running_s: float) -> HubAction | None:
-    """Do what is due, and tell what was done. Raises Unavailable where there is no service.
+    """Do the action due, and log its result. Raises Unavailable if there is no service.
 
-    It has looked for `running_s` seconds. What goes wrong with the hub is remembered, and it is left alone
-    for a while.
+    The program has run for `running_s` seconds. A failure of the hub is stored, and the hub left alone for a
+    while.
     """
     with Client(socket) as client:
         settings = HubConfig.of(client.ask(methods.CONFIG_SHOW))

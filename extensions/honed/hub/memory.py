@@ -1,4 +1,4 @@
-"""What this machine remembers of its hub: standings of keys, and signed files as they were read last."""
+"""Stores what this machine knows of its hub: standings of keys, and signed files as last read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
 MAX_PROBLEM: Final = 300  # Letters
-_MOST: Final = 100_000  # Files that were taken; older ones are forgotten, and taken again
+_MOST: Final = 100_000  # Maximum pulled files; older ones are forgotten, and pulled again
 MAX_FILE: Final = 1 << 20  # Letters of a file, as a list of 10,000 keys has; a larger one is read each time
 MAX_WHOLE: Final = 32 << 20  # Letters of all files together
 _log = logging.getLogger("honed.hub")
@@ -21,11 +21,11 @@ _log = logging.getLogger("honed.hub")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStanding:
-    """How one key's files were found at the last pull; `problem` is "" where nothing was wrong."""
+    """The standing of a key at the last pull; `problem` is "" if nothing was wrong."""
 
     name: str
     key_id: str
-    records: int  # Of this machine's devices
+    records: int  # Records of this machine's devices
     problem: str
 
 
@@ -33,26 +33,26 @@ class KeyStanding:
 class HubState:
     """Serials and files seen, and the results of the last pull and push; times are seconds since 1970."""
 
-    serial: int = 0  # Of the last index pushed
-    index: str = ""  # Its SHA-256
-    noted: bool = True  # In the overview, where there is one, at the last pull
+    serial: int = 0  # Serial of the last index pushed
+    index: str = ""  # SHA-256 of the last index pushed
+    noted: bool = True  # False if the overview lacked that index at the last pull
     seen: dict[str, int] = field(default_factory=dict)  # Serials, as `index.numbered` names them
-    taken: tuple[str, ...] = ()  # Files, by their key's id and hash
+    taken: tuple[str, ...] = ()  # Pulled files, by their key's id and hash
     revoked: tuple[str, ...] = ()  # Key ids
     pulled_s: float | None = None
     pushed_s: float | None = None
     sources: tuple[KeyStanding, ...] = ()
-    models: tuple[str, ...] = ()  # Of the service at the last pull
-    trials: int = 0  # That tuning had made at the last push
-    failures: int = 0  # In a row
-    retry_s: float = 0.0  # Nothing is done by itself before
-    problem: str = ""  # Of the last pull or push
+    models: tuple[str, ...] = ()  # Models of the service at the last pull
+    trials: int = 0  # Trials of all tuning at the last push
+    failures: int = 0  # Failures in a row
+    retry_s: float = 0.0  # Time before which honed-hub does nothing
+    problem: str = ""  # Failure of the last pull or push
 
     @classmethod
     def load(cls, path: Path) -> HubState:
-        """Load what is kept at `path`; nothing where nothing is.
+        """Return the state stored at `path`, an empty one if there is none.
 
-        Raises InvalidArgument where it is damaged.
+        Raises InvalidArgument if it is damaged.
         """
         try:
             return strict.from_plain(cls, json.loads(path.read_bytes()), where=path.name)
@@ -64,7 +64,7 @@ class HubState:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Keep it; raises ResourceExhausted or PermissionDenied."""
+        """Store the state; raises ResourceExhausted or PermissionDenied."""
         self.taken = self.taken[-_MOST:]
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -73,12 +73,12 @@ class HubState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
-    """A file and its signature, "" where the hub had none; `looked_s` is when the hub was asked for it."""
+    """A file and its signature, "" if the hub had none; `looked_s` is the time of the last request for it."""
 
     text: str
     signature: str
-    tag: str  # What the store knows it by
-    looked_s: float  # Since 1970
+    tag: str  # The store's tag of this content
+    looked_s: float  # Seconds since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +88,9 @@ class _Whole:
 
 
 class IndexCache:
-    """What is kept of the hub at `url`, by name, so that what did not change is not read again.
+    """A cache of the files of the hub at `url`, by name, so that what did not change is not read again.
 
-    It is no place of trust: what comes from it is checked like what comes from the hub.
-    `files` is to look at.
+    It is not trusted: its files are checked like those of the hub. `files` may be read, but not changed.
     """
 
     def __init__(self, url: str) -> None:
@@ -101,7 +100,10 @@ class IndexCache:
 
     @classmethod
     def load(cls, path: Path, url: str) -> IndexCache:
-        """Load what is kept at `path` of that hub. Damaged parts are logged, and read anew from the hub."""
+        """Load the cache of that hub at `path`.
+
+        A damaged file is logged, and all is read again from the hub.
+        """
         shelf = cls(url)
         try:
             whole = strict.from_plain(_Whole, json.loads(path.read_bytes()), where=path.name)
@@ -116,18 +118,18 @@ class IndexCache:
         return shelf
 
     def save(self, path: Path) -> None:
-        """Keep it; raises ResourceExhausted or PermissionDenied."""
+        """Store the cache; raises ResourceExhausted or PermissionDenied."""
         with replacing(path) as file:
             file.write(json.dumps(strict.to_plain(_Whole(url=self.url, files=self.files))).encode())
 
     def put(self, name: str, kept: KeptFile) -> None:
-        """Keep a file in place of what was kept of that name; one for which there is no room is not."""
+        """Cache a file in place of the one of that name; a file without room is not cached."""
         self.drop(name)
         if len(kept.text) <= min(MAX_FILE, MAX_WHOLE - self._letters):
             self.files[name] = kept
             self._letters += len(kept.text)
 
     def drop(self, name: str) -> None:
-        """Keep it no longer."""
+        """Drop a file from the cache."""
         if (kept := self.files.pop(name, None)) is not None:
             self._letters -= len(kept.text)

@@ -1,9 +1,9 @@
-"""Keys and signatures in minisign's format, so that `minisign` makes and checks them, too.
+"""Reads and writes keys and signatures in minisign's format, so that `minisign` makes and checks them, too.
 
 A public key is 2 bytes of algorithm, 8 of key id, and an Ed25519 key, in base64; a signature is that of the
 BLAKE2b-512 of the data, and a second one over the first and a trusted comment
 (https://jedisct1.github.io/minisign, "Signature format", "Public key format", "Secret key format"). Secret
-keys are kept without a password, as `minisign -G -W` makes them: what signs at night has nobody to ask.
+keys have no password, as `minisign -G -W` makes them, because honed-hub signs unattended.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from nacl.signing import SigningKey, VerifyKey
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 
 _SIGNED: Final = b"Ed"  # The algorithm of keys
-_PREHASHED: Final = b"ED"  # Of signatures of a hash; those of whole files ("Ed") are not taken
+_PREHASHED: Final = b"ED"  # Signatures of a hash; those of whole files ("Ed") are refused
 _KEY_BYTES: Final = 2 + 8 + 32
 _SECRET: Final = struct.Struct("<2s2s2s32sQQ8s64s32s")
 _SIGNATURE_BYTES: Final = 2 + 8 + 64
 _UNTRUSTED: Final = "untrusted comment: "
 _TRUSTED: Final = "trusted comment: "
-MAX_SIGNATURE_BYTES: Final = 4096  # Of a signature file
+MAX_SIGNATURE_BYTES: Final = 4096  # Maximum size of a signature file
 
 
 class BadSignature(InvalidArgument):
-    """Data is not signed, or not by the key that it must be signed by."""
+    """Raised when data is not signed, or not by the key that must sign it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """Who may be trusted: an Ed25519 key and the number it is known by."""
+    """A public key: an Ed25519 key and its id."""
 
     id: bytes  # 8 bytes
     key: bytes  # 32 bytes
@@ -65,7 +65,7 @@ class PublicKey:
     def check(self, data: bytes, signature: bytes) -> str:
         """Return the trusted comment of a signature file over `data`.
 
-        Raises BadSignature where the file is no such signature.
+        Raises BadSignature if it is no valid signature of this key.
         """
         algorithm, key_id, signed, comment, whole = _read(signature)
         if algorithm != _PREHASHED:
@@ -86,19 +86,19 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class SecretKey:
-    """What signs."""
+    """A secret key, which signs."""
 
     id: bytes
     seed: bytes  # 32 bytes
 
     @classmethod
     def make(cls) -> Self:
-        """Make a new key."""
+        """Return a new random key."""
         return cls(os.urandom(8), bytes(SigningKey.generate()))
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """From a file; raises NotFound, PermissionDenied, or InvalidArgument where it is none."""
+        """Return the key in a file; raise NotFound, PermissionDenied, or InvalidArgument if it is none."""
         try:
             text = path.read_text()
         except FileNotFoundError:
@@ -114,13 +114,13 @@ class SecretKey:
         signing, derived, _, _, _, _, key_id, secret, _ = _SECRET.unpack(data)
         if derived != b"\0\0":
             raise InvalidArgument(f"key {path} has a password; make one without: minisign -G -W")
-        # Without a password minisign keeps no checksum; the public half tells as much.
+        # Without a password minisign stores no checksum; the public half serves as one.
         if signing != _SIGNED or bytes(SigningKey(secret[:32]).verify_key) != secret[32:]:
             raise InvalidArgument(f"key {path} is damaged; make another with 'hone hub key'")
         return cls(key_id, secret[:32])
 
     def save(self, path: Path) -> None:
-        """To a new file that only its owner may read; raises InvalidArgument where one is there."""
+        """Write the key to a new file that only its owner may read; raise InvalidArgument if it exists."""
         key = SigningKey(self.seed)
         secret = self.seed + bytes(key.verify_key)
         data = _SECRET.pack(_SIGNED, b"\0\0", b"B2", bytes(32), 0, 0, self.id, secret, bytes(32))
@@ -137,7 +137,7 @@ class SecretKey:
 
     @property
     def public(self) -> PublicKey:
-        """What others check signatures with."""
+        """The public key, with which others check signatures."""
         return PublicKey(self.id, bytes(SigningKey(self.seed).verify_key))
 
     def sign(self, data: bytes, comment: str) -> bytes:
@@ -152,7 +152,7 @@ class SecretKey:
 
 
 def _read(signature: bytes) -> tuple[bytes, bytes, bytes, str, bytes]:
-    """Algorithm, key id, signature, trusted comment and the signature over both."""
+    """Return algorithm, key id, signature, trusted comment and the signature over both."""
     if not signature.strip():
         raise BadSignature("it has no signature")
     if len(signature) > MAX_SIGNATURE_BYTES:

@@ -1,4 +1,4 @@
-"""Files of records as they lie in a hub: lines of an export without what is a board's own, compressed."""
+"""Reads and writes a hub's files of records: lines of an export without private fields, compressed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from honed.protocol.params import marks
 
 from .index import Withdrawn
 
-MAX_OBJECT_BYTES: Final = 16 << 20  # As it lies there
+MAX_OBJECT_BYTES: Final = 16 << 20  # Maximum size of a stored file, compressed
 MAX_RAW_BYTES: Final = 128 << 20
 MAX_RECORDS: Final = 50_000
 MAX_LINE_BYTES: Final = 1 << 20
 _CHUNK: Final = 1 << 16
 _DAY: Final = 86400.0
-# What travels of a line of `hone records export`. Names of tasks and hosts, reasons and the kernel log's
-# stories stay at home; days stand for times.
+# Fields of a line of `hone records export` that are shared. Names of tasks and hosts, reasons and stories of
+# the kernel log stay private, and times are rounded to days.
 _SHARED: Final = (
     "honed_records", "device", "compiler", "workload", "flops", "bytes", "trace", "state", "outcome",
     "timing", "source_sha256", "created_s", "finished_s",
@@ -36,7 +36,7 @@ def shared(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schedule(record: Mapping[str, Any]) -> Withdrawn:
-    """Return what identifies a record's schedule."""
+    """Return the identity of a record's schedule."""
     return Withdrawn(str(record["workload"]), sha256(record["trace"].encode())[:12])
 
 
@@ -52,15 +52,15 @@ def sha256(data: bytes) -> str:
 
 
 def check(data: bytes, expected: str) -> None:
-    """Raise InvalidArgument unless it is the file of this hash."""
+    """Raise InvalidArgument unless the data has this hash."""
     if sha256(data) != expected:
         raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
 
 
 def unpacked(data: bytes) -> Iterator[bytes]:
-    """Its lines. Raises InvalidArgument where it is damaged or holds more than it may.
+    """Yield the lines of a file, which is never in memory as a whole.
 
-    What it holds is never in memory as a whole.
+    Raises InvalidArgument if it is damaged or exceeds the limits.
     """
     inflate = zlib.decompressobj(wbits=31)  # gzip
     size = count = 0
@@ -88,8 +88,8 @@ def unpacked(data: bytes) -> Iterator[bytes]:
 def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
     """Return a line as it is imported, and its schedule.
 
-    The line is from a compiler that is not here, so that it is measured first. `source` is the name of the
-    key that signed it. Raises InvalidArgument where the line is no record.
+    Its compiler is marked as one that is not here, so that the schedule is measured first. `source` is the
+    name of the key that signed it. Raises InvalidArgument if the line is no record.
     """
     try:
         plain = json.loads(line)

@@ -1,4 +1,4 @@
-"""Takes in what others learned: checked, bounded, and as hints, which are measured before they are used."""
+"""Imports what others learned: checked, bounded, and as hints, which are measured before they are used."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .memory import MAX_PROBLEM, HubState, IndexCache, KeyStanding
 from .minisign import PublicKey
 from .remote import HubStore
 
-MAX_RECORDS: Final = 200_000  # Of one pull; what is left comes with the next
-MAX_SOURCE_RECORDS: Final = 50_000  # Of one pull and one source, so that each leaves room for others
-MAX_SOURCE_BYTES: Final = 64 << 20  # Of one pull and one source, of files as they are stored
-MAX_FILES: Final = 500  # Of one pull and one source
-MAX_REFUSED: Final = 20  # Sentences about lines
-SEVERAL: Final = 2  # Boards that must have taken a schedule back, for others to leave it
+MAX_RECORDS: Final = 200_000  # Maximum records of one pull; the next one continues
+MAX_SOURCE_RECORDS: Final = 50_000  # Maximum records of a source in one pull, which leaves room for others
+MAX_SOURCE_BYTES: Final = 64 << 20  # Maximum bytes of one source in a pull, as stored
+MAX_FILES: Final = 500  # Maximum files of one source in a pull
+MAX_REFUSED: Final = 20  # Maximum sentences about refused lines
+SEVERAL: Final = 2  # Number of boards that must have withdrawn a schedule for others to skip it
 _TOO_LARGE: Final = "it has more records or bytes than a file may, and was left"
 _log = logging.getLogger("honed.hub")
-TakeIn = Callable[[str, Iterator[bytes]], Imported]  # Of a device's spec, and lines
+TakeIn = Callable[[str, Iterator[bytes]], Imported]  # Imports lines for the device of a spec
 
 
 @dataclass(slots=True, kw_only=True)
 class Pulled:
-    """What one pull brought: records that are new, that were here, and that two boards took back.
+    """The result of a pull: records that are new, that were here, and that two boards withdrew.
 
-    It also has sentences about records that were refused. `held` are there, and were not taken; `lines` were
-    looked at.
+    `refused` are sentences about refused records. `held` records are there, and were not pulled; `lines` were
+    read.
     """
 
     added: int = 0
@@ -62,12 +62,12 @@ def pull(
     hold: bool = False,
     names: frozenset[str] | None = None,
 ) -> Pulled:
-    """Take in what trusted keys have signed for the devices `here`, by identity their specs.
+    """Import what trusted keys have signed for the devices `here`, which maps identities to specs.
 
     The `owner` may have signed a keyring, whose keys are trusted, too; `own` is this machine's key, whose
-    records are here. With `hold` it looks only; `names` are the keys to take of, None: all. A source's
-    trouble is its own, and told of it. Raises Unavailable where the hub cannot be reached at all, and what
-    `take_in` raises. `memory` and `shelf` are changed, and the caller's to keep.
+    records are here. With `hold` nothing is imported; `names` are the keys to pull from, None for all. A
+    problem of one source is reported in its standing and stops no other. Raises Unavailable if the hub cannot
+    be reached at all, and what `take_in` raises. `memory` and `shelf` are changed; the caller stores them.
     """
     found = looking.look(store, trusted, owner, memory, shelf, now, own=own, names=names or ())
     withdrawn = indexes.withdrawn_by_several([f.index for f in found if f.index is not None], SEVERAL)
@@ -89,9 +89,9 @@ class _Pull:
     done: Pulled = field(default_factory=Pulled)
 
     def taken(self, source: FoundIndex, wanted: Sequence[tuple[IndexedFile, str]]) -> KeyStanding:
-        """Take in the `wanted` files, with the specs of their devices, as far as one pull goes."""
+        """Import the `wanted` files, for the devices of their specs, up to the limits of one pull."""
         standing = KeyStanding(name=source.name, key_id=source.key.name, records=0, problem=source.problem)
-        # What may still come.
+        # The source may use what remains of the limits.
         records, size = min(MAX_SOURCE_RECORDS, MAX_RECORDS - self.done.lines), MAX_SOURCE_BYTES
         for entry, device in wanted:
             if entry.records > objects.MAX_RECORDS or entry.bytes > objects.MAX_OBJECT_BYTES:
@@ -110,7 +110,7 @@ class _Pull:
             except (InvalidArgument, NotFound) as error:
                 standing = replace(standing, problem=_problem(entry, error))
                 continue
-            except Unavailable as error:  # Of this file: the index could be read
+            except Unavailable as error:  # Could not read the file, though the index could be read
                 standing = replace(standing, problem=_problem(entry, error))
                 break
             hints = _Hints(data, entry.records, source.name, self.withdrawn, self.done)
@@ -118,16 +118,16 @@ class _Pull:
                 standing = replace(standing, records=standing.records + _take(hints, device, self.take_in))
             except InvalidArgument as error:
                 standing = replace(standing, problem=_problem(entry, error))
-                if not hints.wrong:  # It is the service that refuses now
+                if not hints.wrong:  # The service refused, not the file's content
                     continue
-            self.memory.taken += (_known(source, entry),)  # Whatever is in it, it will not change
+            self.memory.taken += (_known(source, entry),)  # A file never changes, whatever is in it
         return standing
 
 
 def _wanted(
     source: FoundIndex, here: Mapping[DeviceIdentity, str], known: Collection[str]
 ) -> list[tuple[IndexedFile, str]]:
-    """Files that are for a device here and were not taken before."""
+    """Return the files for a device here that were not pulled before."""
     index = source.index
     wanted = {
         entry: spec
@@ -139,9 +139,9 @@ def _wanted(
 
 
 def _known(source: FoundIndex, entry: IndexedFile) -> str:
-    """Return the name by which a file is remembered.
+    """Return the name under which a pulled file is stored.
 
-    Another key may name the same file, and say something wrong of it.
+    It has the key's id, since another key may name the same file with wrong properties.
     """
     return f"{source.key.name} {entry.sha256[:32]}"
 
@@ -151,11 +151,9 @@ def _problem(entry: IndexedFile, error: object) -> str:
 
 
 def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
-    """Take records in, and return how many were taken.
+    """Import records, and return how many lines were passed on.
 
-    Raises InvalidArgument where it is no file of records, and what `take_in` raises.
-
-    Raises InvalidArgument where it is no such file, and what `take_in` raises.
+    Raises InvalidArgument if the data is no file of records, and what `take_in` raises.
     """
     lines = iter(hints)
     first = next(lines, None)
@@ -171,9 +169,9 @@ def _take(hints: _Hints, device: str, take_in: TakeIn) -> int:
 
 @dataclass(slots=True)
 class _Hints:
-    """The at most so many lines of a file as they are imported, one at a time, of which `count` were given.
+    """The lines of a file, at most `most`, one at a time as they are imported; `count` were yielded.
 
-    Raises InvalidArgument where it is no such file, and is `wrong` then.
+    Iterating raises InvalidArgument if the data is no such file, and then sets `wrong`.
     """
 
     data: bytes

@@ -19,15 +19,15 @@ from .memory import HubState
 from .minisign import PublicKey, SecretKey
 from .remote import HubStore
 
-LASTS: Final = 30 * 86400.0  # Seconds that an index is valid; pushed again after half of it
-_QUARANTINED: Final = 2000  # A device, the latest ones
+LASTS: Final = 30 * 86400.0  # Seconds that an index is valid; it is pushed again after half of it
+_QUARANTINED: Final = 2000  # Maximum records in quarantine, the latest ones
 _SETUPS: Final = 3  # Drivers and compilers of a device, the latest used
 _log = logging.getLogger("honed.hub")
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What one push put there: `changed` is False where the hub had it all."""
+    """The result of a push; `changed` is False if the hub had it all."""
 
     records: int
     files: int
@@ -44,10 +44,10 @@ def push(
     memory: HubState,
     now: float,
 ) -> Pushed:
-    """Put records there, as `hone records export` has them, in place of what this board had there.
+    """Put records, as `hone records export` has them, in place of those that this board had there.
 
-    `spread` are to learn from. What is withdrawn is left out of the others. Raises Unavailable or
-    InvalidArgument where nothing can be written there. `memory` is changed, and the caller's to keep.
+    `spread` are to learn from. Withdrawn schedules are left out of the others. Raises Unavailable or
+    InvalidArgument if the hub cannot be written. `memory` is changed; the caller stores it.
     """
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
     used = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
@@ -85,9 +85,9 @@ def _put(
     *,
     all_anew: bool,
 ) -> str:
-    """Put an index there with its files, and take away what only the one before named; the index's hash.
+    """Write an index with its files, and remove those that only the one before named; return its hash.
 
-    Files that were there are written again with `all_anew`: now and then, what got lost, too.
+    With `all_anew` files that were there are written again, which restores lost ones now and then.
     """
     for file, entry in zip(files, index.files, strict=True):
         if before is None or all_anew or entry not in before.files:
@@ -105,7 +105,7 @@ def _put(
 def make(
     store: HubStore, key: SecretKey, boards: tuple[NamedKey, ...], revoked: tuple[str, ...], now: float
 ) -> Keyring:
-    """Put a keyring there, or another in its place, signed by the key of who made the hub."""
+    """Write a keyring, or replace the present one, signed by the key of the hub's owner."""
     before = _keyring(store, key, now)
     made = Keyring(
         honed_hub=indexes.FORMAT,
@@ -120,30 +120,31 @@ def make(
 
 
 def _serial(before: int, now: float) -> int:
-    """Seconds since 1970, or more: it grows even where it was forgotten what came before."""
+    """Return a serial above `before`: seconds since 1970 or more, so that it grows if `before` was lost."""
     return max(before + 1, int(now))
 
 
 def write_signed(store: HubStore, name: str, data: bytes, key: SecretKey) -> None:
     """Write the signature first, then the file.
 
-    A reader that comes between the two takes neither, and tries again.
+    A reader between the two accepts neither, and tries again.
     """
     store.write(name + indexes.SIGNATURE, key.sign(data, name))
     store.write(name, data)
 
 
 def make_overview(store: HubStore) -> None:
-    """Put an empty overview there, into which those who push write themselves."""
+    """Write an empty overview, into which those who push write themselves."""
     empty = indexes.Overview(honed_hub=indexes.FORMAT, indexes={})
     store.write(indexes.OVERVIEW, indexes.written(empty))
 
 
 def note(store: HubStore, key: PublicKey, sha256: str) -> None:
-    """Say in the overview, where the hub has one, that this is the hash of the board's index now.
+    """Write the hash of the board's index into the overview, if the hub has one.
 
-    Of two who write at once one may lose its note. It sees that when it pulls, and notes it again; meanwhile
-    the others find the index when they ask for it in its turn, as they do where a board may not write there.
+    If two boards write at once, one may lose its entry. It sees that when it pulls, and writes it again;
+    meanwhile the others find the index when they ask for it in its turn, as they do if a board may not write
+    there.
     """
     try:
         before = _overview(store)
@@ -156,7 +157,7 @@ def note(store: HubStore, key: PublicKey, sha256: str) -> None:
 
 
 def _overview(store: HubStore) -> indexes.Overview | None:
-    """None for one that is damaged; raises NotFound where there is none, and Unavailable."""
+    """Return the overview, None if it is damaged; raise NotFound if there is none, and Unavailable."""
     try:
         return indexes.read_overview(store.read(indexes.OVERVIEW, indexes.MAX_OVERVIEW_BYTES))
     except InvalidArgument as error:
@@ -165,10 +166,7 @@ def _overview(store: HubStore) -> indexes.Overview | None:
 
 
 def _before(store: HubStore, key: SecretKey, now: float) -> tuple[BoardIndex | None, bytes]:
-    """Return the index that this board has in the hub now, and its file.
-
-    Returns None where there is none, or none that is right.
-    """
+    """Return the index that this board has in the hub now, and its file; None if there is no valid one."""
     try:
         data = signed(store, indexes.index_file(key.public), key.public)
         return indexes.read_index(data, now), data
@@ -191,7 +189,7 @@ class _RecordsFile(NamedTuple):
 
 
 def _files(records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn] = ()) -> list[_RecordsFile]:
-    """Return a file for each device, driver and compiler, in the order given.
+    """Return a file for each device, driver and compiler, in the order of the records.
 
     Old drivers and compilers are left out.
     """

@@ -1,4 +1,4 @@
-"""Where a hub's files lie: a folder, an HTTP server, or what fsspec knows. Reads are bounded."""
+"""Reads and writes a hub's files in a folder, on an HTTP server, or with fsspec. Reads are bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import web
 from .web import WHOLE_SECONDS, FetchResult, bounded, said
 
 T = TypeVar("T")
-_PATIENCE_SECONDS: Final = 3600.0  # With a server, of one pull
+_PATIENCE_SECONDS: Final = 3600.0  # Time limit for all reads of one pull
 
 
 class HubStore(ABC):
@@ -31,7 +31,7 @@ class HubStore(ABC):
         self._end = time.monotonic() + _PATIENCE_SECONDS
 
     def read(self, name: str, most: int) -> bytes:
-        """Read a file.
+        """Return a file's content.
 
         Raises NotFound, Unavailable, or InvalidArgument for a file of more than `most` bytes.
         """
@@ -41,24 +41,24 @@ class HubStore(ABC):
 
     @abstractmethod
     def look(self, name: str, most: int, tag: str = "") -> FetchResult:
-        """Read a file, unless it is as it was when it had this tag; raise what `read` raises."""
+        """Read a file, unless it still has this tag; raise what `read` raises."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Put a file there, or another in its place, at once; raises Unavailable."""
+        """Write or replace a file atomically; raises Unavailable."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file, where it is there; raises Unavailable."""
+        """Remove a file, if it exists; raises Unavailable."""
 
     def _hurry(self) -> None:
-        """Raise Unavailable where all that was read took too long."""
+        """Raise Unavailable if the reads together took too long."""
         if time.monotonic() > self._end:
             raise Unavailable(f"{self.url} took more than {_PATIENCE_SECONDS / 60:.0f} min, and was left")
 
 
 def store(url: str) -> HubStore:
-    """By its URL, or the path of a folder; raises InvalidArgument where nothing can be read by it."""
+    """Return the store at a URL or the path of a folder; raise InvalidArgument if it is neither."""
     scheme = urlsplit(url).scheme
     if scheme in ("http", "https"):
         return _Web(url.rstrip("/"))
@@ -71,7 +71,7 @@ def store(url: str) -> HubStore:
 
 
 class _Folder(HubStore):
-    """A hub in a folder. Who writes there is untrusted: links, FIFOs and devices are not read."""
+    """A hub in a folder. All who write there are untrusted: links, FIFOs and devices are not read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -108,7 +108,7 @@ class _Folder(HubStore):
             raise Unavailable(f"{path} cannot be removed ({error.strerror})") from error
 
     def _at(self, name: str) -> Path:
-        """Where a file is; raises InvalidArgument where a link leads elsewhere, but for the hub itself."""
+        """Return a file's path; raise InvalidArgument if a link below the hub's folder leads elsewhere."""
         path = Path(os.path.realpath(self._path)) / name
         if os.path.realpath(path) != str(path):
             raise InvalidArgument(f"{self.url}/{name} is a link or behind one, and was left")
@@ -131,7 +131,7 @@ class _Web(HubStore):
 
 
 class _Other(HubStore):
-    """S3 and whatever else fsspec has a file system for."""
+    """A hub on S3 or another file system of fsspec's."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -148,7 +148,7 @@ class _Other(HubStore):
 
         def work() -> FetchResult:
             known = self._files.info(path)
-            now = str(known.get("ETag") or known.get("etag") or "")  # What S3 and others tell
+            now = str(known.get("ETag") or known.get("etag") or "")  # S3 and others have ETags
             if now and now == tag:
                 return FetchResult(None, now)
             with self._files.open(path, "rb") as file:
@@ -185,10 +185,10 @@ class _TooLate(Exception):
 
 
 def _in_time(work: Callable[[], T]) -> T:
-    """Return what `work` returns, within a limit of time.
+    """Return what `work` returns, within a time limit.
 
-    Libraries wait as long as a server sends a byte now and then, so `work` has a thread of its own, which is
-    left behind when time is up. Raises _TooLate, and what `work` raises.
+    Libraries wait as long as a server sends a byte now and then, so `work` has its own thread, which is
+    abandoned when time is up. Raises _TooLate, and what `work` raises.
     """
     given: Future[T] = Future()
 
@@ -205,7 +205,7 @@ def _in_time(work: Callable[[], T]) -> T:
 
 
 def _readable(folder: Path) -> None:
-    """Make a folder that a web server can read, whatever this user's files are like."""
+    """Create a folder that a web server can read, whatever this user's umask."""
     if not folder.is_dir():
         _readable(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""Files by HTTP from a server that nobody trusts, bounded in bytes and time, and asked for by their tags.
+"""Fetches files by HTTP from an untrusted server, bounded in bytes and time, and by their tags.
 
-urllib alone would wait for ever on headers that come a byte at a time, follow to wherever it is told to, and
-read all of a redirection's body.
+urllib alone would wait for ever on headers that arrive a byte at a time, follow any redirection, and read all
+of a redirection's body.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
 
-WHOLE_SECONDS: Final = 300.0  # Of one file
+WHOLE_SECONDS: Final = 300.0  # Time limit of one file
 _CHUNK: Final = 1 << 16
-_MOST_SAID: Final = 120  # Letters
-_STEP_SECONDS: Final = 20.0  # That nothing may come
+_MOST_SAID: Final = 120  # Letters of a server's text in a message
+_STEP_SECONDS: Final = 20.0  # Time limit without any data
 _REDIRECTIONS: Final = 3
 _SETTLED: Final = 60.0  # Seconds since a change, after which a date or an nginx's ETag cannot hide another
-_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for what is not there to who may not list
+_GONE: Final = frozenset({403, 404, 410})  # S3 answers 403 for a missing file to those who may not list
 _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 _UNCHANGED: Final = 304
 _ETAG: Final = re.compile(r'(W/)?"[!#-~]{0,200}"')
@@ -42,9 +42,9 @@ _DATE: Final = re.compile(r"[A-Za-z0-9,: +-]{1,40}")
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """A file, None where it is as it was when it had the `tag` that was given; and its tag now.
+    """A file, None if it still has the requested `tag`; and its present tag.
 
-    "" is the tag of a file that is to be read whole each time.
+    A file with the tag "" is read whole each time.
     """
 
     data: bytes | None
@@ -52,7 +52,7 @@ class FetchResult:
 
 
 def bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
-    """All there is; raises InvalidArgument beyond `most` bytes, Unavailable where it takes too long."""
+    """Return all bytes of `read`; raise InvalidArgument beyond `most` bytes, Unavailable past the time."""
     end = time.monotonic() + WHOLE_SECONDS
     parts, size = [], 0
     while part := read(_CHUNK):
@@ -96,7 +96,7 @@ def _once(address: str, most: int, tag: str, alarm: _Alarm) -> FetchResult | _Mo
     try:
         with _opener(alarm).open(request, timeout=_STEP_SECONDS) as answer:
             data = bounded(answer.read1, most, address)
-            alarm.check(address)  # What was ended looks like the end of a file
+            alarm.check(address)  # A connection ended by the alarm looks like the end of a file
             return FetchResult(data, _tag(answer.headers))
     except urllib.error.HTTPError as error:
         error.close()
@@ -114,7 +114,10 @@ def _once(address: str, most: int, tag: str, alarm: _Alarm) -> FetchResult | _Mo
 
 
 def _followed(address: str, location: str) -> str:
-    """Where a redirection leads: to the same server, by TLS at most. Raises InvalidArgument."""
+    """Return the target of a redirection; raise InvalidArgument for another server.
+
+    Only the port and scheme may change, from HTTP to HTTPS on their default ports.
+    """
     try:
         led = quote(urljoin(address, location), encoding="iso-8859-1", safe=string.punctuation)
         before, after = urlsplit(address), urlsplit(led)
@@ -133,7 +136,7 @@ def _followed(address: str, location: str) -> str:
 
 
 def _tag(headers: Message) -> str:
-    """Return the tag to ask by the next time: an ETag, or else the time of the change."""
+    """Return the tag for the next request: an ETag, or else the time of the change; "" if neither is safe."""
     modified, etag = str(headers.get("Last-Modified", "")), str(headers.get("ETag", "")).strip()
     if modified and not (_DATE.fullmatch(modified) and _settled(headers.get("Date", ""), modified)):
         return ""
@@ -149,7 +152,7 @@ def _settled(now: str, modified: str) -> bool:
 
 
 class _Alarm:
-    """Ends the connections of one file when its time is up, whatever they wait for."""
+    """A timer that ends the connections of one file when its time is up, whatever they wait for."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -171,14 +174,13 @@ class _Alarm:
             self._sockets.clear()
 
     def watch(self, connected: socket.socket) -> None:
-        """End this one, too. A copy is kept: TLS puts another socket in its place."""
+        """End this connection, too. A duplicate is kept, because TLS replaces the socket."""
         with self._lock:
             self._sockets.append(connected.dup())
         if time.monotonic() >= self._end:
             self._ring()
 
     def check(self, address: str) -> None:
-        """Raise Unavailable where the time is up."""
         if time.monotonic() >= self._end:
             raise Unavailable(f"{address} took more than {self._seconds:.0f} s, and was left")
 
@@ -198,7 +200,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SecureConnection(http.client.HTTPSConnection, _Connection):
-    """Its `connect` has that of _Connection make the connection, and then speaks TLS."""
+    """A connection that _Connection makes, and that then speaks TLS."""
 
 
 def _watched(kind: type[_Connection], alarm: _Alarm, host: str, **others: Any) -> _Connection:
@@ -228,12 +230,12 @@ class _Https(urllib.request.HTTPSHandler):
 
 @functools.cache
 def _checking() -> ssl.SSLContext:
-    """Return a context with all certificates of the system, read once, since that takes a while."""
+    """Return a context with all certificates of the system; cached, since reading them is slow."""
     return ssl.create_default_context()
 
 
 def _opener(alarm: _Alarm) -> urllib.request.OpenerDirector:
-    """Without what follows redirections, and without any scheme but two."""
+    """Return an opener for HTTP and HTTPS alone, which follows no redirections."""
     made = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

@@ -1,5 +1,5 @@
-"""The service on one page: what `hone report` writes, and what else may show it.
+"""Shows the service on one page, which `hone report` writes.
 
-`gather` asks the service, `page` draws what it told and knows nothing of where that is from. The other files
-draw the parts of the page.
+`gather` asks the service, and `page` draws the answers without asking anything. The other files draw the
+sections of the page.
 """

@@ -1,4 +1,4 @@
-"""The curves of a model as SVG in a page: scales, a chart, and what inferences took and tuning expected."""
+"""Draws a model's curves as SVG: scales, charts, latencies served, and estimates while tuning."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from honed.tool.view.plot import microseconds, number, ticks
 
 from .markup import Ids, day, element
 
-_LOG_FROM = 8.0  # Times the least value that the largest is, beyond which a scale is logarithmic
-# Seconds that divide a day.
+_LOG_FROM = 8.0  # Ratio of the largest to the least value beyond which a scale is logarithmic
+# Steps of a time axis, in seconds, which divide a day.
 _STEPS = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
 )  # fmt: skip
 _DAY = 86400
-_SHORTEST = 120.0  # Seconds that an axis of time is long
-_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # Pixels: for names of marks, the field, and names of places
-_WIDE = 1000.0  # Units of the field's width, which is stretched to what there is
-_APART = 0.06  # Of the width, that names of marks need
+_SHORTEST = 120.0  # Minimum length of a time axis in seconds
+_TOP, _FIELD, _BOTTOM = 38.0, 150.0, 24.0  # Pixels: for names of marks, the field, and labels of the axis
+_WIDE = 1000.0  # Units of the field's width, which is stretched to the page's
+_APART = 0.06  # Share of the width that names of marks need
 _HEIGHT = _TOP + _FIELD + _BOTTOM
-_GAP = 1 / 20  # Of the time shown, without an inference, beyond which nothing is drawn
+_GAP = 1 / 20  # Share of the time shown, without an inference, over which no line is drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """An axis from one value to a larger one; `labels` are values, rising, and what they are called.
+    """An axis from one value to a larger one; `labels` are rising values and their texts.
 
-    A logarithmic one has positive values alone.
+    A logarithmic axis has positive values alone.
     """
 
     begin: float
@@ -51,7 +51,7 @@ class Scale:
 
 
 def heights(least: float, most: float) -> Scale:
-    """Return a scale from 0 to `most`, or a logarithmic one around both where they are far apart."""
+    """Return a scale from 0 to `most`, or a logarithmic one around both if they are far apart."""
     if least > 0 and most > _LOG_FROM * least and math.isfinite(most):
         return _logarithmic(least, most)
     values = ticks(most, 4)
@@ -75,9 +75,9 @@ def counts(most: float) -> Scale:
 
 
 def times(begin: float, end: float) -> Scale:
-    """Return a scale of moments in seconds since 1970, shown in local time.
+    """Return a scale of moments in seconds since 1970, labelled in local time.
 
-    It extends around the moments where they are close.
+    If the moments are close, it extends beyond them.
     """
     missing = max(0.0, _SHORTEST - (end - begin)) / 2
     begin, end = begin - missing, end + missing
@@ -103,7 +103,7 @@ def _moments(begin: float, end: float) -> list[tuple[float, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A point that stands out, and what is told where it is pointed at."""
+    """A highlighted point, and its tooltip."""
 
     x: float
     y: float
@@ -120,7 +120,7 @@ class MarkerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What is drawn: lines of (x, y) by rising x, in `steps` or straight; one of a single point is a dot."""
+    """A chart: lines of (x, y) by rising x, in `steps` or straight; a line of one point is a dot."""
 
     title: str
     description: str
@@ -161,7 +161,7 @@ def drawn(chart: Chart, ids: Ids) -> Element:
 
 
 def _grid(chart: Chart) -> Iterator[Element]:
-    """Lines across, their values above them at the left; places below, the outermost kept inside."""
+    """Yield lines across with their values above them at the left, and the labels of x, kept inside."""
     for value, label in chart.y.labels:
         y = _height(chart, value)
         yield element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid")
@@ -177,7 +177,7 @@ def _grid(chart: Chart) -> Iterator[Element]:
 
 
 def _rules(chart: Chart) -> Iterator[Element]:
-    """Yield the rules of a chart; leave out the name of a rule that is close behind another."""
+    """Yield the marker lines, without the name of one that is close to the one before."""
     last = -1.0
     for rule in chart.rules:
         at = chart.x.at(rule.x)
@@ -218,13 +218,13 @@ def _percent(share: float) -> str:
 
 
 def served(history: ModelHistory) -> Chart | None:
-    """Medians of the inferences served over time, a line of each version; None where there were none."""
+    """Return a chart of median latencies over time, a line for each version; None without inferences."""
     points = [point for point in history.latency if point.us > 0]
     if not points:
         return None
     least, most = min(point.us for point in points), max(point.us for point in points)
     size, unit = microseconds(most)
-    moments = [point.time for point in points]  # Which fall where the clock was set back
+    moments = [point.time for point in points]  # The order is not by time if the clock was set back
     begin, end = min(moments), max(moments)
     first, last = points[0].us, points[-1].us
     scale = heights(least / size, most / size)
@@ -248,7 +248,7 @@ def served(history: ModelHistory) -> Chart | None:
 
 
 def _lines(points: Sequence[LatencyPoint], gap: float) -> Iterator[list[LatencyPoint]]:
-    """Points in a row that are of one version and not far from each other."""
+    """Yield runs of points that are of one version and close to each other."""
     line = [points[0]]
     for one, other in pairwise(points):
         if other.version != one.version or not 0 <= other.time - one.time <= gap:
@@ -263,7 +263,7 @@ def _kind(scale: Scale) -> str:
 
 
 def tuned(model: str, history: History | None) -> Chart | None:
-    """Return the estimated time of one inference over trials; None where nothing was tuned."""
+    """Return a chart of the estimated time of one inference over trials; None if nothing was tuned."""
     if history is None or not history.points:
         return None
     measured = [version for version in history.versions if version.us]

@@ -1,4 +1,4 @@
-"""The whole page, and the command report, which writes it."""
+"""Draws the whole page, and implements `hone report`, which writes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = (
 
 
 def page(report: Report) -> str:
-    """Return an HTML document that needs nothing from elsewhere and runs nothing."""
+    """Return an HTML document that loads nothing and runs nothing."""
     ids = Ids()
     anchors = [f"model-{number}" for number in range(1, len(report.models) + 1)]
     cards = [card(model, anchor, ids) for model, anchor in zip(report.models, anchors, strict=True)]

@@ -1,4 +1,4 @@
-"""What a report tells: asked of the service, and what follows from that."""
+"""Gathers a report's contents from the service, and derives figures from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORDED = "what tuning recorded, and candidates in quarantine,"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedVariant:
-    """A compiled form of a model for other shapes than its own."""
+    """A shape variant of a model."""
 
     figures: ModelFigures
     history: ModelHistory
@@ -39,7 +39,7 @@ class ReportedVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedModel:
-    """A model; `history` is of its versions, `tuned` of its tuning, None where that is not told."""
+    """A model; `history` is of its versions, `tuned` of its tuning, None if that is not available."""
 
     listed: IndexedModel
     shown: ModelShown
@@ -51,7 +51,7 @@ class ReportedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedFaults:
-    """What went wrong; `quarantined` is None, `log_reason` a sentence, where that cannot be told."""
+    """The faults; if they are not available, `quarantined` is None or `log_reason` a sentence."""
 
     quarantined: tuple[Quarantined, ...] | None
     log: tuple[AttributedFault, ...]
@@ -60,7 +60,7 @@ class ReportedFaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All of it; `made` in seconds since 1970. `notes` say what is missing, and why."""
+    """The contents of the page; `made` in seconds since 1970. `notes` say what is missing, and why."""
 
     made: float
     host: str
@@ -74,7 +74,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskShare:
-    """A task's part of the time that all models took lately; `name` is None for time outside of tasks."""
+    """A task's share of all models' recent time; `name` is None for time outside of tasks."""
 
     model: str
     name: str | None
@@ -85,10 +85,10 @@ class TaskShare:
 
 
 def gain(history: ModelHistory) -> float | None:
-    """How many times as fast tuning made the version served; None where nothing was compared.
+    """Return how many times as fast tuning made the version served; None if nothing was compared.
 
-    The product of what each version won over the one before it, measured side by side: times of different
-    days are of a machine that had other work.
+    It is the product of each version's gain over the one before, measured side by side: times of different
+    days differ by the machine's other work.
     """
     versions = {version.number: version for version in history.versions}
     number, whole, seen = history.version, 1.0, set[int]()
@@ -102,17 +102,14 @@ def gain(history: ModelHistory) -> float | None:
 
 
 def _before(history: ModelHistory, number: int) -> int:
-    """Return the version that was served when this one first came; 0: none is known."""
+    """Return the version that was served before this one's first deployment; 0 if unknown."""
     numbers = [span.number for span in history.deployments]
     first = numbers.index(number) if number in numbers else 0
     return numbers[first - 1] if first else 0
 
 
 def served_median(history: ModelHistory, number: int) -> float | None:
-    """Return the time that inferences of a version took in service, in microseconds.
-
-    It is the median over the version's spans of time.
-    """
+    """Return the time of a version's inferences in service, in microseconds: the median over its spans."""
     times = [point.us for point in history.latency if point.version == number]
     return median(times) if times else None
 
@@ -153,10 +150,10 @@ def gather(
 ) -> Report:
     """Return a report of the service that `client` asks.
 
-    Calls `progress` with each model meanwhile, and the share that is done. Only users who may change models
-    get the records of tuning; without that right, or without a tuner, the notes say so. Without `records`
-    they are not asked for: a process of the service reads them for each model. Raises HonedError where the
-    service does not answer.
+    Calls `progress` with each model, and the share that is done. Only users who may change models get the
+    records of tuning; without that right, or without a tuner, the notes say so. Without `records` they are
+    not requested: a process of the service reads them for each model. Raises HonedError if the service does
+    not answer.
     """
     status, metrics = client.ask(SERVER_STATUS), client.ask(METRICS)
     index = client.ask(REPOSITORY_INDEX).models
@@ -189,14 +186,14 @@ def _models(
     records: _Records,
     progress: Callable[[str, float], None],
 ) -> Iterator[ReportedModel]:
-    """Those that are there while they are asked for."""
+    """Yield the models that still exist when they are requested."""
     figures = {each.name: each for each in metrics.models}
     models = [listed for listed in index if listed.name in figures]
     for number, listed in enumerate(models):
         progress(listed.name, number / len(models))
         try:
             yield _model(client, listed, figures[listed.name], metrics.variants, records)
-        except NotFound:  # It was removed since
+        except NotFound:  # The model was removed meanwhile
             continue
 
 
@@ -220,7 +217,7 @@ def _model(
 
 
 def _variants(client: Client, variants: Iterable[ModelFigures]) -> Iterator[ReportedVariant]:
-    """Those that are there while they are asked for."""
+    """Yield the variants that still exist when they are requested."""
     for figures in variants:
         with suppress(NotFound):
             history = client.ask(MODEL_HISTORY, HistoryParams(name=figures.name))
@@ -229,17 +226,17 @@ def _variants(client: Client, variants: Iterable[ModelFigures]) -> Iterator[Repo
 
 @dataclass(slots=True)
 class _Records:
-    """What tuning recorded, asked for until it is refused; `missing` says why it is not told."""
+    """The records of tuning, requested until the service refuses; `missing` says why there are none."""
 
     client: Client
     missing: str
 
     def history(self, model: str) -> History | None:
-        """Return the tuning of a model."""
+        """Return the tuning of a model; None if it was not tuned, or is not available."""
         return self._asked(ShowHistory, TunerRunParams(command="history", model=model))[0]
 
     def faults(self) -> tuple[Faults | None, KernelLog | None]:
-        """Candidates in quarantine, and the kernel log as the service reads it."""
+        """Return the candidates in quarantine, and the kernel log as the service reads it."""
         return self._asked(ListFaults, TunerRunParams(command="faults"))
 
     def _asked(self, job: type[Job[R]], params: TunerRunParams) -> tuple[R | None, KernelLog | None]:
@@ -249,7 +246,7 @@ class _Records:
             plain, _ = self.client.run_tuner(params)
             answered = TUNER_RUN.result_of(plain)
             event = from_map(answered.event, job.result())
-        except NotFound:  # It was not tuned
+        except NotFound:  # The model was not tuned
             return None, None
         except (HonedError, NoEvent) as error:
             self.missing = f"{_RECORDED} are not told: {error}"

@@ -1,7 +1,7 @@
-"""HTML as a tree: whatever a text or an attribute holds, it makes no element.
+"""Builds HTML as a tree: no text or attribute can become an element.
 
-Names come from model files, and records of faults from drivers: what has no place in a document, or would
-turn its reading direction, is shown as escapes.
+Names come from model files, and records of faults from drivers: characters that have no place in a document,
+or would turn its reading direction, are shown as escapes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from honed.tool.output import clean
 
 Child = Element | str | None
 Cell = Element | str
-_KINDS = {">": "figure", "~": "prose"}  # By how headings of columns begin
+_KINDS = {">": "figure", "~": "prose"}  # Kinds of columns, by the first character of a heading
 # Browsers load nothing and run nothing, whatever else should get in here.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_BREAKABLE = "_./-:,@"  # After which a long name may go on in the next line
+_BREAKABLE = "_./-:,@"  # Characters after which a long name may wrap
 QUANTILES = ("p50", "p95", "p99", "longest")
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _STATES = {"READY": "good", "UNAVAILABLE": "bad", "FAILED": "bad", "ready": "good"}
 
 
 def element(tag: str, *children: Child, **attributes: str | float | None) -> Element:
-    """Return an element with texts and elements in it; None is nothing.
+    """Return an element with texts and elements in it; None is ignored.
 
-    `class_` is class, an underscore in `stroke_width` is a dash. Lines of a text stay lines.
+    `class_` is class, an underscore in `stroke_width` is a dash. Line breaks of a text stay.
     """
     made = Element(tag)
     for name, value in attributes.items():
@@ -39,7 +39,7 @@ def element(tag: str, *children: Child, **attributes: str | float | None) -> Ele
 
 
 def add(to: Element, *children: Child) -> Element:
-    """Put more behind what is in an element; gives it."""
+    """Append texts and elements to an element, and return it."""
     for child in children:
         if isinstance(child, Element):
             to.append(child)
@@ -53,7 +53,7 @@ def add(to: Element, *children: Child) -> Element:
 
 
 def document(title: str, style: str, *body: Child) -> str:
-    """Return a whole page; `style` is trusted and taken as it is."""
+    """Return a whole page; `style` is trusted and not escaped."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -68,7 +68,7 @@ def document(title: str, style: str, *body: Child) -> str:
 
 
 def name_of(text: str) -> Element:
-    """Return a name that someone chose, kept apart from the text around it. It is broken where it may be."""
+    """Return a name that someone chose, marked as one; it may wrap after some characters."""
     made, part = element("span", class_="name"), ""
     for letter in text:
         part += letter
@@ -79,7 +79,7 @@ def name_of(text: str) -> Element:
 
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Element:
-    """Return a table that scrolls where it is too wide.
+    """Return a table that scrolls if it is too wide.
 
     A column whose heading begins with ">" has figures, one with "~" sentences.
     """
@@ -95,7 +95,7 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]])
 
 
 def _row(tag: str, cells: Sequence[Cell], kinds: Sequence[str | None], scope: str) -> Element:
-    """One whose first cell, at least, is a heading."""
+    """Return a row whose first cell, at least, is a heading."""
     first, *others = zip(cells, kinds, strict=True)
     return element(
         "tr",
@@ -105,7 +105,7 @@ def _row(tag: str, cells: Sequence[Cell], kinds: Sequence[str | None], scope: st
 
 
 def facts(pairs: Iterable[tuple[str, Cell | None]]) -> Element:
-    """Names and values; none that is None or empty. One without a name is another of the name before."""
+    """Return a list of names and values, without None and empty ones; "" repeats the name before."""
     made = element("dl", class_="facts")
     for name, value in pairs:
         if value is None or value == "":
@@ -117,28 +117,28 @@ def facts(pairs: Iterable[tuple[str, Cell | None]]) -> Element:
 
 
 def badge(text: str, kind: str = "") -> Element:
-    """Return a word that stands out; `kind` is good, warn or bad."""
+    """Return a word that is highlighted; `kind` is good, warn or bad."""
     return element("span", text, class_=f"badge {kind}".strip())
 
 
 def more(summary: str, *children: Child) -> Element:
-    """Return an element that is shown when it is asked for, and in print."""
+    """Return an element that opens on a click, and is open in print."""
     return element("details", element("summary", summary), *children)
 
 
 class Ids:
-    """Names for elements, each once in a page; made of nothing that someone else chose."""
+    """A generator of elements' ids, unique in a page and free of names that someone else chose."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
 
     def new(self, what: str) -> str:
-        """Another one."""
+        """Return a new id, which begins with `what`."""
         return f"{what}-{next(self._numbers)}"
 
 
 def day(seconds: float) -> str:
-    """Return a moment as a day of local time."""
+    """Return a moment as day and minute of local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
@@ -149,7 +149,7 @@ def moment(seconds: float) -> Element:
 
 
 def gain_text(gain: float | None) -> str:
-    """How many times as fast, as in 1.42."""
+    """Return how many times as fast, as in 1.42, with a multiplication sign."""
     if gain is None:
         return "-"
     return f"{gain:,.0f}{_TIMES}" if gain >= 100 else f"{gain:.2f}{_TIMES}"

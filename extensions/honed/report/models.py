@@ -1,4 +1,4 @@
-"""Each model on the page: what serves it and why, what it took, what tuning won, its versions and shapes."""
+"""Draws each model: its engine and why, its latency, the gain of tuning, its versions and shape variants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LATENCIES = (">p50", ">p95", ">p99")
 
 
 def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element:
-    """All models in a table; latencies of the last minute where there were requests in it."""
+    """Return a table of all models; latencies are the last minute's, or of all time if it had no request."""
     if not models:
         return element("p", "There are no models yet; add one with 'hone add FILE'.", class_="empty")
     return table(
@@ -58,7 +58,7 @@ def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element
 
 
 def card(model: ReportedModel, anchor: str, ids: Ids) -> Element:
-    """Everything about a model."""
+    """Return the section of one model."""
     shown = model.shown
     return element(
         "section",
@@ -120,7 +120,7 @@ def _facts(shown: ModelShown, figures: ModelFigures) -> Element:
 
 
 def _latency(figures: ModelFigures) -> Element | None:
-    """Quantiles of the last minute where there were requests in it, and since the service started."""
+    """Return a table of latency quantiles: of the last minute if it had requests, and since the start."""
     rows = [
         ("last minute", figures.recent.latency),
         ("since the service started", figures.latency),
@@ -167,7 +167,7 @@ def _versions(model: ReportedModel) -> Element | None:
     rows, numbers = list[tuple[Cell, ...]](), set[int]()
     for span in history.deployments:
         version, end = versions[span.number], span.end or version_state(history)
-        if span.number in numbers:  # It was compared when it first came
+        if span.number in numbers:  # The versions were compared at the first deployment
             rows.append((str(span.number), moment(span.since), *"----", "gone back to", end))
         else:
             rows.append(
@@ -185,7 +185,7 @@ def _versions(model: ReportedModel) -> Element | None:
 
 
 def _compared(version: ModelVersion, history: ModelHistory) -> tuple[str, str, str, str]:
-    """Return four cells: the former and the new time, the gain, and the time in service; - where unknown."""
+    """Return four cells: the former and the new time, the gain, and the time in service; - if unknown."""
     median_us = served_median(history, version.number)
     taken = milliseconds(median_us) if median_us is not None else "-"
     if not version.old_us or not version.new_us:

@@ -1,4 +1,4 @@
-"""Sections of the page: the machine, where the time of devices went, and what went wrong."""
+"""Draws sections of the page: the machine, the time of devices by task, tuning, and faults."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Cell, Ids, badge, day, element, facts, gain_text, moment, more, name_of, table
 
 _VERDICTS = {"quiet": "good", "busy": "warn"}
-_TASKS_SHOWN = 15  # Tasks, before those that are shown when asked for
-_HUES = 6  # Of models in the bar, before those that share one
-_SHOWN = 10  # Candidates, or faults, before those that are shown when asked for
+_TASKS_SHOWN = 15  # Tasks before those that open on a click
+_HUES = 6  # Colours of models in the bar, before the one that the others share
+_SHOWN = 10  # Candidates, or faults, before those that open on a click
 
 
 def machine_section(report: Report) -> Element:
-    """All of it."""
+    """Return the section on the machine, its devices, and its idleness."""
     status, places = report.status, report.status.places
     heat = sorted(report.metrics.temperatures.items(), key=lambda each: -each[1])
     return element(
@@ -90,10 +90,7 @@ def _device(device: DeviceStatus) -> Element:
 
 
 def _peaks(peaks: DevicePeaks) -> Iterator[tuple[str, str | None]]:
-    """Yield the peaks that the device reached.
-
-    They are bounds from below where kernels have passed what was measured.
-    """
+    """Yield the peaks of a device; those that kernels have exceeded are lower bounds."""
     fp16 = peaks.fp16_gflops
     least = dict.fromkeys(peaks.raised, "at least ")
     yield "peak fp32", f"{least.get('fp32_gflops', '')}{figure_text(peaks.fp32_gflops)} GFLOP/s"
@@ -115,7 +112,7 @@ def _caches(peaks: DevicePeaks | None) -> Element | None:
 
 
 def spent_section(models: Sequence[ReportedModel], ids: Ids) -> Element:
-    """Tasks by their share of the time that all models took lately."""
+    """Return the section on tasks by their share of the recent time of all models."""
     found = task_shares(models)
     if not found:
         return element("p", "No model took any time yet.", class_="empty")
@@ -152,7 +149,6 @@ def _of(found: Sequence[TaskShare], model: str) -> float:
 
 
 def _bar(found: Sequence[TaskShare], names: Sequence[str], hues: dict[str, int], ids: Ids) -> Element:
-    """All models beside each other, and which colour is whose."""
     title, text = ids.new("bar"), ids.new("bar")
     shares = [(name, _of(found, name)) for name in names]
     described = ", ".join(f"{name} {share:.1%}" for name, share in shares)
@@ -214,7 +210,7 @@ def _share(share: float, hue: int) -> Element:
 
 
 def tuning_section(report: Report) -> Element:
-    """Return the section on the results of all trials, and on how tuners shared the device with requests."""
+    """Return the section on tuning: all trials, and how tuners shared the device with requests."""
     metrics, status = report.metrics, report.status
     lease, release = metrics.lease, status.lease.release
     late = f", {lease.overdue} too late" if lease.overdue else ""
@@ -271,7 +267,7 @@ def _gains(metrics: Metrics) -> Element | None:
 
 
 def faults_section(report: Report) -> Element:
-    """All of it; it says so where nothing went wrong, and where that cannot be told."""
+    """Return the section on faults; it also says if nothing went wrong, or if that is not known."""
     return element(
         "div",
         element("h3", "Worker processes"),
@@ -286,7 +282,7 @@ def faults_section(report: Report) -> Element:
 
 
 def faults_count(report: Report) -> int:
-    """How many there are to look at; those of other programs are not counted."""
+    """Return the number of faults to look at, without those of other programs."""
     ends = sum(sum(device.worker.ends.values()) for device in report.metrics.devices)
     ours = sum(fault.whose != OTHER for fault in report.faults.log)
     return ends + ours + len(report.faults.quarantined or ())

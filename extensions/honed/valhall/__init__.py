@@ -1,6 +1,6 @@
-"""Kernels judged by their machine code for Mali's Valhall GPUs, where there is no such GPU.
+"""Judges kernels by their machine code for Mali's Valhall GPUs, where there is no such GPU.
 
-Mesa's compiler makes the code offline (`compiler`); its dump is read (`dump`), its instructions are counted
-by the pipe they go through, weighted with the loops' turns (`count`), and the busiest pipe bounds the time of
-a launch (`judge`). A session of tuning has the `bench` in the place of a device.
+Mesa's compiler makes the code offline (`compiler`); `dump` reads its dump; `count` counts the instructions by
+pipe, weighted with the loops' turns; the busiest pipe bounds the time of a launch (`judge`). In a session of
+tuning, `bench` takes the place of a device.
 """

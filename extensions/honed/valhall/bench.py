@@ -1,4 +1,4 @@
-"""The bench of a device that is not here: candidates are judged by their machine code."""
+"""Provides the bench of a device that is not here, which judges candidates by their machine code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .compiler import ROOT, ROOTS, Dump, OfflineCompileFailed, OfflineCompiler
 from .judge import MachineCodeJudge, seconds
 
 BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
-DRIVER = "predicted by Mesa's Valhall compiler"  # For Arm's driver, which packs halves
+DRIVER = "predicted by Mesa's Valhall compiler"  # Stands for Arm's driver, which packs halves
 YARDSTICK = 1.0  # Seconds; the device's speed is always the same
-# A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
+# Candidates of a batch: the compiler builds on all cores, and proposing few takes as long as many.
 AHEAD = 64
 
 
@@ -44,18 +44,19 @@ def predicted(bench: str, mesa: str = "") -> DeviceProfile:
 
 
 class BenchMeasurer:
-    """`Measures` without a device. Its times are bounds, and its answers are not computed.
+    """A `CandidateRunner` without a device; its times are bounds, and it computes no outputs.
 
-    So what it finds right is only not known to be wrong: it has to be proven on a device before it is served.
+    A verdict of right only means that nothing wrong was found: the kernel must be verified on a device before
+    it is served.
     """
 
     ahead = AHEAD
-    rate = 0.0  # None was seen
+    rate = 0.0  # Unknown, as nothing is measured
 
     def __init__(self, compiler: OfflineCompiler, profile: DeviceProfile, begin: Begin) -> None:
-        """Take over the compiler; raise InvalidArgument where `profile` has no peaks.
+        """Own the compiler; raise InvalidArgument if `profile` has no peaks.
 
-        `begin` is called once a candidate is built: until then nothing can go wrong that should be known.
+        `begin` is called once a candidate is built: until then nothing can fail that should be recorded.
         """
         if profile.peaks is None:
             raise InvalidArgument("the bench's profile has no peaks; give them in its [peaks]")
@@ -69,7 +70,7 @@ class BenchMeasurer:
         self._workload: Workload | None = None
 
     def close(self) -> None:
-        """End the compiler."""
+        """End the compiler's processes."""
         self._compiler.close()
 
     def load(self, workload: Workload) -> None:
@@ -80,15 +81,15 @@ class BenchMeasurer:
         self._begun.clear()
 
     def prepare(self, candidate: Candidate) -> None:
-        """Have a candidate built meanwhile."""
+        """Start building a candidate, unless it is refused."""
         if candidate.id not in self._begun and self._refusal(candidate) is None:
             self._begun[candidate.id] = self._judge.begin(candidate.source)
 
     def build(self, candidates: Sequence[Candidate]) -> None:
-        """Nothing: `prepare` does it."""
+        """Do nothing: `prepare` builds."""
 
     def forget(self) -> dict[str, Verdict]:
-        """Nothing: `load` does it, and what is built is judged when it is asked for."""
+        """Return no verdicts: `load` cancels builds, and nothing is judged before it is requested."""
         return {}
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
@@ -114,10 +115,10 @@ class BenchMeasurer:
         )
 
     def settle(self) -> None:
-        """Nothing runs, so nothing can come late."""
+        """Do nothing: nothing runs, so no fault can come late."""
 
     def take_faults(self) -> list[tuple[str, FaultIncident]]:
-        """None: nothing runs."""
+        """Return no faults, as nothing runs."""
         return []
 
     def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
@@ -131,7 +132,7 @@ class BenchMeasurer:
 
 
 def instrument(job: commands.Search[Any], _tell: Callable[[str], None]) -> MeasurementBackend:
-    """Return a bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
+    """Return a bench with its profile's peaks; raise DeviceError if its compiler cannot be used."""
     root = Path(job.settings.get("root", ROOT))
     mesa = next((name for name, place in ROOTS.items() if place == root != ROOT), "")
     compiler, profile = OfflineCompiler(root), predicted(job.settings["device"], mesa)

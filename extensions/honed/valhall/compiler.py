@@ -1,4 +1,4 @@
-"""Mesa's compilers for Valhall, each in a root of its own, which `benchmarks/valhall/build` makes."""
+"""Runs Mesa's compilers for Valhall, each in its own root, which `benchmarks/valhall/build` makes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from honed.protocol.errors import DeviceError
 from honed.tuner.lower import DOT, DOT_ADD
 
-# By version of Mesa. What runs in all but the first is arm64, and emulated.
+# Keyed by version of Mesa. All roots but the first are arm64, and emulated.
 ROOTS = {
     "25.0": Path("/var/cache/honed-valhall"),
     "26.1": Path("/var/cache/honed-valhall-26.1"),
     "26.2": Path("/var/cache/honed-valhall-26.2"),
 }
 ROOT = ROOTS["25.0"]
-SECONDS = 60  # Of CPU time for one program
-_DEADLINE = 5.0 * SECONDS  # Of a program, where it waits for something, or others have the machine
+SECONDS = 60  # CPU seconds for one program
+_DEADLINE = 5.0 * SECONDS  # Limit for a program that waits, or shares the machine
 _SERVER = "/root/server"
 _EMULATOR = "/usr/bin/qemu-aarch64-static"
-_START_SECONDS = 600.0  # Emulated, it takes 43 of processor time
+_START_SECONDS = 600.0  # Emulated, the start takes 43 s of processor time
 _ENVIRONMENT = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/tmp",
@@ -38,10 +38,9 @@ _ENVIRONMENT = {
     "SECONDS": str(SECONDS),
 }
 
-# Mesa writes dot products of bytes out, where Arm's compiler has an instruction (IDP) with three operands
-# and one result. A multiply-add of floats stands for it, of the same pipe and rate: clpeak has 1,882 GOP/s
-# on this chip, 92 % of eight operations a lane and clock, as 470 GFLOP/s are of two. What it computes is
-# nonsense.
+# Mesa writes dot products of bytes out, where Arm's compiler has an instruction (IDP) with three operands and
+# one result. A multiply-add of floats replaces it, of the same pipe and rate: clpeak has 1,882 GOP/s on this
+# chip, 92 % of eight operations a lane and clock, as 470 GFLOP/s are of two. Its result is meaningless.
 _DOTS = (
     f"#define {DOT_ADD}(a, b, c) as_int(fma(as_float(a), as_float(b), as_float(c)))\n"
     f"#define {DOT}(a, b) as_int(as_float(a) * as_float(b))"
@@ -50,24 +49,24 @@ _DOTS = (
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What the compiler printed of one program: its intermediate forms and machine code, and its totals."""
+    """The compiler's output for one program: its intermediate forms and machine code, and its totals."""
 
     code: str
     stats: str
 
 
 class OfflineCompileFailed(Exception):
-    """The compiler refused a program, crashed on it, or took too long; the text says which."""
+    """Raised when the compiler refuses a program, crashes on it, or takes too long; the text says which."""
 
 
 class OfflineCompiler:
-    """A context manager: `jobs` servers in the root, each building one program at a time.
+    """A pool of `jobs` servers in the root, each building one program at a time; a context manager.
 
-    A program that takes too long or crashes costs its server, and the next one gets another.
+    A program that takes too long or crashes ends its server, and the next program gets a new one.
     """
 
     def __init__(self, root: Path = ROOT, jobs: int | None = None) -> None:
-        """Set up the compiler; raise DeviceError where it has not been made."""
+        """Start the pool; raise DeviceError if the compiler has not been made, or this is not root."""
         if not (root / _SERVER.lstrip("/")).exists():
             version = next((name for name, known in ROOTS.items() if known == root), "25.0")
             options = "" if version == "25.0" else f"--mesa {version} "
@@ -100,7 +99,7 @@ class OfflineCompiler:
         self._folder.cleanup()
 
     def build(self, source: str) -> Future[Dump]:
-        """Return a future of the dump of a program; its exception is NotBuilt where there is none."""
+        """Return a future of a program's dump; its exception is OfflineCompileFailed if there is none."""
         self._count += 1
         return self._pool.submit(self._built, Path(self._folder.name) / f"{self._count}.cl", source)
 
@@ -127,7 +126,7 @@ class OfflineCompiler:
 
 
 class _Server:
-    """One process of `benchmarks/valhall/server.c`."""
+    """A process of `benchmarks/valhall/server.c`."""
 
     def __init__(self, root: Path) -> None:
         self._process = subprocess.Popen(
@@ -136,16 +135,16 @@ class _Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # A Ctrl-C is meant for the parent
+            start_new_session=True,  # Ctrl-C is meant for the parent
         )
         if self._line(_START_SECONDS) is None:
             self.close()
             raise _gone()
 
     def build(self, path: str) -> str:
-        """Return how building a file ended.
+        """Build a file, and return the server's word for how that ended.
 
-        Raises NotBuilt, and ends the server, where it crashes or does not end in time.
+        Raises OfflineCompileFailed, and ends the server, if it crashes or does not end in time.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(f"{path}\n".encode())
@@ -163,12 +162,14 @@ class _Server:
         return status
 
     def close(self) -> None:
-        """End it, with what it is building."""
         self._process.kill()
         self._process.communicate()
 
     def _line(self, seconds: float) -> str | None:
-        """Its next answer, of which it gives one at a time; None where there is none within the time."""
+        """Return the server's next line; None if none arrives within `seconds`.
+
+        The server writes one at a time. Raises DeviceError if it has ended.
+        """
         stream = self._process.stdout
         assert stream is not None
         ready, _, _ = select.select([stream], [], [], seconds)

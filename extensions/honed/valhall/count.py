@@ -1,4 +1,4 @@
-"""What a kernel asks of a core's pipes: its instructions, weighted with the turns of its loops.
+"""Counts the instructions of a kernel by the pipes of a core, weighted with the turns of its loops.
 
 The pipes and their rates are those of Mesa's own statistics (src/panfrost/compiler, `va_stats`): a clock
 issues 64 lanes of FMA and of CVT, 16 of SFU and one of LS. Opcodes not named here were assigned by fitting
@@ -30,9 +30,9 @@ _SFU = frozenset(
 _NONE = frozenset({"BARRIER", "BRANCHZI", "COLLECT", "JUMP", "PHI", "SPLIT"})
 _LS = ("LOAD", "STORE", "LD_", "ST_", "LEA_", "ATOM", "AXCHG", "ACMPXCHG")
 _TEX = "TEX_"
-_TEXELS = 8  # Of up to 32 bits, that a core's texture unit returns in a clock
+_TEXELS = 8  # Texels of up to 32 bits that a core's texture unit returns in a clock
 _BITS = re.compile(r"\.i(\d+)")
-_WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\^?\.(?:h00|h11|b))")  # Mesa 26 marks a last use behind: r1^.h00
+_WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\^?\.(?:h00|h11|b))")  # Mesa 26 marks a last use as in r1^.h00
 
 
 @dataclass(slots=True)
@@ -40,17 +40,17 @@ class Counts:
     """Instructions of one warp by pipe, and the lines of 64 bytes that its loads and stores touch."""
 
     fma: float = 0.0
-    half: float = 0.0  # Of `fma` those on one half
+    half: float = 0.0  # Part of `fma` on one half
     cvt: float = 0.0
-    offsets: float = 0.0  # Of `cvt` those that add constants to addresses, which loads could do themselves
+    offsets: float = 0.0  # Part of `cvt` that adds constants to addresses, which loads could do themselves
     sfu: float = 0.0
     ls: float = 0.0
     lines: float = 0.0
     tex: float = 0.0
-    words: float = 0.0  # Of 32 bits, that `tex` returns to a lane
+    words: float = 0.0  # Words of 32 bits that `tex` returns to a lane
 
     def add(self, other: Counts, times: float = 1.0) -> None:
-        """Add another's, so many times."""
+        """Add another's counts, multiplied by `times`."""
         for name in _NAMES:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
 
@@ -66,11 +66,11 @@ _NAMES = tuple(f.name for f in fields(Counts))
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A kernel's counts: of a warp's whole run, and of one turn of its main loop (the same without)."""
+    """A kernel's counts: of a warp's whole run, and of one turn of its main loop (the whole without one)."""
 
     whole: Counts
     main: Counts
-    certain: bool  # The turns of all loops are known; an unknown loop counts once
+    certain: bool  # True if the turns of all loops are known; an unknown loop counts once
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class _CountedLoop:
     first: int
     last: int
     turns: int
-    test: int  # The last block that runs once more; before the first where none does
+    test: int  # The last block that runs once more; before the first if none does
 
 
 def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Counted:
-    """Count a kernel, launched so.
+    """Count a kernel, for a launch of this geometry.
 
-    Where it is not known which lines a warp touches, its lanes are taken to lie side by side in memory.
+    If the lines that a warp touches are not known, its lanes are assumed to be contiguous in memory.
     """
     touched = accesses(kernel.nir, geometry) if geometry else {}
     offsets = constant_offsets(kernel.nir)
@@ -103,14 +103,14 @@ def counted(kernel: KernelDump, geometry: LaunchGeometry | None = None) -> Count
 
 
 def _block(block: BasicBlock, touched: Sequence[Access], offsets: int) -> Counts:
-    """Count a block, whose loads and stores (but not spills) are those of the code it was made from."""
+    """Count a block, whose loads and stores (but not spills) are those of its NIR."""
     found, left = Counts(offsets=offsets), list(touched)
     for text in block.instructions:
         opcode = text.split(" = ", 1)[-1].split()[0]
         pipe = pipe_of(opcode)
         if pipe == "none":
             continue
-        issued = 2 if opcode.startswith("SHADDX") else 1  # It adds 64 bits, 32 at a time
+        issued = 2 if opcode.startswith("SHADDX") else 1  # Adds 64 bits, 32 at a time
         setattr(found, pipe, getattr(found, pipe) + issued)
         if pipe == "fma" and ".v2f16" in opcode and not _is_packed(text):
             found.half += 1
@@ -140,19 +140,19 @@ def pipe_of(opcode: str) -> Pipe:
 
 
 def _is_packed(text: str) -> bool:
-    """Whether an instruction computes two halves: one of its operands is a whole register, not r1.h00."""
+    """Return whether an instruction computes two halves: an operand is a whole register, not r1.h00."""
     operands = text.split(" = ", 1)[-1].partition(" ")[2]
     return any(_WHOLE.match(operand.strip()) for operand in operands.split(","))
 
 
 def _bits(opcode: str) -> int:
-    """Return how much a lane moves."""
+    """Return the bits that a lane moves, 32 if the opcode does not say."""
     bits = _BITS.search(opcode)
     return int(bits.group(1)) if bits else 32
 
 
 def _loops(kernel: KernelDump) -> tuple[list[_CountedLoop], bool]:
-    """Loops by their first and last block, outermost first, and whether all their turns are known."""
+    """Return loops by their first and last block, outermost first, and whether all turns are known."""
     places = {block.number: n for n, block in enumerate(kernel.blocks)}
     ends: dict[int, int] = {}
     for n, block in enumerate(kernel.blocks):
@@ -178,7 +178,7 @@ def _loops(kernel: KernelDump) -> tuple[list[_CountedLoop], bool]:
 
 
 def _main(each: Sequence[Counts], weights: Sequence[float], loops: Sequence[_CountedLoop]) -> Counts | None:
-    """One turn of the innermost loop that most is done in."""
+    """Return the counts of one turn of the innermost loop with the most work; None without loops."""
 
     def work(loop: _CountedLoop) -> float:
         return sum(

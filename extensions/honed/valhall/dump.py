@@ -1,4 +1,4 @@
-"""The compiler's dump of a program, read: machine code by basic block, trip counts of loops, and totals."""
+"""Reads the compiler's dump of a program: machine code by basic block, trip counts of loops, and totals."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _CONDITION = re.compile(r"if (%\d+)")
 @dataclass(slots=True)
 class _Loop:
     phis: dict[str, str] = field(default_factory=dict)
-    comparisons: list[tuple[str, list[str]]] = field(default_factory=list)  # By the value they define
-    breaks: list[str] = field(default_factory=list)  # Conditions under which it is left
+    comparisons: list[tuple[str, list[str]]] = field(default_factory=list)  # Operands, by the value defined
+    breaks: list[str] = field(default_factory=list)  # Conditions under which the loop ends
 
 
 @dataclass(frozen=True, slots=True)
 class _Induction:
     start: int
     step: int
-    following: str  # The value it has in the next turn
+    following: str  # The name of its value in the next turn
 
 
 class _LoopValues:
-    """The values that a function defines."""
+    """A table of the values that a function defines."""
 
     def __init__(self) -> None:
         self.constants: dict[str, int] = {}
@@ -46,14 +46,14 @@ class _LoopValues:
         return self.constants.get(name) if name else None
 
     def first(self, operand: str) -> int | None:
-        """Return what a loop begins with: a constant, or a group's place along z, which is 0."""
-        # Kernels hide a 0 from the compiler so.
+        """Return a loop's start: a constant, or 0 for a group's place along z."""
+        # Kernels use that place to hide a 0 from the compiler.
         return 0 if self._of_place(operand) else self.number(operand)
 
     def _of_place(self, operand: str) -> bool:
-        """Return whether a value is a group's place along z with something added to it, in 32 or 64 bits."""
+        """Return whether a value is a group's place along z plus something, in 32 or 64 bits."""
         operation, operands = self.operations.get(_name(operand) or "", ("", []))
-        if operation == "unpack_64_2x32_split_x":  # Mesa 26.1's
+        if operation == "unpack_64_2x32_split_x":  # Form of Mesa 26.1
             operation, operands = self.operations.get(_name(operands[0]) or "", ("", []))
         return operation.startswith("iadd") and any(map(self._along_z, operands))
 
@@ -65,14 +65,14 @@ class _LoopValues:
 
 
 def trip_counts(lines: list[str]) -> list[int | None]:
-    """Return the turns of every loop in program order; None where they are not constant."""
+    """Return the turns of every loop in program order; None if they are not constant."""
     return [turns for turns, _ in _turns(lines)]
 
 
 def _turns(lines: list[str]) -> list[tuple[int | None, bool]]:
-    """Return every loop's turns, and whether what precedes its test runs once more.
+    """Return every loop's turns, and whether the code before its test runs once more.
 
-    It does where the test is of this turn's value, not of the next one's.
+    It does if the test is of this turn's value, not of the next one's.
     """
     values = _LoopValues()
     loops = _loops(lines, values)
@@ -169,7 +169,7 @@ _TOTALS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BasicBlock:
-    """A basic block of machine code, in the order in which it lies."""
+    """A basic block of machine code, in program order."""
 
     number: int
     instructions: tuple[str, ...]
@@ -178,10 +178,10 @@ class BasicBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelDump:
-    """One kernel's machine code.
+    """The machine code of a kernel.
 
-    `trips` are those of its loops in program order, None where unknown. `once_more` says of each whether what
-    precedes its test runs once more: Mesa 26 turns loops around so that their work does.
+    `trips` are those of its loops in program order, None if unknown. `once_more` says for each loop whether
+    the code before its test runs once more: Mesa 26 rotates loops so that their work does.
     """
 
     name: str
@@ -189,23 +189,23 @@ class KernelDump:
     trips: tuple[int | None, ...]
     once_more: tuple[bool, ...] = ()
     instructions: int
-    half_occupancy: bool  # It takes more than 32 registers, so that a core runs half as many threads
+    half_occupancy: bool  # True if it uses more than 32 registers, so that a core runs half as many threads
     spills: int
     fills: int
-    registers: int | None = None  # That it takes; Mesa 25 does not say
-    nir: tuple[str, ...] = ()  # What the machine code was made from
+    registers: int | None = None  # Registers used; Mesa 25 does not say
+    nir: tuple[str, ...] = ()  # The source of the machine code
 
 
 class Unreadable(ValueError):
-    """A dump is not what this module knows; the text says what is missing."""
+    """Raised when a dump is not as this module expects; the text says what is missing."""
 
 
 def kernels(dump: Dump) -> dict[str, KernelDump]:
     """Return the kernels of a program by name.
 
-    The compiler makes each more than once; the last one counts.
+    The compiler prints each several times; the last one counts. Raises Unreadable.
     """
-    text = f"{dump.code}\n{dump.stats}"  # Mesa 26 prints all of it to its stderr
+    text = f"{dump.code}\n{dump.stats}"  # Mesa 26 prints all on its stderr
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if line.startswith(_KERNEL)]
     totals = [match.groups() for match in _TOTALS.finditer(text)]
@@ -249,7 +249,7 @@ def _nir(section: list[str]) -> list[str]:
 
 
 def _final_blocks(section: list[str]) -> tuple[BasicBlock, ...]:
-    """Return the blocks of the last version that is printed."""
+    """Return the blocks of the last version printed."""
     begin = max(n for n, line in enumerate(section) if line.startswith("block0 {"))
     found: list[BasicBlock] = []
     number, instructions = -1, list[str]()

@@ -1,14 +1,14 @@
-"""Kernels judged by their machine code: what a launch of each would take at least on a Mali-G610.
+"""Judges kernels by their machine code: the least time of each launch on a Mali-G610.
 
 Four cores at 1 GHz, warps of 16 work-items. A clock of a core issues 64 lanes of FMA and CVT and 16 of SFU
 (shifts and integer multiplications among them), and touches one line of 64 bytes. So an instruction costs a
 warp a quarter of a clock on FMA and CVT, one on SFU, and as many on LS as the lines that its 16 lanes touch
 (facts: fitted to Mesa's totals over 57 dumps; Arm's data sheet of the G610: 64 FMA a clock and core). A texel
 costs a warp two clocks for each word, as Arm's reference of the G610's counters says of one and two words.
-The first 32 registers of a thread come at full occupancy, up to 64 at half.
+With up to 32 registers a thread a core has full occupancy, with up to 64 half.
 
-Left out: latency, caches, the schedule of instructions. So it is a bound, right for ranking kernels that
-keep the machine busy, and says nothing of those that wait.
+Latency, caches and the schedule of instructions are left out. So it is a lower bound, right for ranking
+kernels that keep the machine busy, and says nothing about those that wait.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Bound:
 
     @property
     def limiter(self) -> str:
-        """What takes longest."""
+        """The name of the pipe that takes longest, or "memory"."""
         return max(_PIPES, key=lambda name: float(getattr(self, name)))
 
     @property
@@ -61,7 +61,7 @@ class Bound:
 
     @property
     def shared_seconds(self) -> float:
-        """The bound where the pipes of arithmetic share the issue of instructions."""
+        """The bound if the pipes of arithmetic share the issue of instructions."""
         return max(self.alu, self.ls, self.tex, self.memory)
 
 
@@ -79,7 +79,7 @@ def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int) -> Bound:
 
 
 def by_arm(counts: Counts, *, vectors: bool) -> Counts:
-    """Return what Arm's compiler needs of a kernel's counts at least.
+    """Return the least that Arm's compiler needs of a kernel's counts.
 
     It multiplies halves that are written as `vectors` in pairs (clpeak on this chip: half4 910, half 442
     GFLOP/s), as Mesa does since 26.1; Mesa 25 pairs no multiply-add in a loop. Its loads and stores can add
@@ -100,7 +100,7 @@ _VECTORS = re.compile(r"\bhalf(?:2|4|8|16)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedLaunch:
-    """One launch. `plain` is its bound with Mesa's code, `arm` with what Arm's driver needs of that."""
+    """A judged launch. `plain` is its bound with Mesa's code, `arm` with what Arm's driver needs of that."""
 
     launch: KernelLaunch
     kernel: KernelDump
@@ -110,13 +110,13 @@ class JudgedLaunch:
 
 
 class MachineCodeJudge:
-    """Judges programs with one compiler."""
+    """A judge of programs, with one compiler."""
 
     def __init__(self, compiler: OfflineCompiler) -> None:
         self._compiler = compiler
 
     def begin(self, source: str) -> Future[Dump]:
-        """Have a program built meanwhile."""
+        """Start building a program."""
         return self._compiler.build(source)
 
     def judge(
@@ -124,7 +124,7 @@ class MachineCodeJudge:
     ) -> list[JudgedLaunch]:
         """Return the launches of a program, in order.
 
-        Raises NotBuilt where the compiler does not give its code.
+        Raises OfflineCompileFailed if the compiler gives no code.
         """
         try:
             found = kernels((dump or self.begin(source)).result())
@@ -150,9 +150,9 @@ class MachineCodeJudge:
 
 
 def seconds(judged: Sequence[JudgedLaunch], driver: DriverClass = DriverClass.ARM) -> float:
-    """Return how long the launches take one after the other with such a driver, each with its cost.
+    """Return the seconds of the launches in sequence with such a driver, each with its launch cost.
 
-    Mesa's code is as its compiler gives it.
+    For Mesa's driver its compiler's code is judged unchanged.
     """
     arm = driver is DriverClass.ARM
     return sum((one.arm if arm else one.plain).seconds + LAUNCH_SECONDS for one in judged)

@@ -1,8 +1,9 @@
-"""Which lines of memory a warp touches: a kernel's address arithmetic, done for all lanes of a work-group.
+"""Finds the lines of memory that a warp touches, by a kernel's address arithmetic for all lanes of a group.
 
 A dump has the code that the machine code was made from, NIR, in SSA form. Its integers are computed in order,
 one value for each lane of the group in the middle of the launch, in the first turn of each loop. Arguments
-are taken to be 0: buffers are aligned to more than a line. What depends on memory or floats is unknown.
+are assumed to be 0: buffers are aligned to more than a line. Values that depend on memory or floats are
+unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WARP = 16
 LINE = 64  # Bytes
 
 _Lanes = npt.NDArray[np.uint64]
-_Value = list[_Lanes] | None  # By component
+_Value = list[_Lanes] | None  # List of components, None if unknown
 
 _BLOCK = re.compile(r"block b(\d+):")
 _STATEMENT = re.compile(r"(?:(?:con |div )?\s*(\d+)(?:x(\d+))?\s+(%\d+) = )?(@?\w+)[^ ]* ?(.*)")
@@ -40,13 +41,13 @@ class LaunchGeometry:
 
     @property
     def warps(self) -> int:
-        """Warps that the busiest core runs; groups are dealt out whole, and partial warps cost as whole."""
+        """Warps that the busiest core runs; groups are assigned whole, and partial warps cost as whole."""
         return math.ceil(math.prod(self.grid) / CORES) * math.ceil(math.prod(self.block) / WARP)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store of so many bits a lane, and the lines that a warp of the group touches on average."""
+    """A load or store of `bits` a lane, and the lines that a warp of the group touches on average."""
 
     bits: int
     lines: float
@@ -78,18 +79,19 @@ def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Acc
     return found
 
 
-_OFFSETS = range(-(1 << 15), 1 << 15)  # That an instruction adds to an address by itself, in bytes
-# Instructions that add a constant to an address: those of Mesa 26, which adds 64 bits, and of Mesa 25.
+_OFFSETS = range(-(1 << 15), 1 << 15)  # Bytes that an instruction can add to an address by itself
+# Number of instructions that add a constant to an address: in Mesa 26, which adds 64 bits, and in Mesa 25.
 _ADDED, _ADDED_BY_WORDS = 4, 3
 
 
 def constant_offsets(nir: Sequence[str]) -> dict[int, int]:
-    """Return the instructions of each basic block that add to addresses what loads and stores could add.
+    """Return, by basic block, the number of instructions that add what loads and stores could add themselves.
 
-    Both have an offset of 16 bits, which Mesa leaves at 0. Only sums that nothing else reads count.
+    Loads and stores have an offset of 16 bits, which Mesa leaves at 0. Only sums that nothing else reads
+    count.
     """
-    made: dict[str, tuple[int, str, str]] = {}  # Block, operation and operands, by what they define
-    readers: dict[str, set[str]] = {}  # Operations, by what they read
+    made: dict[str, tuple[int, str, str]] = {}  # Block, operation and operands, by the value that they define
+    readers: dict[str, set[str]] = {}  # Operations, by the value that they read
     addresses = set[str]()
     block = 0
     for line in nir:
@@ -123,7 +125,7 @@ def constant_offsets(nir: Sequence[str]) -> dict[int, int]:
 
 
 class _Group:
-    """The lanes of a work-group."""
+    """The lanes of a work-group in the middle of a launch."""
 
     def __init__(self, geometry: LaunchGeometry) -> None:
         count = math.prod(geometry.block)
@@ -131,7 +133,7 @@ class _Group:
         x, y, _ = (np.uint64(n) for n in geometry.block)
         local = [index % x, index // x % y, index // (x * y)]
         middle = [np.full(count, n // 2, np.uint64) for n in geometry.grid]
-        self._warps = np.tile(index // np.uint64(WARP), 2)  # At most 64 of them
+        self._warps = np.tile(index // np.uint64(WARP), 2)  # At most 64: `lines` has 8 bits for them
         self._zero = np.zeros(count, np.uint64)
         self._known: Mapping[str, list[_Lanes]] = {
             "@load_local_invocation_id": local,
@@ -146,7 +148,6 @@ class _Group:
         }
 
     def lines(self, address: _Lanes, nbytes: int) -> float:
-        """Return the lines that a warp touches, on average."""
         ends = np.concatenate((address, address + np.uint64(nbytes - 1)))
         touched = np.unique((ends // np.uint64(LINE)) << np.uint64(8) | self._warps)
         return len(touched) / (int(self._warps[-1]) + 1)
@@ -154,7 +155,7 @@ class _Group:
     def value(
         self, operation: str, rest: str, bits: int, components: int, values: Mapping[str, _Value]
     ) -> _Value:
-        """Return what a statement defines; None where it is unknown."""
+        """Return the value that a statement defines; None if it is unknown."""
         if operation == "load_const":
             numbers = _NUMBER.findall(rest.partition(" = (")[0])
             return [self._zero + np.uint64(_number(one)) for one in numbers]
@@ -228,7 +229,7 @@ _PARTS = re.compile(r"(extract|insert)_[iu](8|16)$")
 
 
 def _computed(operation: str, operands: list[list[_Lanes]], bits: int, components: int) -> _Value:
-    """Return the result of an operation on integers, by component; None for another one."""
+    """Return the result of an operation on integers, by component; None for other operations."""
     if operation in ("vec2", "vec3", "vec4", "vec8", "vec16"):
         return [one[0] for one in operands]
     if operation in ("pack_64_2x32", "pack_32_2x16"):
@@ -248,7 +249,7 @@ def _computed(operation: str, operands: list[list[_Lanes]], bits: int, component
 
 
 def _component(operation: str, given: list[_Lanes], bits: int) -> _Lanes | None:
-    """Return one component, with any bits above its own."""
+    """Return one component of the result, with any bits above its own."""
     a, b = given[0], given[-1]
     if operation in _ARITHMETIC:
         return _ARITHMETIC[operation](a, b)

@@ -1,7 +1,7 @@
-"""The commands of `hone`, one module for a group of them, and those that extensions have.
+"""Lists the commands of `hone` by groups, those of extensions among them.
 
-Only the module of the command that runs is imported, so that each imports what it needs, and all start
-quickly. An extension's command is found as an entry point of the group `honed.commands`.
+Only the module of the command that runs is imported, so that all commands start quickly. An extension's
+command is found as an entry point of the group `honed.commands`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @cache
 def _of_extensions() -> dict[str, EntryPoint]:
-    """Return the commands of installed extensions. Reading them takes long; most commands go without."""
+    """Return the commands of installed extensions. Reading them is slow, and most commands never do."""
     from importlib.metadata import entry_points
 
     return {each.name: each for each in entry_points(group="honed.commands")}
 
 
 class CommandRow(NamedTuple):
-    """`hone NAME`, of which the function `define_NAME` of `module`, seen from this package, says more.
+    """A command `hone NAME`, which `define_NAME` in `module`, a module of this package, defines.
 
-    With `package`, the Debian package that it is in, an entry point names the function instead.
+    With `package`, the command's Debian package, an entry point names the function instead.
     """
 
     name: str
@@ -36,11 +36,11 @@ class CommandRow(NamedTuple):
     package: str = ""
 
     def installed(self) -> bool:
-        """Whether it is there."""
+        """Return whether the command is installed."""
         return not self.package or self.name in _of_extensions()
 
     def define(self, command: Parser) -> None:
-        """Tell its parser what it takes and what carries it out, or in which package it is."""
+        """Define the command's arguments and function, or name the package that is missing."""
         if not self.package:
             module = import_module(f".{self.module}", __package__)
             getattr(module, f"define_{self.name}")(command)
@@ -50,7 +50,7 @@ class CommandRow(NamedTuple):
             command.missing = f"hone {self.name} is in the package {self.package}: apt install {self.package}"
 
 
-# By groups, in the order of 'hone --help'.
+# Grouped and ordered as in 'hone --help'.
 # fmt: off
 GROUPS: Final = {
     "models": (

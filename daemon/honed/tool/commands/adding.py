@@ -1,4 +1,4 @@
-"""`hone add`: models to the service."""
+"""Implements `hone add`, which adds models to the service."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _add_serving_options(add: argparse.ArgumentParser) -> None:
     )
     add.add_argument(
         "--engine",
-        type=engine_name,  # An older word, too
+        type=engine_name,  # Older names, too
         choices=("fastest", "opencl", "onnxruntime"),
         help="the engine that serves it: the faster one, its compiled form, or ONNX Runtime on the processor "
         "(default: what the configuration says)",
@@ -125,7 +125,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: Output) -> int:
-    """One after the other; 1 where one could not be added, which is told at once."""
+    """Add files one after the other; report each failure at once, and return 1 if there was any."""
     lines: list[dict[str, object]] = []
     failed = 0
     for file in files:
@@ -148,7 +148,7 @@ def _add_several(files: Sequence[Path], arguments: argparse.Namespace, output: O
 
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
-    """Files as they are, and of folders the models in them, by name; raises UsageError for one without."""
+    """Yield files, and the models in folders by name; raise UsageError for a folder without any."""
     for path in given:
         if not path.is_dir():
             yield path

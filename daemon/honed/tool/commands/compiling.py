@@ -1,4 +1,4 @@
-"""Commands that run the compiler here, without the service: compile, demo and fit."""
+"""Implements the commands that run the compiler here, without the service: compile, demo and fit."""
 
 from __future__ import annotations
 

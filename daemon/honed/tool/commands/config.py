@@ -1,4 +1,4 @@
-"""Command config: the settings in force and where they come from; check a file; have the service reread."""
+"""Implements `hone config`: shows settings and origins, checks a file, has the service reload its files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _config(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _check(file: Path, output: Output) -> None:
-    # A socket is named for users who have no place for one: the question is about the file alone.
+    # `load` needs a socket, and some users have no place for one; only the file is in question here.
     config = load(
         environ=os.environ, uid=os.geteuid(), config=file, overrides={"socket": "/run/honed/honed.sock"}
     )
@@ -77,7 +77,7 @@ def _reload(socket: str | None, output: Output) -> None:
 
 
 def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
-    """Whether a service runs, and what ConfigShow gives, or would."""
+    """Return whether a service runs, and its settings, or those of one that this user would start."""
     try:
         with Client(socket) as client:
             return True, client.ask(CONFIG_SHOW)
@@ -128,7 +128,7 @@ _NOTES = {"at once": "", "new connections": "for new connections", "restart": "a
 
 
 def _value(value: object) -> str:
-    """As a configuration file would have it."""
+    """Return a value as a configuration file would write it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):

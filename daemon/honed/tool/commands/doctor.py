@@ -1,4 +1,4 @@
-"""Command doctor: what is right and wrong with this machine, and what to do about it."""
+"""Implements `hone doctor`: what is right and wrong with this machine, and what to do about it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int | None:
 
 
 def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
-    """Return all that can be read, and findings on what stands in the way of reading more."""
+    """Return all that can be read, and findings on what prevents reading more."""
     uid = os.getuid()
     troubles = []
     path = arguments.socket or transport.default_socket(os.environ)
@@ -89,10 +89,7 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
 
 
 def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
-    """Return the folders this user's service writes to.
-
-    The folders of another user's service are not judged.
-    """
+    """Return the folders that this user's service writes to; only root judges another user's service."""
     if status:
         folders = status.places
         if uid not in (0, _owner(folders.state_dir)):
@@ -138,7 +135,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 
 def _write_profile(arguments: argparse.Namespace, output: Output) -> None:
-    from honed.jobs import surveying  # Which needs pyopencl
+    from honed.jobs import surveying  # Needs pyopencl
 
     cache = places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:

@@ -1,4 +1,4 @@
-"""Command faults: candidates that must not run again, and what the kernel log says of the GPU."""
+"""Implements `hone faults`: candidates that must not run again, and GPU faults in the kernel log."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def _faults(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _read(where: RecordsLocation) -> tuple[Faults, KernelLog]:
-    """Return what the records hold in quarantine, and the kernel log.
+    """Return the quarantined candidates of the records, and the kernel log.
 
-    Where the service is asked, the kernel log is as the service reads it.
+    If the service is asked for the records, the kernel log is as the service reads it.
     """
     if where.by_service:
         with started_in_service(where.socket, ListFaults) as child:

@@ -1,4 +1,4 @@
-"""Command history: how a model became faster, as a curve and as a picture, and its versions."""
+"""Implements `hone history`: how a model became faster, as a curve or a picture, and its versions."""
 
 from __future__ import annotations
 
@@ -98,10 +98,9 @@ def _history(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
-    """Return the history that the service remembers.
+    """Return the service's history of the model.
 
-    Returns None where a folder was named instead, where no service answers, or where it does not know the
-    model.
+    Returns None if a folder is named instead, if no service answers, or if it does not know the model.
     """
     if arguments.state_dir is not None:
         return None
@@ -115,9 +114,9 @@ def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
 def _of_records(
     arguments: argparse.Namespace, served: ModelHistory | None
 ) -> tuple[History, tuple[str, ...]]:
-    """Return the history that the records of tuning hold.
+    """Return the history in the records of tuning, and notes.
 
-    Where it cannot be had, and the service told of the model, a note says why.
+    If it cannot be read but the service knows the model, a note says why.
     """
     try:
         return _recorded(find_records(arguments), arguments.model), ()
@@ -135,7 +134,7 @@ def _recorded(where: RecordsLocation, model: str) -> History:
 
 
 def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
-    """Medians of the inferences served, over time; None where none was."""
+    """Return the median latencies of the inferences served, over time; None if there were none."""
     if not points:
         return None
     size, unit = microseconds(max(point.us for point in points))
@@ -157,7 +156,7 @@ def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
 
 
 def _curve(model: str, history: History) -> Curve | None:
-    """Return the estimates over trials, in the unit that fits; None where there are none."""
+    """Return the estimates over trials, in the unit that fits; None if there are none."""
     if not history.points:
         return None
     measured = [(version, version.us) for version in history.versions if version.us is not None]
@@ -188,7 +187,7 @@ def _print_curve(console: Console, curve: Curve) -> None:
 
 
 def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
-    """Rows of a table: number, since, until, side by side, why it came, why it went."""
+    """Yield table rows: number, since, times side by side, why the version was published, why it ended."""
     versions = {version.number: version for version in history.versions}
     for span in history.deployments:
         version = versions[span.number]
@@ -204,7 +203,7 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
 
 
 def version_state(history: ModelHistory) -> str:
-    """Return the states of the version that is served: served, and also pinned or on trial."""
+    """Return the states of the version served: "served", and also "pinned" or "on trial"."""
     states = ["served"]
     if history.pinned:
         states.append("pinned")
@@ -231,6 +230,6 @@ def _print_measured(console: Console, model: str, history: History) -> None:
 
 
 def _shows_braille() -> bool:
-    """Whether standard output can be expected to: the console of the kernel has no such letters."""
+    """Return whether standard output shows braille, which the kernel's console lacks."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     return encoding == "utf8" and os.environ.get("TERM") != "linux"

@@ -1,4 +1,4 @@
-"""Commands infer and bench: run a model once on .npy files or made-up inputs; time it as an app sees it."""
+"""Implements `hone infer`, which runs a model once, and `hone bench`, which times it as an app sees it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from honed.tool.parser import Parser, UsageError, count, define, named_file, pat
 
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
-_WORD = "honed"  # Where text is made up
+_WORD = "honed"  # Value of made-up text
 _TOKENS = ("input_ids", "decoder_input_ids")
-_MADE_UP = 10  # Tokens of made-up prompts are below
-_WARM_UP = 3  # Inferences before the clock starts: caches fill, the device clocks up
+_MADE_UP = 10  # Exclusive maximum of made-up tokens
+_WARM_UP = 3  # Inferences before the clock starts, while caches fill and the device clocks up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySummary:
-    """The least and the largest finite value, None where there is none, and how many are not finite."""
+    """The range of an array's finite values, None if there are none, and the number of others."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,9 +49,9 @@ class ArraySummary:
 def collect(
     inputs: Tensors, files: Mapping[str, Path], *, model: str, random: bool, seed: int
 ) -> dict[str, Array]:
-    """Return an array for every input: from its file, or made up where `random`.
+    """Return an array for every input: from its file, or made up with `random`.
 
-    Raises UsageError for unknown and missing names, and what `load` raises.
+    Raises UsageError for unknown and missing names, and the errors of `load`.
     """
     wanted = {tensor.name: tensor for tensor in inputs}
     for name in files:
@@ -71,12 +71,15 @@ def collect(
 
 
 def described(tensors: Tensors) -> str:
-    """Names and types of tensors in one line."""
+    """Return the names and types of tensors in one line."""
     return ", ".join(f"{t.name} ({_type(t)})" for t in tensors) or "none"
 
 
 def load(file: Path, tensor: TensorMetadata) -> Array:
-    """Load the array of a .npy file, which must have the tensor's type and shape; never unpickle."""
+    """Return the array of a .npy file, never unpickled.
+
+    Raises NotFound or InvalidArgument unless it can be read and has the tensor's type and shape.
+    """
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
@@ -99,14 +102,14 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
 
 
 def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
-    """Whether a tensor of this shape, in which -1 is any size, may be of the one given."""
+    """Return whether a tensor of this shape, in which -1 is any size, accepts an array of shape `given`."""
     return len(shape) == len(given) and all(size in (-1, n) for size, n in zip(shape, given, strict=True))
 
 
 def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
-    """Made-up values: normal for floats, a word for text, 0 or 1 for the rest, which are seldom out of range.
+    """Return made-up values: normal floats, a word for text, 0 or 1 for the rest, seldom out of range.
 
-    Sizes that are still open are 1.
+    Dynamic sizes are 1.
     """
     kind = from_datatype(tensor.datatype).numpy
     shape = tuple(1 if size < 0 else size for size in tensor.shape)
@@ -118,7 +121,7 @@ def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
 
 
 def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
-    """Write each array to a .npy file in `folder`, whole or not at all; the folder is made if need be."""
+    """Write each array to a .npy file in `folder`, whole or not at all; create the folder if need be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except PermissionError as error:
@@ -134,10 +137,7 @@ def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
 
 
 def file_names(names: Sequence[str]) -> dict[str, str]:
-    """Return a file name for each output, all different.
-
-    Characters that file names should not hold become "_".
-    """
+    """Return a file name for each output, all different; characters unfit for file names become "_"."""
     found: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:200] or "output"
@@ -148,7 +148,7 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def summary(array: Array) -> ArraySummary:
-    """Return the summary of an array that is shown in a line."""
+    """Return an array's type, shape and range, which are shown in a line."""
     if is_text(array):
         return ArraySummary(dtype=STRING.name, shape=array.shape, min=None, max=None, not_finite=0)
     finite = np.isfinite(array)
@@ -191,7 +191,7 @@ def define_infer(infer: Parser) -> None:
 
 
 def add_input_options(parser: Parser) -> None:
-    """Add the model and the options of what to run it on, as infer and bench take them."""
+    """Add the model and the options for its inputs, as infer and bench accept them."""
     parser.add_argument("model", metavar="M", help="name of the model")
     parser.add_argument(
         "--input",
@@ -206,9 +206,9 @@ def add_input_options(parser: Parser) -> None:
 
 
 def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
-    """Return an array for every input of the model: from its file, or made up where `random`.
+    """Return an array for every input of the model: from its file, or made up with `random`.
 
-    Sizes that the model's file leaves open are those it was added for, in what is made up.
+    Made-up inputs have the shapes for which the model was added, where its file leaves sizes open.
     """
     model = ModelParams(name=arguments.model)
     wanted, files = client.ask(MODEL_METADATA, model).inputs, unique("--input", arguments.input)
@@ -297,8 +297,8 @@ def define_bench(bench: Parser) -> None:
 class Benched:
     """The result of a run: times through the socket, and the means in the engine and in the queue.
 
-    `std_ms` is of the sample, 0 for a single time. `engines` counts the answers of each meanwhile, with those
-    to other clients.
+    `std_ms` is that of the sample, 0 for a single time. `engines` counts each engine's answers during the
+    run, those to other clients included.
     """
 
     model: str
@@ -316,10 +316,10 @@ class Benched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """The result of generating: the time until the first token, that of each other, and what is kept.
+    """The result of generating: times of the first token and of each other, and the size of the state.
 
-    Times are medians of all sequences, `tokens_per_second` is their sum. `state_bytes` are of the service's
-    sequences at the end. `engines` are as in `Benched`.
+    Times are medians over all sequences, `tokens_per_second` is their sum. `state_bytes` are of all the
+    service's sequences at the end. `engines` is as in `Benched`.
     """
 
     model: str
@@ -334,7 +334,7 @@ class Generated:
 
 
 def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
-    """Generate tokens in sequences, after prompts of made-up ones, the likeliest each time."""
+    """Generate the likeliest tokens in sequences, after made-up prompts."""
     model, count = arguments.model, arguments.sequences
     inputs = client.ask(MODEL_METADATA, ModelParams(name=model)).inputs
     tokens = next((t for t in inputs if t.name in _TOKENS), None)
@@ -426,7 +426,7 @@ def _bench(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> NDArray[np.float64]:
-    """Milliseconds."""
+    """Return the milliseconds of each inference."""
     times = []
     with Reporter(f"bench {model}") as reporter:
         for run in range(runs):
@@ -438,9 +438,9 @@ def _timed(client: Client, model: str, values: Mapping[str, Any], runs: int) -> 
 
 
 def _mean_between(before: Tallied, after: Tallied) -> float | None:
-    """Mean time between two readings, in ms; None where nothing was counted.
+    """Return the mean time between two readings, in ms; None if nothing was counted.
 
-    Requests of other clients count too.
+    Requests of other clients count, too.
     """
     count = after.count - before.count
     return (after.ns - before.ns) / count / 1e6 if count > 0 else None
@@ -451,7 +451,7 @@ def _spent(client: Client, model: str) -> InferenceStatistics:
 
 
 def _answers(client: Client, model: str) -> dict[str, int]:
-    """How many answers each engine has given for a model."""
+    """Return the number of answers of each engine for a model."""
     return next((each.engines for each in client.ask(METRICS).models if each.name == model), {})
 
 

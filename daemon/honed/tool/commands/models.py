@@ -1,4 +1,4 @@
-"""Commands on the service and its models: status, list, show, remove, set, metrics, rollback, pin, unpin."""
+"""Implements status, list, show, remove, set, metrics, rollback, pin and unpin."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ from honed.tool.view.tables import (
 
 from .tasks import milliseconds
 
-_DELAY_MS = 2.0  # Where requests are to be run together, and nothing says how long they wait
+_DELAY_MS = 2.0  # Delay of batches, if none is set
 
 
 def define_status(status: Parser) -> None:
@@ -168,7 +168,7 @@ def _print_status(console: Console, status: Status, faults: Sequence[AttributedF
 
 
 def _faults(found: Sequence[AttributedFault]) -> list[tuple[str, str]]:
-    """Return rows on what the kernel log says of the GPU, where this user may read it."""
+    """Return rows on the GPU faults in the kernel log, where this user may read it."""
     if not found:
         return []
     ours = sum(fault.whose == SERVICE for fault in found)
@@ -177,7 +177,7 @@ def _faults(found: Sequence[AttributedFault]) -> list[tuple[str, str]]:
 
 
 def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
-    """Return sentences on the sources of a hub whose records failed."""
+    """Return sentences on sources of a hub that are set aside because their records failed."""
     return [
         f"the hub's records by {name}: {each.failed} of {each.tried} failed here, so no more are tried"
         for name, each in hints.items()
@@ -186,7 +186,7 @@ def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
 
 
 def peaks_text(peaks: DevicePeaks) -> str:
-    """Measured peaks in one line; it says so where the machine was too busy for them to be the last word."""
+    """Return the measured peaks in one line, marked if the machine was too busy to measure them well."""
     fp16 = f"{figure_text(peaks.fp16_gflops)} GFLOP/s fp16, " if peaks.fp16_gflops else ""
     busy = " (measured while the machine was busy)" if (peaks.busy or 0.0) > BUSY else ""
     return (
@@ -197,10 +197,11 @@ def peaks_text(peaks: DevicePeaks) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """`inferences` since the service started, and the mean time of one on the `device` that serves it.
+    """A row of `hone list`.
 
-    `engine` has the protocol's word for what is called `engine_name`. `owner` is the user who brought it, ""
-    for a model of administrators.
+    `inferences` are those since the service started, `mean_ms` is the mean time of one on the `device` that
+    serves it. `engine` is the protocol's word for `engine_name`. `owner` is the user who uploaded the model,
+    "" for a model of administrators.
     """
 
     name: str
@@ -237,7 +238,7 @@ def _list(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _mean_ms(entry: ServedRequests | None) -> float | None:
-    """Return the mean time of an inference on the device, in milliseconds."""
+    """Return the mean time of an inference on the device, in milliseconds; None if there was none."""
     spent = entry.inference_stats.compute_infer if entry is not None else None
     return spent.ns / spent.count / 1e6 if spent is not None and spent.count else None
 
@@ -256,7 +257,7 @@ def _print_list(console: Console, models: Sequence[ListedModel]) -> None:
             model.device,
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
-            # In short; 'hone show' has all of it.
+            # There is room for the first clause; 'hone show' has all of it.
             model.reason
             or "; ".join(map(_app_text, model.apps[:1]))
             or (model.engine_why.partition(";")[0] if model.engine == "cpu" else ""),
@@ -328,7 +329,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
 
 
 def _compiled(model: ModelShown) -> list[tuple[str, str]]:
-    """Return rows on what is known of the compiled model."""
+    """Return rows on the compiled model: device, compiler, size, steps and verification."""
     device, kernels = model.device, sum(kernel.launches > 0 for kernel in model.kernels)
     return [
         ("compiled for", f"{device.name} ({device.platform}), driver {device.driver_version}"),
@@ -343,7 +344,7 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
 
 
 def _app_text(use: AppUse) -> str:
-    """Return what an app does with a model that it runs by itself."""
+    """Return a sentence on an app that runs the model by itself: its times, and its routed runs."""
     shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in use.shapes.values())
     own = milliseconds(use.own_us) if use.own_us else "?"
     form = f"compiled {milliseconds(use.compiled_us)}" if use.compiled_us else "no compiled form"
@@ -352,7 +353,7 @@ def _app_text(use: AppUse) -> str:
 
 
 def _preconditions(model: ModelShown) -> list[tuple[str, str]]:
-    """Return rows on the values that the compiled form serves, and how many requests had others."""
+    """Return rows on the values that the compiled form serves, and on the requests with others."""
     if not model.preconditions:
         return []
     rows = [
@@ -363,14 +364,14 @@ def _preconditions(model: ModelShown) -> list[tuple[str, str]]:
 
 
 def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
-    """Return rows on what the service keeps from one request of a sequence to the next."""
+    """Return rows on the state that the service keeps between requests of a sequence."""
     pairs = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
     forms = [("", clean(model.forms))] if model.forms else []
     return [("in sequences", f"state is kept: {pairs}"), *forms] if pairs else []
 
 
 def _optimised(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[str, str]]:
-    """Return rows on how far ONNX Runtime may optimise the model in the CPU engine."""
+    """Return rows on ONNX Runtime's optimisations in the CPU engine: the level checked, and a run's time."""
     if found is None:
         said = "runs it without optimisations until they are checked"
         return [("ONNX Runtime", said)] if on_cpu else []
@@ -385,7 +386,7 @@ def _optimised(found: OptimisationCheck | None, *, on_cpu: bool) -> list[tuple[s
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:
-    """Return rows on what is computed out of constants when the model is loaded, if anything is."""
+    """Return a row on what is computed from constants when the model is loaded; none if nothing is."""
     if not model.prepared_bytes:
         return []
     launches = sum(kernel.prepared for kernel in model.kernels)
@@ -400,7 +401,7 @@ def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:
 
 
 def _proof(model: ModelShown) -> list[tuple[str, str]]:
-    """Return rows on what the compiled model was compared with, when compiled and when loaded here."""
+    """Return rows on how the compiled model was verified, when compiled and when loaded here."""
     proof, checked = model.proof, model.checked
     rows = []
     if proof is None:
@@ -533,7 +534,7 @@ def define_pin(pin: Parser) -> None:
     pin.add_argument("--off", action="store_true", help="let tuning replace it again")
     pin.add_argument(
         "--engine",
-        type=engine_name,  # An older word, too
+        type=engine_name,  # Older names, too
         choices=("opencl", "onnxruntime"),
         help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
     )

@@ -1,4 +1,4 @@
-"""Command profile: where the time of an inference goes, as a table or as a trace."""
+"""Implements `hone profile`: where the time of an inference goes, as a table or as a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .models import peaks_text
 # a process or a thread, s and f are the ends of an arrow.
 _PROCESS, _HOST, _DEVICE = 1, 1, 2
 _ROWS = {_HOST: "host", _DEVICE: "device"}
-Event = dict[str, Any]  # Or a part of one
+Event = dict[str, Any]  # An event, or a part of one
 
 
 def trace(profile: ModelProfile, shown: ModelShown) -> Event:
@@ -64,7 +64,7 @@ def _commands(profile: ModelProfile, shown: ModelShown) -> Iterator[Event]:
 
 
 def _arguments(row: ProfiledRow, kernel: ShownKernel | None) -> Event:
-    """Return what is known of a command besides its times."""
+    """Return the arguments of a command's event: what is known besides its times."""
     if kernel is None:
         return {}
     result = {"task": row.task, "schedule": row.schedule, "share of peak": row.peak_share}
@@ -160,7 +160,7 @@ def _print(console: Console, profile: ModelProfile) -> None:
 
 
 def _print_nodes(console: Console, profile: ModelProfile) -> None:
-    """Of a model that ONNX Runtime runs: by operator, then node by node."""
+    """Print the profile of a model that ONNX Runtime runs: by operator, then node by node."""
     runtime = profile.device.driver_version
     by = f"engine {engine_name(profile.engine)} (ONNX Runtime {runtime})"
     line(console, f"{profile.name}, {by}, mean of {profile.runs} inferences")

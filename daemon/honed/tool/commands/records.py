@@ -1,4 +1,4 @@
-"""Command records: take what tuning has learned to another board of the same kind."""
+"""Implements `hone records`, which moves what tuning has learned to another board of the same kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from honed.tool.recordsfile import (
     service_device,
 )
 
-_SHOWN = 5  # Refused lines that are shown to people
+_SHOWN = 5  # Maximum refused lines shown to people
 
 
 def define_records(records: Parser) -> None:
@@ -77,7 +77,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _exported_by_service(where: RecordsLocation, arguments: argparse.Namespace) -> Exported:
-    with replacing(arguments.output) as file:  # First of all, so that it is known that it can be written
+    with replacing(arguments.output) as file:  # Opened first: one that cannot be written fails at once
         with started_in_service(where.socket, Export, best=arguments.best) as child:
             done = followed(child, "export")
             if len(child.descriptors) != 1:

@@ -1,4 +1,4 @@
-"""Command tasks: what of a model can be tuned; and how tasks are shown wherever they are."""
+"""Implements `hone tasks`, which lists what can be tuned of a model, and formats tasks for other commands."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from honed.tool.inservice import started_in_service
 from honed.tool.output import Console, Output, Reporter, Table, clean, figure_text, line, table
 from honed.tool.parser import Parser, define
 
-_Column = tuple[str, Callable[[TaskRow], str]]  # Its heading, and a task's cell
-_NAME = 12  # Characters of a task's name that are always shown
-_WIDE = 110  # Columns from which everything is shown
-_NARROW = 70  # Columns below which only what matters most is shown
+_Column = tuple[str, Callable[[TaskRow], str]]  # Heading of a column, and a task's cell
+_NAME = 12  # Minimum characters shown of a task's name
+_WIDE = 110  # Minimum columns of a terminal that shows everything
+_NARROW = 70  # Columns below which only the most important is shown
 
 
 def define_tasks(tasks: Parser) -> None:
@@ -55,7 +55,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _found(child: RunningJob[Done], title: str) -> TasksFound:
-    """Return the event of the child that holds the tasks."""
+    """Return the event with the tasks; raise CompilerDied if the child reports none."""
     found: list[TasksFound] = []
     with Reporter(title) as reporter:
 
@@ -71,7 +71,7 @@ def _found(child: RunningJob[Done], title: str) -> TasksFound:
 
 
 def _print(console: Console, found: TasksFound, served: Mapping[str, str]) -> None:
-    """Print the tasks; `served` is the schedule of each task in the version that is served."""
+    """Print the tasks; `served` maps each task to its schedule in the version served."""
     columns: list[_Column] = [
         (">runs", lambda row: str(row.weight)),
         (">MFLOP", lambda row: f"{row.flops / 1e6:,.1f}"),
@@ -94,7 +94,7 @@ def _print(console: Console, found: TasksFound, served: Mapping[str, str]) -> No
 
 
 def origin(schedule: str | None) -> str:
-    """Where a schedule comes from, by its name in a compiled file; "-" where the model has none for it."""
+    """Return where a schedule comes from, by its name in a compiled file; "-" if the model has none."""
     if schedule is None:
         return "-"
     found = ScheduleProvenance.parse(schedule)
@@ -132,16 +132,16 @@ def _tasks_table(rows: Iterable[TaskRow], columns: Sequence[_Column], room: int)
 
 
 def state_text(row: TaskRow) -> str:
-    """Return a task's state; "waits" for a task that is to be tuned and was not yet."""
+    """Return a task's state; "waits" for a task to be tuned that has no trial yet."""
     return "waits" if row.state == "tuning" and not row.trials else str(row.state)
 
 
 def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
-    """Why tasks were not tuned or ended early, tasks of the same reason together."""
+    """Print why tasks were not tuned or ended early, tasks with the same reason together."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason:
-            # What follows a colon is about the one task; for the skipped ones it is not needed.
+            # The text after a colon is about one task, and skipped tasks do not need it.
             reason = row.reason.split(":")[0] if row.state == "skipped" else row.reason
             grouped.setdefault((row.state, reason), []).append(row.name)
     for (state, reason), names in grouped.items():
@@ -151,7 +151,7 @@ def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
 
 
 def print_forms(console: Console, forms: Iterable[FusionRow]) -> None:
-    """Print which tasks can be one kernel or several, and the time that both variants take."""
+    """Print which tasks can be one kernel or several, and the times of both alternatives."""
     forms = list(forms)
     for form in forms:
         joined, apart = "one kernel", f"{len(form.apart)} kernels"
@@ -163,14 +163,14 @@ def print_forms(console: Console, forms: Iterable[FusionRow]) -> None:
 
 
 def counted(rows: Iterable[TaskRow]) -> str:
-    """`14 tasks: 9 tuned, 5 skipped`."""
+    """Return a sentence such as `14 tasks: 9 tuned, 5 skipped`."""
     states = Counter(state_text(row) for row in rows)
     parts = ", ".join(f"{number} {'waiting' if s == 'waits' else s}" for s, number in states.most_common())
     return f"{states.total()} tasks{f': {parts}' if parts else ''}"
 
 
 def latency_text(estimate: Estimate) -> str:
-    """Return the estimated time of one inference, at first and now."""
+    """Return the estimated time of one inference, before tuning and now."""
     before, now = estimate.before_us, estimate.now_us
     if before == now:
         return f"estimated {milliseconds(now)} an inference"
@@ -179,7 +179,7 @@ def latency_text(estimate: Estimate) -> str:
 
 
 def spent_text(spent: Spent) -> str:
-    """Where the seconds of a search went, as shares."""
+    """Return the shares of a search's seconds: searching, building, checking, timing."""
     doing = {
         "searching": spent.search,
         "building": spent.build,
@@ -193,17 +193,17 @@ def spent_text(spent: Spent) -> str:
 
 
 def failures_text(failures: Mapping[str, int]) -> str:
-    """`build 3, wrong 1`, the most frequent first."""
+    """Return numbers of failures as `build 3, wrong 1`, the most frequent first."""
     return ", ".join(f"{clean(reason)} {number}" for reason, number in Counter(failures).most_common())
 
 
 def milliseconds(microseconds: float) -> str:
-    """Four digits that count, in ms."""
+    """Return a time in ms with four significant digits."""
     return f"{float(f'{microseconds / 1e3:.4g}'):,.10g} ms"
 
 
 def short(name: str, width: int) -> str:
-    """`name` in at most `width` characters: of a longer one the middle is left out."""
+    """Return `name` in at most `width` characters; the middle of a longer one is left out."""
     name = clean(name)
     if len(name) <= width:
         return name

@@ -1,4 +1,4 @@
-"""Command top: the service at work, live in a terminal; one table elsewhere."""
+"""Implements `hone top`: the service at work, live in a terminal, or as one table elsewhere."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from honed.tool.parser import Parser, define, seconds
 from .tasks import short
 
 _AROUND = 14  # Lines of the view besides the models
-_WIDE = 100  # Columns from which everything is shown
-_NARROW = 64  # Columns below which only what matters most is
-_COLUMN = 10  # Columns that a figure takes
-_NAME = 8  # Letters of a model's name that are always shown
-_Column = tuple[str, Callable[[ModelFigures], str]]  # Its heading, and a row's cell
-_END = ("q", "Q", "\x04")  # Keys, besides Ctrl-C
+_WIDE = 100  # Minimum columns of a terminal that shows everything
+_NARROW = 64  # Columns below which only the most important is shown
+_COLUMN = 10  # Columns of one figure
+_NAME = 8  # Minimum letters shown of a model's name
+_Column = tuple[str, Callable[[ModelFigures], str]]  # Heading of a column, and its cell in a row
+_END = ("q", "Q", "\x04")  # Keys that end it, besides Ctrl-C
 
 
 def define_top(top: Parser) -> None:
@@ -77,7 +77,7 @@ def _print(console: Console, document: Metrics) -> None:
 
 
 def _watch(client: Client, document: Metrics, interval: float) -> None:
-    """Show the service until the user has seen enough; one that stops is waited for."""
+    """Show the service until the user ends it; wait for a service that stops."""
     from rich.live import Live
 
     shown = console(sys.stdout, follow=True)
@@ -86,7 +86,7 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
     def view() -> RenderableType:
         return rendered(document, shown.size.width, shown.size.height, trouble)
 
-    # The last picture stays on the screen when the user ends it.
+    # The last view stays on the screen when the user ends it.
     with _keys() as pressed, Live(get_renderable=view, console=shown, auto_refresh=False) as live:
         try:
             while True:
@@ -103,7 +103,7 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Yield a function that waits so many seconds for a key and returns it, or "".
+    """Yield a function that waits a number of seconds for a key and returns it, or "".
 
     The terminal is restored at the end.
     """
@@ -133,7 +133,7 @@ def _no_keys(wait: float) -> str:
 
 
 def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
-    """Return the live view for a terminal of this size; `trouble` says why it is not up to date."""
+    """Return the live view for a terminal of this size; `trouble` says why it is out of date."""
     from rich.console import Group
     from rich.text import Text
 
@@ -151,7 +151,7 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
 
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
-    """Return a table of the first `room` rows in `width` columns; in fewer columns it shows less."""
+    """Return a table of the first `room` rows in `width` columns; if narrow, it shows fewer figures."""
     columns: list[_Column] = [
         (">req/s", lambda model: f"{model.recent.per_second:.1f}"),
         (">p50 ms", _latency(lambda spans: spans.p50)),
@@ -180,7 +180,7 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
 
 
 def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
-    """Models, and below each the shapes that have a compiled form of their own; the busiest first."""
+    """Return the models, the busiest first, each followed by its compiled shape variants."""
     rows: list[tuple[str, ModelFigures]] = []
     for model in _busiest(document.models):
         rows.append((model.name, model))
@@ -194,9 +194,9 @@ def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
 
 
 def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
-    """Return a function that makes a cell of a latency.
+    """Return a function that makes the cell of a latency.
 
-    The latency is of the last minute, or of all time where there was no request in that minute.
+    The latency is that of the last minute, or of all time if that minute had no request.
     """
 
     def cell(figures: ModelFigures) -> str:

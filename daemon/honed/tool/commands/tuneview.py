@@ -1,4 +1,4 @@
-"""A tuning run as it goes: what the child has told so far, live in a terminal, or line by line elsewhere."""
+"""Shows a tuning run as it goes, live in a terminal, or line by line elsewhere."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _AROUND = 10  # Lines of the live view besides the tasks
-_REFRESHES = 2  # A second
-NOTHING = Estimate(before_us=0.0, now_us=0.0)  # Before the tasks were told
+_REFRESHES = 2  # Refreshes of the live view per second
+NOTHING = Estimate(before_us=0.0, now_us=0.0)  # Estimate until the tasks are reported
 
 
 @dataclass(slots=True, kw_only=True)
 class TuningRun:
-    """What is known of a run. Its times are of one monotonic clock, in seconds, that the caller reads."""
+    """The state of a tuning run. Times are in seconds of one monotonic clock, which the caller reads."""
 
     model: str
     trials_wanted: int | None
-    begun: float | None = None  # When the search began
+    begun: float | None = None  # Start of the search
     stage: str = ""
     text: str = ""
     rows: dict[str, TaskRow] = field(default_factory=dict)
     forms: tuple[FusionRow, ...] = ()
     estimate: Estimate = NOTHING
-    ranking: Ranking | None = None  # Of the latest batch that has one
+    ranking: Ranking | None = None  # Ranking of the latest batch that has one
     trials: int = 0
     seconds_left: float | None = None
-    estimated_at: float = 0.0  # When `seconds_left` was
+    estimated_at: float = 0.0  # Time at which `seconds_left` was estimated
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
 
     def take(self, event: News | Tuned, now: float) -> None:
-        """Learn from an event of the child, its last word included."""
+        """Update the state from an event of the child, or from its result."""
         match event:
             case Stage():
                 self.stage, self.text = event.stage, event.text
@@ -95,20 +95,20 @@ class TuningRun:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """Failures of all tasks, by reason."""
+        """Numbers of failures of all tasks, by reason."""
         whole: Counter[str] = Counter()
         for row in self.rows.values():
             whole.update(row.failures)
         return whole
 
     def rate(self, now: float) -> float | None:
-        """Trials a second since the search began."""
+        """Return the trials a second since the search began; None before the first."""
         if self.begun is None or not self.trials or now <= self.begun:
             return None
         return self.trials / (now - self.begun)
 
     def left(self, now: float) -> float | None:
-        """Seconds until the time or the trials are used up; None where neither is limited, or unknown."""
+        """Return the seconds until the time or the trials are used up; None if unlimited or unknown."""
         if self.seconds_left is not None:
             return max(0.0, self.seconds_left - (now - self.estimated_at))
         rate = self.rate(now)
@@ -118,7 +118,7 @@ class TuningRun:
 
     @property
     def ranking_text(self) -> str:
-        """How well the cost model ranked the latest batch."""
+        """A sentence on how well the cost model ranked the latest batch."""
         if self.ranking is None:
             return "not measured yet"
         correlation = self.ranking.correlation
@@ -145,7 +145,7 @@ def run_document(done: Tuned, run: TuningRun) -> dict[str, Any]:
 
 
 class TuningView:
-    """Shows a run on stderr. Use as a context manager; `show` each event."""
+    """A view of a run on stderr. Use it as a context manager; `show` each event."""
 
     def __init__(self, run: TuningRun) -> None:
         self._run = run
@@ -158,7 +158,7 @@ class TuningView:
         return self
 
     def show(self, event: News) -> None:
-        """Take in and show an event."""
+        """Update the run from an event, and print its line if there is no terminal."""
         before, now = self._run.stage, time.monotonic()
         self._run.take(event, now)
         if self._live is None:
@@ -167,7 +167,7 @@ class TuningView:
                 print(f"tune {self._run.model}: {clean(said)}", file=sys.stderr, flush=True)
 
     def stop(self) -> None:
-        """Note that the user asked to stop. May be called from a signal handler."""
+        """Record that the user asked to stop; signal handlers may call it."""
         self._run.stopping = True
         if self._live is None:
             said = f"tune {self._run.model}: stopping after this candidate; Ctrl-C again to abort\n"
@@ -231,7 +231,7 @@ def _summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
 
 
 def _line(run: TuningRun, event: News, now: float, *, new_stage: bool) -> str:
-    """Return the line printed for an event where there is no terminal; "" where nothing is printed."""
+    """Return the line printed for an event without a terminal; "" for none."""
     match event:
         case Stage() if new_stage:
             return run.text or run.stage

@@ -1,4 +1,4 @@
-"""Command tune: search faster schedules for a model, and serve the version that was found."""
+"""Implements `hone tune`: searches faster schedules for a model, and serves the resulting version."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from honed.tool.parser import Parser, UsageError, add_compile_options, count, de
 from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
 from .tuneview import TuningRun, TuningView, run_document
 
-Searched = tuple[Tuned, ModelPublished | None]  # What the child told last, and what the service said
+Searched = tuple[Tuned, ModelPublished | None]  # The child's result, and the service's answer
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-BENCHES = ("mali-g610",)  # As the compiler has them
-_RECORDS = "predicted.sqlite"  # Apart from what was measured
-_CERTIFICATES = "farm"  # Their folder, beside honed.toml
+BENCHES = ("mali-g610",)  # The compiler's own list
+_RECORDS = "predicted.sqlite"  # Records of predictions, apart from measured ones
+_CERTIFICATES = "farm"  # The folder of TLS certificates, beside honed.toml
 _FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-dir` finds them
 
 
@@ -105,7 +105,6 @@ def _tune(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
-    """Tune a file on a bench, or by a farm."""
     run = TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
     with started(_file_job(arguments), Limits()) as child:
         done = _searched(child, run)
@@ -129,7 +128,7 @@ def _elsewhere(arguments: argparse.Namespace, output: Output) -> None:
 
 
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
-    """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
+    """Have the service tune the model, and serve the result if it is right and faster."""
     seconds = _seconds(arguments)
     with started_in_service(
         client.socket, Tune, model=arguments.model, trials=arguments.trials, seconds=seconds
@@ -138,7 +137,10 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -
 
 
 def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
-    """Have a farm tune a model of the service, which serves what is right and faster here, too."""
+    """Tune a model of the service with a farm, and publish the result.
+
+    The service serves it if it is right and faster here, too. Raises ModelRefused for a model without source.
+    """
     name = arguments.model
     with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
         if not given.sources:
@@ -153,12 +155,12 @@ def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> S
 
 
 def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
-    """Return the final result of the tuning child, and show the run while it works."""
+    """Show the run until it ends, and return the child's result."""
     with TuningView(run) as view, stopping(child, view.stop):
         try:
             done = child.result(view.show)
         except CompilerDied:
-            if run.stopping:  # It was told to before it was ready to be
+            if run.stopping:  # The user stopped it before it was ready to be
                 raise KeyboardInterrupt from None
             raise
         run.take(done, time.monotonic())
@@ -167,7 +169,7 @@ def _searched(child: RunningJob[Tuned], run: TuningRun) -> Tuned:
 
 @contextmanager
 def stopping(child: RunningJob[Any], stop: Callable[[], None]) -> Iterator[None]:
-    """Ask the child to stop, and to use what it has, at the first signal.
+    """Interrupt the job at the first signal, so that it uses what it has, and call `stop`.
 
     The second signal raises KeyboardInterrupt.
     """
@@ -224,11 +226,10 @@ def result_text(model: str, done: Tuned, published: bool, placement: ModelPlacem
     ) + (f" The CPU engine goes on serving it: {placement.why}." if by_cpu else "")
 
 
-# A file tuned elsewhere than on this machine's device: `hone tune FILE --bench DEVICE`, and `--farm URL`.
+# `hone tune FILE --bench DEVICE` and `--farm URL` tune a file without this machine's device.
 
 
 def _add_elsewhere_options(tune: argparse.ArgumentParser) -> None:
-    """Add the options that `tune` takes besides with --bench."""
     group = tune.add_argument_group("options of tuning a file for a device that is not here")
     group.add_argument(
         "--bench",
@@ -251,7 +252,7 @@ def _add_elsewhere_options(tune: argparse.ArgumentParser) -> None:
 
 
 def add_bench_root(parser: argparse._ActionsContainer) -> None:
-    """--bench-root."""
+    """Add --bench-root, the folder of the offline compiler."""
     parser.add_argument(
         "--bench-root",
         metavar="DIR",
@@ -261,7 +262,7 @@ def add_bench_root(parser: argparse._ActionsContainer) -> None:
 
 
 def add_certificates(parser: argparse._ActionsContainer) -> None:
-    """--certificates."""
+    """Add --certificates, the folder of the farm's TLS certificates."""
     parser.add_argument(
         "--certificates",
         metavar="DIR",
@@ -271,13 +272,13 @@ def add_certificates(parser: argparse._ActionsContainer) -> None:
 
 
 def certificates(arguments: argparse.Namespace) -> Path:
-    """Their folder."""
+    """Return the folder of the farm's TLS certificates."""
     given: Path | None = arguments.certificates
     return given or places(os.environ, os.geteuid()).config.parent / _CERTIFICATES
 
 
 def _check_elsewhere(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for options of bench and farm where there is none, and for these without a file."""
+    """Raise UsageError for options of bench or farm without these, and for these without a file."""
     given = {
         "--bench-root": arguments.bench_root is not None,
         "--certificates": arguments.certificates is not None,
@@ -303,14 +304,14 @@ def _check_elsewhere(arguments: argparse.Namespace) -> None:
 
 
 def _is_elsewhere(arguments: argparse.Namespace) -> bool:
-    """Whether a file is tuned, without the service: on a bench, or by a farm, which tunes models, too."""
+    """Return whether a file is tuned without the service, on a bench or with a farm."""
     path = Path(arguments.model)
     is_file = path.suffix == ".onnx" or path.is_file()
     return arguments.bench is not None or (arguments.farm is not None and is_file)
 
 
 def _farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path) -> Tune:
-    """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
+    """Return the job that tunes a model of the service with a farm; its files are written to `folder`."""
     return replace(
         _job(arguments, given.save_sources(folder / "source")),
         name=arguments.model,
@@ -322,7 +323,6 @@ def _farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path)
 
 
 def _file_job(arguments: argparse.Namespace) -> Tune:
-    """For the tuning child."""
     return replace(
         _job(arguments, Path(arguments.model)),
         shapes=unique("--shape", arguments.shape),
@@ -333,7 +333,7 @@ def _file_job(arguments: argparse.Namespace) -> Tune:
 
 
 def _job(arguments: argparse.Namespace, file: Path) -> Tune:
-    """Of this file: who measures and for how long, and where what is found is kept."""
+    """Return the job's common part: what measures and for how long, and the records."""
     bench = arguments.bench
     if arguments.farm is not None:
         instrument = "farm"
@@ -342,7 +342,7 @@ def _job(arguments: argparse.Namespace, file: Path) -> Tune:
         instrument, settings = "bench", {"device": bench, "root": arguments.bench_root}
     return Tune(
         file=file,
-        # The history of a bench is not that of a served model.
+        # A bench's predictions are kept apart from the history of a served model.
         name=None if bench is None else f"{file.stem} ({bench}, predicted)",
         instrument=instrument,
         settings={name: str(value) for name, value in settings.items() if value is not None},
@@ -355,11 +355,11 @@ def _job(arguments: argparse.Namespace, file: Path) -> Tune:
 
 
 def _seconds(arguments: argparse.Namespace) -> float | None:
-    """How long it may take."""
+    """Return the time limit in seconds, None without one."""
     return None if arguments.minutes is None else float(arguments.minutes * 60)
 
 
 def _records(arguments: argparse.Namespace) -> Path:
-    """Where what a bench or a farm found is kept."""
+    """Return the file for the records of a bench or a farm."""
     name = _FARM_RECORDS if arguments.bench is None else _RECORDS
     return places(os.environ, os.geteuid()).state_dir / name

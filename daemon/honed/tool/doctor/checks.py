@@ -1,4 +1,4 @@
-"""Findings on the hardware and its kernel, on OpenCL, and on honed itself, judged from what was read."""
+"""Judges the readings: findings on the hardware and its kernel, on OpenCL, and on honed itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`what` is a sentence without its full stop; `remedy` says what to do, "" if there is nothing to do."""
+    """A finding: `what` is a sentence without its full stop, `remedy` says what to do, or is ""."""
 
     topic: str
     level: Level
@@ -40,25 +40,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What findings are about."""
+    """A heading that findings belong to."""
 
     name: str
 
     def ok(self, what: str) -> Finding:
-        """Nothing is wrong."""
+        """Return a finding that nothing is wrong."""
         return Finding(self.name, "ok", what)
 
     def warn(self, what: str, remedy: str) -> Finding:
-        """Something is to be looked at."""
+        """Return a finding that needs a look."""
         return Finding(self.name, "warn", what, remedy)
 
     def fail(self, what: str, remedy: str) -> Finding:
-        """Something must be mended."""
+        """Return a finding that must be fixed before honed can serve."""
         return Finding(self.name, "fail", what, remedy)
 
 
 def failed(findings: list[Finding]) -> bool:
-    """Whether anything must be mended before honed can serve."""
+    """Return whether anything must be fixed before honed can serve."""
     return any(finding.level == "fail" for finding in findings)
 
 
@@ -69,14 +69,14 @@ FIRMWARE_REMEDY = (
     "/lib/firmware/arm/mali/arch10.8/mali_csffw.bin from linux-firmware, then see: dmesg | grep -i panthor"
 )
 LOW_MEMORY_BYTES = 1 << 30  # LightGlue compiles in about this much
-_RK3588, _RK3588_HZ = "fb000000.gpu", 1_000_000_000  # Its GPU, and what vendors' kernels run it at
-PASSIVE_CELSIUS = 85.0  # Where RK3588's device tree starts to throttle
+_RK3588, _RK3588_HZ = "fb000000.gpu", 1_000_000_000  # RK3588's GPU, and its clock in vendors' kernels
+PASSIVE_CELSIUS = 85.0  # The temperature at which RK3588's device tree starts to throttle
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 
 def check_machine(readings: Readings) -> list[Finding]:
-    """Everything about the machine itself."""
+    """Return the findings on the machine itself."""
     machine = readings.machine
     cpus, gib = machine.cpus, machine.memory_bytes / _GIB
     return [
@@ -90,15 +90,12 @@ def check_machine(readings: Readings) -> list[Finding]:
 
 
 def bound_gpu(machine: Hardware) -> GpuHardware | None:
-    """Return the GPU that the kernel drives.
-
-    Where there are several, it is the first, systems on chip before PCI.
-    """
+    """Return the first GPU with a driver in the kernel, systems on chip before PCI; None if there is none."""
     return next((gpu for gpu in machine.gpus if gpu.driver), None)
 
 
 def node_problem(readings: Readings, account: Account) -> tuple[str, str] | None:
-    """Why `account` cannot use the bound GPU's nodes, and what to do; None where it can."""
+    """Return why `account` cannot use the bound GPU's nodes, and what to do; None if it can."""
     gpu = bound_gpu(readings.machine)
     if gpu is None:
         return None
@@ -117,7 +114,7 @@ def node_problem(readings: Readings, account: Account) -> tuple[str, str] | None
 
 
 def may_open(node: DeviceNode, account: Account, running: Account) -> bool:
-    """Whether `account` may read and write `node`; for the running user the kernel was asked."""
+    """Return whether `account` may read and write `node`; for the running user, as the kernel says."""
     if account == running:
         return node.openable
     if account.uid == 0:
@@ -232,7 +229,7 @@ OPENCL = Topic("OpenCL")
 
 
 def check_opencl(readings: Readings) -> list[Finding]:
-    """Everything about OpenCL, from the loader up to the devices."""
+    """Return the findings on OpenCL, from the loader up to the devices."""
     return [
         _loader(readings),
         *(_icd(icd) for icd in readings.icds),
@@ -283,7 +280,7 @@ def _environment(readings: Readings) -> list[Finding]:
 
 
 def _mismatch(readings: Readings) -> list[Finding]:
-    """Find a driver's library that does not belong to the kernel's driver: one excludes the other."""
+    """Find a driver's library that does not fit the kernel's driver, or a libmali newer than it."""
     gpu = bound_gpu(readings.machine)
     wanted = STACK_OF_DRIVER.get(gpu.driver, "") if gpu else ""
     present = {icd.stack for icd in readings.icds} & {"libmali", "rusticl"}
@@ -308,11 +305,11 @@ def _mismatch(readings: Readings) -> list[Finding]:
     ]
 
 
-_RELEASE = re.compile(r"\bg(\d+)p(\d+)\b")  # Of Arm's drivers, as libraries' names and both drivers have it
+_RELEASE = re.compile(r"\bg(\d+)p(\d+)\b")  # Release in file names and versions of Arm's drivers
 
 
 def _newer_libmali(readings: Readings) -> tuple[str, str] | None:
-    """Tell that libmali is newer than the kernel's driver, and what to do; None where that is not known."""
+    """Return that libmali is newer than the kernel's driver, and what to do; None if not, or not known."""
     versions = [platform.version for platform in readings.opencl.platforms]
     versions += [icd.loaded for icd in readings.icds if icd.stack == "libmali"]
     library = next(filter(None, map(_RELEASE.search, versions)), None)
@@ -331,17 +328,17 @@ def _numbers(release: re.Match[str]) -> tuple[int, int]:
 
 
 def _enabled_by_mesa(version: str) -> bool:
-    """Whether rusticl takes Mali GPUs without RUSTICL_ENABLE, by the version of Mesa's Debian package."""
+    """Return whether this version of Mesa's Debian package offers Mali GPUs without RUSTICL_ENABLE."""
     found = mesa_version(version)
     return found is not None and found >= (26, 2)
 
 
-# Each brings LLVM. Where a process loads both, on Debian 13, it can crash.
+# PoCL and rusticl each load LLVM. On Debian 13 a process that loads both can crash.
 _CLASHING: frozenset[Stack] = frozenset({"pocl", "rusticl"})
 
 
 def _clash(readings: Readings) -> list[Finding]:
-    """Find drivers that can crash a process which loads both."""
+    """Warn of two drivers that can crash a process which loads both."""
     files = [icd.path for icd in readings.icds if icd.stack in _CLASHING and icd.ended == "ok"]
     if not {icd.stack for icd in readings.icds if icd.ended == "ok"} >= _CLASHING:
         return []
@@ -397,7 +394,7 @@ def _device(platform: str, device: OpenCLDevice) -> Finding:
 
 
 def _named(name: str) -> str:
-    """Return a device's name, and what it is where the driver gives a Mali an internal name."""
+    """Return a device's name, with its model if the driver gives a Mali an internal name."""
     model = mali_model(name)
     if model is None or model.name.casefold() in name.casefold():
         return name
@@ -405,7 +402,7 @@ def _named(name: str) -> str:
 
 
 def _gpu_left_out(readings: Readings) -> list[Finding]:
-    """Find that the kernel has a GPU and OpenCL works, but only without it."""
+    """Warn that OpenCL works, but does not see the kernel's GPU."""
     gpu = bound_gpu(readings.machine)
     kinds = {d.kind for p in readings.opencl.platforms for d in p.devices if d.usable}
     if gpu is None or "GPU" in kinds:
@@ -417,7 +414,7 @@ def _gpu_left_out(readings: Readings) -> list[Finding]:
 def _cause(readings: Readings) -> tuple[str, str]:
     """Return the likeliest cause of missing devices and what to do.
 
-    The causes are tried in the order of the chain of use.
+    Causes are checked in the order of use, from the kernel's driver up to the OpenCL devices.
     """
     machine = readings.machine
     gpu = bound_gpu(machine)
@@ -479,7 +476,7 @@ _START = "start it with 'systemctl start honed', or 'honed' as an ordinary user"
 
 
 def check_service(readings: Readings) -> list[Finding]:
-    """Everything about honed's own parts."""
+    """Return the findings on the service, its folders, its packages and local priors."""
     folders = [finding for folder in readings.folders for finding in _folder(folder)]
     return [*_daemon(readings), *folders, *_packages(readings), *map(_prior, readings.priors)]
 
@@ -580,7 +577,7 @@ def _missing(package: Package, readings: Readings) -> Finding:
 
 
 def _install(readings: Readings, debian: str, extra: str) -> str:
-    """How to come by it: from the system, or in an environment of its own from PyPI."""
+    """Return how to install a missing package: from the system, or from PyPI in a virtual environment."""
     if not readings.venv:
         return f"install it: apt install {debian}"
     needs = ", which needs gcc, pkg-config and libsystemd-dev" if extra == "systemd" else ""

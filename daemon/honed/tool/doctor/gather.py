@@ -1,4 +1,4 @@
-"""Reads everything the doctor judges: files beneath a root folder, the service, and what children answer."""
+"""Reads all that the doctor judges: files beneath a root folder, the service, and children's answers."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ from .readings import (
 
 @dataclass(frozen=True, slots=True)
 class AccountNames:
-    """What /etc/passwd and /etc/group say.
+    """The users and groups in /etc/passwd and /etc/group.
 
-    Users that only a directory service knows are not in these files; the running user's groups therefore come
-    from the process itself.
+    Users that only a directory service knows are not in these files, so the running user's groups come from
+    the process itself.
     """
 
     users: dict[int, tuple[str, int]]  # uid -> name, primary gid
     groups: dict[int, tuple[str, frozenset[str]]]  # gid -> name, members
 
     def user(self, uid: int) -> str:
-        """Return the name of a user id; the number itself where it has none."""
+        """Return the name of a user id, or the number itself if it has none."""
         return self.users[uid][0] if uid in self.users else str(uid)
 
     def group(self, gid: int) -> str:
-        """Return the name of a group id; the number itself where it has none."""
+        """Return the name of a group id, or the number itself if it has none."""
         return self.groups[gid][0] if gid in self.groups else str(gid)
 
     def running(self, uid: int, gids: frozenset[int]) -> Account:
@@ -70,7 +70,7 @@ class AccountNames:
         return self._account(self.user(uid), uid, gids)
 
     def named(self, name: str) -> Account | None:
-        """Return the account of that name as it would log in, None where there is none."""
+        """Return the account of that name as it would log in; None if there is none."""
         for uid, (user, gid) in self.users.items():
             if user == name:
                 gids = {gid} | {g for g, (_, members) in self.groups.items() if name in members}
@@ -78,7 +78,7 @@ class AccountNames:
         return None
 
     def has_group(self, name: str) -> bool:
-        """Whether the system has a group of that name."""
+        """Return whether the system has a group of that name."""
         return any(group == name for group, _ in self.groups.values())
 
     def _account(self, name: str, uid: int, gids: frozenset[int]) -> Account:
@@ -87,7 +87,7 @@ class AccountNames:
 
 
 def read_names(root: Path) -> AccountNames:
-    """Read the users and groups in `root`/etc; pass over malformed lines, as libc does."""
+    """Read the users and groups in `root`/etc; skip malformed lines, as libc does."""
     users: dict[int, tuple[str, int]] = {}
     for fields in _entries(root / "etc/passwd", 7):
         if fields[2].isdigit() and fields[3].isdigit():
@@ -108,7 +108,7 @@ def _entries(path: Path, width: int) -> list[list[str]]:
 
 
 # Paths: the kernel's ABI documentation (sysfs-class-devfreq, drm render nodes) and Arm's kbase driver, which
-# makes /dev/mali0 as a misc device. Links are followed by name only, so that any root will do.
+# makes /dev/mali0 as a misc device. Links are read by name only, so that any root folder works.
 _GPU_DRIVERS = {"amdgpu", "i915", "nouveau", "nvidia", "panfrost", "panthor", "radeon", "xe"}
 _FIRMWARE = "lib/firmware/arm/mali/arch10.8/mali_csffw.bin"
 _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
@@ -135,11 +135,11 @@ def read_machine(root: Path, names: AccountNames) -> Hardware:
 
 
 _DMI_NAME = "sys/class/dmi/id/product_name"
-_KBASE = ("bifrost_kbase", "mali_kbase", "midgard_kbase")  # Names of its module
+_KBASE = ("bifrost_kbase", "mali_kbase", "midgard_kbase")  # Names of kbase's module
 
 
 def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
-    """GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
+    """Return the GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
     places = ("sys/bus/platform/devices", "sys/devices/platform")
     folders = {
         p.name: p for place in places for end in (".gpu", ".gpu-*") for p in _glob(root, f"{place}/*{end}")
@@ -183,7 +183,7 @@ def _pci_gpus(root: Path) -> tuple[GpuHardware, ...]:
 
 
 def _loose_nodes(root: Path) -> set[str]:
-    """Nodes of GPU drivers whose device was not found above, as in containers that hide parts of /sys."""
+    """Return nodes of GPU drivers without a device found above, as in containers that hide parts of /sys."""
     return {"/dev/mali0"} | {
         f"/dev/dri/{p.name}"
         for p in _glob(root, "sys/class/drm/renderD*")
@@ -216,7 +216,7 @@ def _clock(folder: Path) -> Clock:
 
 
 def _meminfo(text: str) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
+    """Return the entries of /proc/meminfo in bytes."""
     return {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
@@ -225,7 +225,7 @@ def _glob(root: Path, pattern: str) -> list[Path]:
 
 
 def _link_name(link: Path) -> str:
-    """Return the last part of the path that a link points to, "" where there is none."""
+    """Return the last part of the path that a link points to, "" if it is no link."""
     try:
         return os.path.basename(os.readlink(link))
     except OSError:
@@ -233,9 +233,9 @@ def _link_name(link: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """Return a small file's text, "" where it cannot be read.
+    """Return a small file's text, "" if it cannot be read.
 
-    The doctor does not tell hidden files from absent ones.
+    The doctor does not distinguish unreadable files from absent ones.
     """
     return system_text(path) or ""
 
@@ -248,8 +248,8 @@ State = Literal["answers", "absent", "refused", "forbidden", "silent"]
 def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | None]:
     """Return what a client sees at the socket `path`, and the service's status.
 
-    The status is None where the service does not tell it. With `system` the service expected there is the
-    system's, and systemd is asked where it does not answer.
+    The status is None if the service does not report it. With `system` the socket is that of the system's
+    service; if nothing answers there, systemd is asked for the reason.
     """
     state, error = _connect(path)
     if state != "answers":
@@ -291,13 +291,13 @@ def _connect(path: str) -> tuple[State, str]:
             return "absent", "the socket is not there" if Path(
                 path
             ).parent.is_dir() else "its folder is not there"
-        except OSError as error:  # Refused, timed out, a path too long for a socket
+        except OSError as error:  # Refused, timed out, or the path is too long for a socket
             return "refused", str(error.strerror or error)
     return "answers", ""
 
 
 def _failed_unit() -> str:
-    """Why systemd has no service running, in the service's own words; "" where it has, or cannot be asked."""
+    """Return why systemd's service failed, in the service's own words; "" if it did not, or is not known."""
     command = ["systemctl", "show", "--property=ActiveState,SubState,Result,StatusText", _UNIT]
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True).stdout
@@ -307,7 +307,7 @@ def _failed_unit() -> str:
 
 
 def explain(unit: dict[str, str]) -> str:
-    """Explain the state of a service from the properties of its systemd unit."""
+    """Return a sentence on a unit that failed or restarts, from its systemd properties; "" for others."""
     if unit.get("ActiveState") != "failed" and unit.get("SubState") != "auto-restart":
         return ""
     said = unit.get("StatusText", "")
@@ -333,28 +333,28 @@ _PACKAGES: dict[Part, dict[str, str]] = {  # Part -> name -> the only version kn
 
 
 class Prober(Protocol):
-    """Asks OpenCL; `children` does it for this machine."""
+    """A prober of OpenCL; `Children` probes this machine."""
 
     def library(self, library: str) -> tuple[Ended, str, str]:
-        """How loading a library ended, the path it came from, and the error."""
+        """Return how loading a library ended, the path it was loaded from, and the error."""
 
     def platforms(self) -> OpenCL:
-        """Platforms and devices."""
+        """Return the platforms and devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The prober of the machine we run on: one child per question, each with a deadline."""
+    """The prober of this machine: one child per question, each with a deadline."""
 
     environ: Mapping[str, str]
 
     def library(self, library: str) -> tuple[Ended, str, str]:
-        """Load it in a child."""
+        """Load the library in a child."""
         answer = probe.load_library(library, self.environ)
         return answer.ended, answer.path, answer.error
 
     def platforms(self) -> OpenCL:
-        """List them in a child, or in several where drivers that are installed must not meet in one."""
+        """List the platforms in a child, or in several if installed drivers must not share a process."""
         found = [probe.list_platforms({**self.environ, **variables}) for variables in apart(self.environ)]
         chosen = next((one for one in found if one.ended != "ok"), found[0])
         return replace(chosen, platforms=tuple(platform for one in found for platform in one.platforms))
@@ -370,7 +370,7 @@ def gather(
     folders: Iterable[tuple[str, Path]],
     daemon: Daemon,
 ) -> Readings:
-    """All readings of the system beneath `root`; `folders` are (purpose, path) of what honed writes to."""
+    """Read the system beneath `root`; `folders` are (purpose, path) of the folders that honed writes to."""
     names = read_names(root)
     files = icd_files(root, environ)
     with ThreadPoolExecutor(max_workers=2) as pool:  # Boards have few cores, and drivers are large
@@ -411,8 +411,8 @@ def _own_priors(root: Path, environ: Mapping[str, str]) -> Iterator[OwnPrior]:
 
 
 def folder(purpose: str, path: Path) -> Folder:
-    """Return what is known of a folder, or of the nearest folder above it that exists."""
-    exists = os.path.isdir(path)  # Path.is_dir raises where a folder above may not be searched
+    """Return the state of a folder; if it is missing, that of the nearest folder above."""
+    exists = os.path.isdir(path)  # Path.is_dir raises if a folder above may not be searched
     nearest = next((p for p in (path, *path.parents) if os.path.isdir(p)), Path("/"))
     return Folder(
         path=str(path),
@@ -424,7 +424,7 @@ def folder(purpose: str, path: Path) -> Folder:
 
 
 def packages() -> tuple[Package, ...]:
-    """Versions from the packages' metadata; nothing is imported."""
+    """Return the versions in the packages' metadata; nothing is imported."""
     tuner = importlib.util.find_spec("honed.tuner")
     bundle = [str(Path(tuner.origin).with_name("bundled"))] if tuner is not None and tuner.origin else []
     found = [
@@ -439,13 +439,13 @@ def packages() -> tuple[Package, ...]:
 
 
 def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
-    if not library:  # dlopen("") would give the program itself
+    if not library:  # dlopen("") would return the program itself
         return "failed", "", "it names no library"
     return prober.library(library)
 
 
 def _debian_version(root: Path, package: str) -> str:
-    """Return the version of an installed Debian package; "" where there is none, or no dpkg."""
+    """Return the version of an installed Debian package; "" if there is none, or no dpkg."""
     try:
         text = (root / "var/lib/dpkg/status").read_text(errors="replace")
     except OSError:
@@ -455,10 +455,7 @@ def _debian_version(root: Path, package: str) -> str:
 
 
 def _version(name: str, first: Sequence[str] = ()) -> str | None:
-    """Return the version of an installed distribution.
-
-    Folders in `first` are looked through before Python's own.
-    """
+    """Return the version of an installed distribution; `first` is searched before Python's own folders."""
     found = metadata.distributions(name=name, path=[*first, *sys.path])
     return next((distribution.version for distribution in found), None)
 

@@ -3,7 +3,7 @@
     python -m honed.tool.doctor.probe library LIBRARY       loads one driver's library
     python -m honed.tool.doctor.probe platforms             lists platforms and devices
 
-A child answers with one JSON map on the stdout it was given; what drivers print goes to its stderr.
+A child answers with one JSON map on its original stdout; output of drivers goes to its stderr.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from honed.protocol import strict
 
 from .readings import OpenCL, OpenCLDevice, Platform
 
-DEADLINE = 20.0  # Seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
+DEADLINE = 20.0  # Seconds; the slowest driver measured, rusticl under emulation, starts in under 10
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer(OpenCL):
-    """What a child answers; `path` is that of the library it was to load."""
+    """The answer of a child; `path` is that of the library it had to load."""
 
     path: str = ""
 
 
 def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> ProbeAnswer:
-    """Run this module in a child with `environ`; past `deadline` seconds the child is killed."""
+    """Run this module in a child with `environ`, which is killed after `deadline` seconds."""
     answers, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
     if death.late:
         return ProbeAnswer(ended="hung", error=f"it did not answer within {deadline:g} s")
@@ -46,12 +46,12 @@ def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = 
 
 
 def load_library(library: str, environ: Mapping[str, str]) -> ProbeAnswer:
-    """Whether a child can load `library`."""
+    """Return whether a child can load `library`, from which path, and the error."""
     return ask(["library", library], environ)
 
 
 def list_platforms(environ: Mapping[str, str]) -> OpenCL:
-    """Return what OpenCL looks like to a process of honed with this environment."""
+    """Return the OpenCL platforms that a process of honed with this environment sees."""
     return strict.copy_fields(OpenCL, ask(["platforms"], environ))
 
 
@@ -60,15 +60,13 @@ def _library(library: str) -> ProbeAnswer:
         ctypes.CDLL(library)
     except OSError as error:
         return ProbeAnswer(ended="failed", error=str(error))
-    # Its name may be a link to a file that says more: libmali.so.1 to libmali-valhall-g610-g24p0.so.
+    # The library's name may be a link to a file that says more: libmali.so.1 to
+    # libmali-valhall-g610-g24p0.so.
     return ProbeAnswer(path=_mapped(os.path.basename(library).partition(".so")[0]) or library)
 
 
 def _mapped(part: str) -> str:
-    """Return the path of the library loaded in this process whose file name holds `part`.
-
-    Returns "" if there is none.
-    """
+    """Return the path of the loaded library whose file name contains `part`; "" if this process has none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]
         if part in path.rpartition("/")[2]:
@@ -94,7 +92,7 @@ def _platform(cl: Any, platform: Any) -> Platform:
     try:
         devices = platform.get_devices()
     except cl.Error as error:
-        # CL_DEVICE_NOT_FOUND; any other code leaves the platform without a device just the same.
+        # Usually CL_DEVICE_NOT_FOUND; with any other code the platform has no device either.
         print(f"{platform.name}: {error}", file=sys.stderr)
         devices = []
     return Platform(
@@ -122,7 +120,7 @@ def _device(cl: Any, device: Any) -> OpenCLDevice:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one question on stdout."""
+    """Answer the question in `arguments` on stdout."""
     with answering() as say:
         what, *of = arguments
         say(strict.to_plain(_library(*of) if what == "library" else _platforms()))

@@ -1,4 +1,4 @@
-"""What was read from the machine, as plain values; nothing here judges."""
+"""Provides the values read from the machine, without judging them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Account:
 class OpenCLLoader:
     """The system's OpenCL loader, libOpenCL.so.1."""
 
-    path: str  # "" where it does not load
+    path: str  # "" if it does not load
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcdFile:
-    """An ICD file, the library it names, and how a child that loaded that library fared."""
+    """An ICD file, the library it names, and how loading that library in a child ended."""
 
     path: str
     library: str
     stack: Stack
     ended: Ended
-    loaded: str  # The path that it was loaded from
-    error: str  # Why the library did not load or the child ended
+    loaded: str  # Path that the library was loaded from
+    error: str  # Reason that the library did not load or the child ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class OpenCLDevice:
     fp16: bool
     compute_units: int
     memory_bytes: int
-    usable: bool  # Available, with a compiler
+    usable: bool  # True if it is available and has a compiler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +65,22 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCL:
-    """What a child saw that asked OpenCL the way honed does, through pyopencl."""
+    """The OpenCL platforms that a child saw through pyopencl, which honed uses too."""
 
     ended: Ended = "ok"
-    error: str = ""  # A sentence; with "crashed" and "hung" what the driver printed last
+    error: str = ""  # A sentence; with "crashed" and "hung" the driver's last output
     loader: str = ""  # The libOpenCL that pyopencl uses
     platforms: tuple[Platform, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHardware:
-    """A GPU the kernel knows of."""
+    """A GPU that the kernel lists."""
 
     name: str  # fb000000.gpu, or a PCI address
-    driver: str  # "mali" is kbase; "" where no driver is bound
+    driver: str  # "mali" is kbase; "" if no driver is bound
     compatible: str  # The device tree's name for it, "" for PCI
-    nodes: tuple[str, ...]  # Device nodes
+    nodes: tuple[str, ...]  # Paths of its device nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +93,12 @@ class DeviceNode:
     group: str
     gid: int
     mode: int
-    openable: bool  # For reading and writing by this user, access lists included
+    openable: bool  # True if this user may read and write it, access lists included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """devfreq's view of a GPU, in Hz; 0 where not readable."""
+    """The clock of a GPU as devfreq shows it, in Hz; 0 if not readable."""
 
     name: str
     current: int
@@ -120,18 +120,18 @@ class Hardware:
     nodes: tuple[DeviceNode, ...]
     clocks: tuple[Clock, ...]
     gpu_celsius: float | None
-    kbase: str  # Release of Arm's kernel driver, "g24p0-00eac0 (...)"; "" where it does not tell
-    panthor_firmware: bool  # arm/mali/arch10.8/mali_csffw.bin, without which panthor does not start
+    kbase: str  # Release of Arm's kernel driver, "g24p0-00eac0 (...)"; "" if not shown
+    panthor_firmware: bool  # True if arm/mali/arch10.8/mali_csffw.bin exists, which panthor needs to start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder honed writes to. Where it is missing, the figures are those of the nearest folder above."""
+    """A folder honed writes to. If it is missing, the figures are those of the nearest folder above."""
 
     path: str
     purpose: str
     exists: bool
-    writable: bool  # By this user
+    writable: bool  # True if this user may write to it
     free_bytes: int
 
 
@@ -143,50 +143,50 @@ class Daemon:
     state: Literal["answers", "absent", "refused", "forbidden", "silent"]
     error: str = ""
     version: str = ""
-    may_infer: bool = False  # This user may call more than the public methods
-    worker: str = ""  # State of its worker, "" where not told
+    may_infer: bool = False  # True if this user may call more than the public methods
+    worker: str = ""  # State of the service's worker, "" if not reported
     worker_reason: str = ""
     device: str = ""
-    lost: tuple[str, ...] = ()  # Other devices of its without a worker, each with the reason
-    cpu_engine: bool = True  # It has one
-    unit: str = ""  # What systemd says of a service that failed
+    lost: tuple[str, ...] = ()  # Other devices of the service without a worker, each with the reason
+    cpu_engine: bool = True  # True if the service has a CPU engine
+    unit: str = ""  # A sentence about the systemd unit if it failed, else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A Python package; version None where it is not installed."""
+    """A Python package; version None if it is not installed."""
 
     name: str
     part: Part
     version: str | None
-    wanted: str  # The only version that is known to work, "" where others do
+    wanted: str  # The only version known to work, "" if others work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPrior:
-    """A prior that was put in the place of one that ships."""
+    """A local prior that replaces the shipped one."""
 
     path: str
     digest: str
-    error: str  # Why it is not used
+    error: str  # Reason that it is not used, "" if it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """All of it. `environment` holds the variables that change what OpenCL does."""
+    """The readings of one machine. `environment` has the variables that change what OpenCL does."""
 
     user: Account
-    service_user: Account | None  # "honed", where there is one
-    groups: tuple[str, ...]  # Of video, render, honed and honed-admin those the machine has
+    service_user: Account | None  # The user "honed", if it exists and is not `user`
+    groups: tuple[str, ...]  # Existing groups among video, render, honed and honed-admin
     environment: dict[str, str]
     loader: OpenCLLoader
     icds: tuple[IcdFile, ...]
     opencl: OpenCL
-    mesa: str  # Version of Debian's package of rusticl, "" where it is not installed
+    mesa: str  # Version of Debian's package of rusticl, "" if it is not installed
     machine: Hardware
     folders: tuple[Folder, ...]
     daemon: Daemon
     python: str
-    venv: bool  # Python runs in a virtual environment, which sees no package of the system's
+    venv: bool  # True if Python runs in a virtual environment, which sees no package of the system
     packages: tuple[Package, ...]
     priors: tuple[OwnPrior, ...] = ()

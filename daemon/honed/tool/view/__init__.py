@@ -1,1 +1,1 @@
-"""What commands show: tables, trees, graphs and curves."""
+"""Draws what commands show: tables, trees, graphs and curves."""

@@ -1,4 +1,4 @@
-"""A compiled model as boxes and edges: what is computed together, in what time, out of what."""
+"""Lays out a compiled model as boxes and edges: what is computed together, its time and its inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal["input", "part", "copy", "output"]
 
 @dataclass(frozen=True, slots=True)
 class BoxLine:
-    """A step in a box; `us` is None where its time is not known, and `prepared` where it runs once."""
+    """A step in a box; `us` is None if its time is not known, and a `prepared` step runs once."""
 
     text: str
     us: float | None
@@ -38,11 +38,11 @@ class BoxLine:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What one part of a model computes, or one of its inputs or outputs."""
+    """A box of the graph: a fused group, a partition or a copy, or an input or output of the model."""
 
     kind: Kind
     title: str
-    group: str  # What is equal for parts of one layer of the model, by the names of their operators
+    group: str  # Layer of the model, from operators' names; equal for the boxes of one layer
     steps: tuple[BoxLine, ...]
     notes: tuple[str, ...]  # Results, views, prepared constants
     passes: tuple[str, ...]
@@ -50,20 +50,20 @@ class Box:
 
     @property
     def us(self) -> float:
-        """The time that its steps take in an inference, as far as it is known."""
+        """Microseconds that the steps take in an inference, as far as they are known."""
         return sum(step.us or 0.0 for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphLayout:
-    """Boxes in an order in which they can be computed, and who reads what whom writes."""
+    """Boxes in an order in which they can be computed; edges lead from writers to readers."""
 
     boxes: tuple[Box, ...]
     edges: tuple[tuple[int, int], ...]
 
 
 def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
-    """Return the boxes of a model; `times` are the microseconds of one launch, by the names of kernels."""
+    """Return the boxes of a model; `times` are the microseconds of one launch, by kernel name."""
     readers = _readers(model)
     boxes = [_port("input", t.name, model.buffers[t.buffer]) for t in model.inputs]
     writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
@@ -92,13 +92,12 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Writers:
-    """Who wrote what last: boxes by the buffers they wrote, by the buffer in which those lie."""
+    """A table of the last writers: for each root buffer, the boxes by the buffers in it that they wrote."""
 
     buffers: Sequence[Buffer]
     boxes: dict[int, dict[int, int]]
 
     def add(self, buffer: int, box: int) -> None:
-        """Note that a box wrote a buffer."""
         self.boxes.setdefault(family_of(self.buffers, buffer), {})[buffer] = box
 
     def of(self, buffer: int) -> list[int]:
@@ -108,7 +107,7 @@ class _Writers:
 
 
 def _parts(model: CompiledModel) -> Iterator[FusedGroup]:
-    """Those of the model, and steps that belong to none each by itself, as they run."""
+    """Yield the model's fused groups as they run; a step that belongs to none is a group by itself."""
     prepared = {n for part in model.parts for n in part.prepare}
     numbered = {n for part in model.parts for n in part.steps}
     found = [(min(part.steps, default=-1), part) for part in model.parts]
@@ -116,7 +115,7 @@ def _parts(model: CompiledModel) -> Iterator[FusedGroup]:
     found += [(n, FusedGroup(operators=(), prepare=(), steps=(n,))) for n in alone]
     alone = [n for n in range(len(model.prepare)) if n not in prepared]
     found += [(-1, FusedGroup(operators=(), prepare=(n,), steps=())) for n in alone]
-    # What is prepared alone comes first, in the order in which it is prepared.
+    # Groups that are only prepared come first, in the order of preparation.
     yield from (part for _, part in sorted(found, key=lambda one: (one[0], one[1].prepare)))
 
 
@@ -144,9 +143,9 @@ def _box(
 
 
 def _behind(model: CompiledModel, number: int, part: CpuPartition) -> Box:
-    """Return the box of a partition that the CPU engine runs behind all steps.
+    """Return the box of a tail partition, which the CPU engine runs after all steps.
 
-    Its variants that are compiled are noted.
+    It lists the size specialisations that are compiled.
     """
     lines = [BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why))]
     for form in (form for form in model.forms if form.part == number):
@@ -175,7 +174,7 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _title(operators: Sequence[Operator]) -> str:
-    """Operators in their order, repeated ones counted."""
+    """Return operators in their order, repeated ones counted."""
     runs = [(op, len(list(same))) for op, same in groupby(one.op for one in operators)]
     return " + ".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
 
@@ -205,7 +204,7 @@ def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepa
 
 
 def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int]]) -> Iterator[str]:
-    """Yield what a partition computes, and which constants it is computed from."""
+    """Yield the results of a fused group, and the constants that it reads."""
     touched = [use for step in _steps(model, part) for use in uses(model.kernels, step)]
     written = list(dict.fromkeys(use.buffer for use in touched if use.writes))
     for index in written:
@@ -221,7 +220,7 @@ def _notes(model: CompiledModel, part: FusedGroup, readers: Mapping[int, set[int
 
 
 def _views(model: CompiledModel, index: int) -> Iterator[str]:
-    """Yield what a buffer is, or has in it, that took no step; and the least that it is a part of."""
+    """Yield the views of a buffer or of bytes in it, and the smallest view that contains it."""
     around: list[View] = []
     mine = bytes_of(model.buffers, index)
     for view in model.views:
@@ -237,7 +236,7 @@ def _views(model: CompiledModel, index: int) -> Iterator[str]:
 
 
 def _readers(model: CompiledModel) -> dict[int, set[int]]:
-    """Return the numbers of the steps of an inference that read any of each buffer."""
+    """Return, for each buffer, the numbers of the inference's steps that read any of its bytes."""
     read: dict[int, set[int]] = {}
     for n, step in enumerate(model.steps):
         for use in uses(model.kernels, step):

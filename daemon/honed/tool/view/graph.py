@@ -1,6 +1,6 @@
-"""The graph of a model of the service in DOT, the language of Graphviz, which draws it where it is installed.
+"""Writes the graph of a model in DOT, the language of Graphviz, which draws it if installed.
 
-Names come from model files, so every text is escaped, and characters that are not printable are left out.
+Names come from model files, so every text is escaped, unprintable characters too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from honed.tool.parser import UsageError
 from .boxes import Box, BoxLine, GraphLayout, draw
 from .tables import compiled_share
 
-_RUNS: Final = 5  # Inferences that times are the mean of
+_RUNS: Final = 5  # Number of inferences that times are the mean of
 _DOT: Final = ".dot"
 _BY_GRAPHVIZ: Final = (".svg", ".png", ".pdf")
-_MAX_LETTERS: Final = 160  # Of a row of text
-_SECONDS: Final = 120.0  # That Graphviz may take
+_MAX_LETTERS: Final = 160  # Maximum characters of a row of text
+_SECONDS: Final = 120.0  # Time limit of Graphviz
 _STYLES: Final = {"copy": "rounded,dashed,filled", "part": "rounded,filled"}
 
 
 def checked(path: Path | None) -> Path:
-    """Return the file to write; raise UsageError where its name does not say how, or Graphviz is missing."""
+    """Return the file to write; raise UsageError if its suffix is unknown, or Graphviz is missing."""
     if path is None:
         raise UsageError(
             "--graph writes a file; name it with -o FILE.dot, or FILE.svg with Graphviz installed"
@@ -57,7 +57,7 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
         with tempfile.TemporaryDirectory(prefix="hone-") as folder, client.export(model) as files:
             file = files.save_compiled(Path(folder) / "model.honed")
             compiled = modelfile.read(file, verify=False).model
-        with suppress(Unavailable):  # It is not served
+        with suppress(Unavailable):  # The model is not served now
             profile = MODEL_PROFILE.result_of(client.profile(model, _RUNS))
     rows = profile.rows if profile else ()
     layout = draw(compiled, {row.name: row.us / row.count for row in rows if row.kind == "kernel"})
@@ -70,7 +70,7 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> No
 
 
 def _drawn(text: str, kind: str) -> bytes:
-    """Have Graphviz draw a graph; raise Unavailable where it fails."""
+    """Draw a graph with Graphviz; raise Unavailable if that fails."""
     try:
         return subprocess.run(
             ["dot", f"-T{kind}"], input=text.encode(), capture_output=True, check=True, timeout=_SECONDS
@@ -115,7 +115,7 @@ def _facts(model: CompiledModel, profile: ModelProfile | None) -> Iterator[str]:
 
 
 def to_dot(layout: GraphLayout, title: str, facts: Sequence[str]) -> str:
-    """Return a graph in DOT below a title and facts about it; parts of one layer of a model are a cluster."""
+    """Return a graph in DOT below a title and facts; boxes of one layer of the model are a cluster."""
     longest = max((box.us for box in layout.boxes), default=0.0)
     numbered = list(enumerate(layout.boxes))
     lines = [
@@ -133,7 +133,7 @@ def to_dot(layout: GraphLayout, title: str, facts: Sequence[str]) -> str:
 
 
 def _node(number: int, box: Box, longest: float) -> str:
-    """Return a box with its rows, the redder the more of the time it takes."""
+    """Return a box with its rows; the more of the time it takes, the redder it is."""
     rows = [box.title, *map(_row, box.steps), *box.notes, *(f"[{name}]" for name in box.passes)]
     heat = box.us / longest if longest else 0.0
     style = _STYLES.get(box.kind, "filled")
@@ -148,7 +148,7 @@ def _row(step: BoxLine) -> str:
 
 
 def _quoted(rows: Sequence[str], ending: str = "n") -> str:
-    """Return rows of text as a quoted string, each row ended by `ending`: l is aligned left."""
+    """Return rows of text as a quoted string; each row ends with `ending`, and l aligns it left."""
     shortened = (
         row if len(row) <= _MAX_LETTERS else row[: _MAX_LETTERS - 1] + "…" for row in map(clean, rows)
     )

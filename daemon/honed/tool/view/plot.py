@@ -1,6 +1,7 @@
-"""A curve over whole numbers: how a terminal shows it, and as a PNG or SVG file.
+"""Draws a curve over whole numbers in a terminal, or as a PNG or SVG file.
 
-A value holds until the next. Files are drawn by matplotlib (3.6 or later), which need not be installed.
+The curve keeps each value until the next. Files are drawn by matplotlib (3.6 or later), which need not be
+installed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _UNITS = ((1.0, "us"), (1e3, "ms"), (1e6, "s"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A point of its own beside the curve, with a few words."""
+    """A labelled point beside the curve."""
 
     x: float
     y: float
@@ -36,7 +37,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What is drawn. `points` are (x, y) by rising x, at least one; no y is negative."""
+    """A curve to draw. `points` are (x, y) by rising x, at least one; no y is negative."""
 
     title: str
     x_name: str
@@ -46,16 +47,16 @@ class Curve:
 
     @property
     def right(self) -> float:
-        """The largest x, at least 1."""
+        """The largest x of points and marks, at least 1."""
         return max(1.0, *(x for x, _ in self.points), *(mark.x for mark in self.marks))
 
     @property
     def top(self) -> float:
-        """The largest y."""
+        """The largest y of points and marks, above 0."""
         return max(*(y for _, y in self.points), *(mark.y for mark in self.marks), 1e-9)
 
     def at(self, x: float) -> float | None:
-        """Return the curve's value; None to the left of the curve."""
+        """Return the curve's value at `x`; None to the left of the curve."""
         value = None
         for begins, y in self.points:
             if begins > x:
@@ -65,12 +66,12 @@ class Curve:
 
 
 def microseconds(largest: float) -> tuple[float, str]:
-    """Return the unit in which times up to `largest` us read best, and how many microseconds it has."""
+    """Return the unit in which times up to `largest` us read best: its microseconds and its name."""
     return next((size, unit) for size, unit in reversed(_UNITS) if largest >= size or size == 1.0)
 
 
 def ticks(largest: float, count: int, *, whole: bool = False) -> list[float]:
-    """Round values from 0 to the first that is not below `largest`, about `count` of them."""
+    """Return round values from 0 to the first that is not below `largest`, about `count` of them."""
     if not (largest > 0 and math.isfinite(largest)):
         return [0.0, 1.0]
     magnitude = 10.0 ** math.floor(math.log10(largest / count))
@@ -86,9 +87,9 @@ def number(value: float) -> str:
 
 
 def text(curve: Curve, width: int, height: int, *, braille: bool = True) -> list[str]:
-    """Return the curve in lines of at most `width` characters; `height` lines are the field it is drawn in.
+    """Return the curve as lines of at most `width` characters; it is drawn in a field of `height` lines.
 
-    `braille` False draws with ASCII, for terminals that show no more.
+    With `braille` False it is drawn in ASCII, for terminals that show no more.
     """
     y_ticks = ticks(curve.top, max(2, height // 4))
     labels = {height - 1 - round(t / y_ticks[-1] * (height - 1)): number(t) for t in y_ticks}
@@ -133,7 +134,7 @@ def _cell(field: set[tuple[int, int]], row: int, column: int, *, braille: bool) 
 
 
 def _below(places: dict[int, str], columns: int, margin: int, name: str) -> str:
-    """Labels under their ticks, those that would run into another left out, and the axis's name."""
+    """Return labels under their ticks, without those that would overlap, and the axis's name."""
     line = ""
     room = columns + margin - len(name) - 1
     for column, label in sorted(places.items()):
@@ -145,12 +146,12 @@ def _below(places: dict[int, str], columns: int, margin: int, name: str) -> str:
 
 _INCHES, _DOTS = (9.6, 5.4), 100  # 960 by 540 pixels
 _BLUE, _GREEN, _OCHRE, _RED, _PALE = "#1c62c4", "#188448", "#b07010", "#c43428", "#dee2e8"
-# Where a label may stand beside its mark, in points from there: the first that is free.
+# Offsets of a label from its mark, in points; the first free place is used.
 _PLACES = ((4, 8), (4, -16), *((4, 8 + 14 * n) for n in range(1, 6)), (4, -30))
 
 
 def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve, *others: Curve) -> None:
-    """Curves with axes, labels and marks. Title and names are those of the first.
+    """Draw curves with axes, labels and marks; title and names are those of the first.
 
     Raises NotFound without matplotlib.
     """
@@ -164,7 +165,7 @@ def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve, *oth
         ) from error
     figure = Figure(_INCHES, _DOTS, layout="constrained")
     axes = figure.subplots()
-    plain: dict[str, Any] = {"loc": "left", "parse_math": False}  # A dollar sign is one
+    plain: dict[str, Any] = {"loc": "left", "parse_math": False}  # A dollar sign is shown as it is
     axes.set_title(curve.title, **plain)
     axes.set_xlabel(curve.x_name)
     axes.set_ylabel(curve.y_name)
@@ -190,9 +191,9 @@ def draw_picture(file: BinaryIO, kind: Literal["png", "svg"], curve: Curve, *oth
 
 
 def write_labels(axes: Axes, marks: list[tuple[Mark, str]]) -> list[Bbox]:
-    """Label marks in their colours, no label over another; one that finds no room is left out.
+    """Label marks in their colours, without overlaps; leave out those without room.
 
-    The places of those written, in pixels.
+    Returns the boxes of the labels written, in pixels.
     """
     taken: list[Bbox] = []
     for mark, colour in marks:

@@ -1,4 +1,4 @@
-"""The devices of a service and the parts and forms of a model, as commands print them."""
+"""Formats the devices of a service and the partitions and variants of a model for commands."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from honed.tool.output import Table, bytes_text, clean, seconds_text, shape_text
 
 
 def device_text(device: DeviceIdentity | None) -> str:
-    """Who a device is."""
+    """Return a device's name, platform and driver."""
     if device is None:
         return "none yet"
     return f"{device.name} ({device.platform}), driver {device.driver_version}"
 
 
 def worker_text(worker: WorkerStatus) -> str:
-    """How the worker of a device is."""
+    """Return the state of a device's worker, its restarts, and the reason."""
     restarts = f", restarted {worker.restarts} times" if worker.restarts else ""
     reason = f": {worker.reason}" if worker.reason else ""
     return f"{worker.state}{restarts}{reason}"
@@ -40,7 +40,7 @@ def shown(device: DeviceStatus) -> str:
 
 
 def devices_table(devices: Sequence[DeviceStatus]) -> Table:
-    """Each device with its worker and models; `devices` as in ServerStatus."""
+    """Return a table of devices with their workers and models; `devices` as in ServerStatus."""
     rows = []
     for each in devices:
         part = "default" if each.default else "stands in" if each.stand_in else ""
@@ -52,13 +52,13 @@ def devices_table(devices: Sequence[DeviceStatus]) -> Table:
 
 
 def placement_text(placement: ModelPlacement) -> str:
-    """Where a model is served, and why there."""
+    """Return the engine and device that serve a model, and why."""
     why = placement.away or placement.why
     return f"{engine_name(placement.engine)} on {placement.served_by}{f' ({why})' if why else ''}"
 
 
 def lease_rows(lease: LeaseStatus, idle: IdleStatus) -> list[tuple[str, str]]:
-    """Who has the device for tuning, how often tuners had it, and how fast they left."""
+    """Return rows on idleness and the lease: its holder, its grants, and how fast tuners released it."""
     rows = [("idle", "yes" if idle.idle else f"no: {idle.why}"), ("lease", _held(lease))]
     if lease.granted:
         late = f", {lease.overdue} too late" if lease.overdue else ""
@@ -97,7 +97,7 @@ def _user(uid: int) -> str:
 
 
 def signals(idle: IdleStatus) -> Table:
-    """Each signal with value and verdict."""
+    """Return a table of the signals with their values and verdicts."""
     return table(
         ("signal", ">value", "verdict", ""),
         [(r.signal, value_text(r.value, r.unit), r.verdict, r.text) for r in idle.readings],
@@ -105,7 +105,7 @@ def signals(idle: IdleStatus) -> Table:
 
 
 def in_parts(parts: Sequence[PartitionInfo]) -> Iterator[tuple[str, str]]:
-    """Rows: how much of the model is compiled, and for each of the other parts what it is and why."""
+    """Yield rows of a partitioned model: the share compiled, then each CPU partition and why it is one."""
     if not parts:
         return
     compiled = [part for part in parts if part.engine == "gpu"]
@@ -135,7 +135,7 @@ def _form(form: SpecialisationInfo) -> str:
 
 
 def compiled_share(nodes: tuple[int, int], flops: tuple[int, int]) -> str:
-    """How many of the nodes, and of the operations, are compiled, of how many."""
+    """Return how much of a model is compiled; each pair is (compiled, all)."""
     return (
         f"{nodes[0]} of {nodes[1]} nodes and {flops[0] / max(1, flops[1]):.1%} of the operations are compiled"
     )
@@ -158,7 +158,7 @@ VARIANT_HEADINGS: Final = (
 
 
 def variant_rows(variants: Sequence[ShownVariant]) -> Iterator[tuple[ShownVariant, tuple[str, ...]]]:
-    """Yield each compiled form for other shapes with its row, the most asked for first."""
+    """Yield each compiled shape variant with its row, the most requested first."""
     for each in sorted(variants, key=lambda each: (-each.requests, each.name)):
         yield (
             each,
@@ -176,5 +176,5 @@ def variant_rows(variants: Sequence[ShownVariant]) -> Iterator[tuple[ShownVarian
 
 
 def engine_text(engine: str, pinned: str, variants: int) -> str:
-    """Return what serves a model: the engine, whether it is pinned, and how many variants there are."""
+    """Return the engine that serves a model, whether it is pinned, and the number of variants."""
     return f"{engine_name(engine)}{', pinned' if pinned else ''}{f' +{variants}' if variants else ''}"
