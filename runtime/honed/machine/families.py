@@ -64,7 +64,7 @@ class Packing(Enum):
 
     NONE = auto()
     WINDOWS = auto()  # Convolutions over a window, or over images whose pixels no vector divides
-    OPERANDS = auto()  # Convolutions over windows, or over images whose pixels no vector divides
+    OPERANDS = auto()  # Products that are summed with another operand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ class MaliModel:
     fma_fp16: int
 
     def most_gflops(self, cores: int, *, half: bool) -> float:
-        """Return an upper bound in GFLOP/s, at half or single precision, for chips with `cores` such cores."""
+        """Return an upper bound in GFLOP/s, at half or single precision, of chips with `cores` cores."""
         return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * _FASTEST_HZ
 
 

@@ -84,7 +84,7 @@ class FrameDecoder:
         self._apart_bytes += len(data)
 
     def _take_large(self, start: int, payload: int, count: int) -> None:
-        """Move data that begins in the buffer to its own memory, whose pages stay untouched until they fill."""
+        """Move data that begins in the buffer to its own memory, whose pages are untouched until filled."""
         self._apart.append(memoryview(mmap.mmap(-1, count) if count >= LARGE else bytearray(count)))
         self._missing = count
         here = min(count, len(self._buffer) - payload)

@@ -175,7 +175,7 @@ class DescriptorQueue:
 
     def __init__(self) -> None:
         self._received = 0  # Bytes since the connection began
-        self._held: deque[tuple[int, list[int]]] = deque()  # Each with the bytes received up to it
+        self._held: deque[tuple[int, list[int]]] = deque()  # Descriptors and the bytes received up to them
 
     def __len__(self) -> int:
         return sum(len(descriptors) for _, descriptors in self._held)
