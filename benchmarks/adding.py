@@ -30,8 +30,8 @@ from .serving import service
 
 _CONFIG = '[serve]\nengine = "opencl"\n[tuner]\nspawn = false\n'
 _OPSET = 13  # The first that quantises by channel
-_SECONDS = 3600.0  # That adding may take
-_SETS = 2  # Of inputs that ranges are taken from
+_SECONDS = 3600.0  # Limit of adding one model
+_SETS = 2  # Sets of inputs for the ranges of quantisation
 
 
 class _Inputs(CalibrationDataReader):  # type: ignore[misc]

@@ -57,7 +57,7 @@ class _Encoder:
         self._tokens = tokens
 
     def encoder(self, layers: int) -> None:
-        """Embeddings and layers."""
+        """Add the embeddings and the layers."""
         op = self.graph.op
         row = op("mask/row", "Unsqueeze", "attention_mask", self.graph.integers(1, 2))
         absent = op("mask/absent", "Sub", self.graph.scalar(1), op("mask/float", "Cast", row, to=1))

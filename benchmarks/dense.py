@@ -66,7 +66,7 @@ print(json.dumps(dict(chosen, seconds=seconds, tried=len(seen))))
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What is run: a source, and its launches as (entry, buffers of (c, a, b) by place, global, local)."""
+    """A source and its launches as (entry, buffers of (c, a, b) by place, global, local)."""
 
     title: str
     source: str

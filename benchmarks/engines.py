@@ -32,7 +32,7 @@ from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.strict import Map
 from honed.runtime.client import Client
 
-_TOLERANCE = 1e-3  # Of the largest value of an output
+_TOLERANCE = 1e-3  # Share of the largest value of an output
 _LEAST = 1e-3
 _CONFIG = """
 [serve]
@@ -118,7 +118,7 @@ def _report(client: Client, model: str, threads: int, turns: int) -> bool:
 
 
 def _compiled(shown: Map) -> str:
-    """Which share of the nodes and of the operations has a compiled form."""
+    """Return the share of nodes and of operations that is compiled, as text."""
     parts = shown.get("parts") or []
     if not parts:
         return "all" if shown["kernels"] else "none"
@@ -131,7 +131,7 @@ def _compiled(shown: Map) -> str:
 
 
 def _add(socket: str, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Until it is compiled, or known why not."""
+    """Add the model, and return when it is compiled or cannot be."""
     with Client(socket, timeout=1800.0) as client:
         client.add(file, shapes=shapes)
 

@@ -29,12 +29,12 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
 
 Offered = Iterator[tuple[str, Workload, Candidate]]
-# What a candidate of the search can earn by itself: too long for the driver's compiler, or slow.
+# Outcomes that are a candidate's own fault: too long for the driver's compiler, or slow.
 _OWN = {Outcome.RIGHT, Outcome.BUILD, Outcome.DEADLINE}
 
 
 def main() -> int:
-    """Measure and count."""
+    """Measure candidates, and count those refused by mistake."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

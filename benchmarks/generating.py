@@ -33,10 +33,10 @@ _VOCABULARY = 100  # Tokens of the prompt are below
 _TURNS = 3
 _BLOCK = 16
 _QUIET = 0.05  # Seconds of processor time within one
-_ALLOWED = 0.05  # Of the largest value: products in int8 depend on the threads
+_ALLOWED = 0.05  # Share of the largest value: products in int8 depend on the threads
 _AUDIO = (1, 80, 3000)  # Whisper's features of 30 s
 Array = NDArray[Any]
-_Row = tuple[str, float, float, int]  # What, ms by honed, ms in the app, bytes over the socket
+_Row = tuple[str, float, float, int]  # Model, ms by honed, ms in the app, bytes over the socket
 
 
 class _InApp:
@@ -69,7 +69,7 @@ class _InApp:
         feed = {name: value for name, value in feed.items() if name in self._names}
         found = dict(zip(self._outputs, self._session.run(None, {**feed, **self._state}), strict=True))
         self._state = {
-            # What was made of the encoder's output stays.
+            # The encoder's keys and values stay.
             name: found[name.replace("past_key_values", "present")]
             if not before or ".encoder." not in name
             else value

@@ -49,13 +49,13 @@ class Variant:
 
     label: str
     normalised: Normalised
-    joins: JoinsOf = fusion_policy  # Which functions are one kernel
+    joins: JoinsOf = fusion_policy  # Decides which functions are one kernel
     passes: FusionPasses = ALL_PASSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Of a compiled model: launches of an inference, kernels, and bytes of scratch memory."""
+    """The size of a compiled model: launches of an inference, kernels, and bytes of scratch memory."""
 
     launches: int
     kernels: int

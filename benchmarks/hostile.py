@@ -32,7 +32,7 @@ Send = Callable[[Service], None]
 
 
 def frame(params: Any, method: str = "ModelInfer") -> Send:
-    """One request, and whatever comes of it."""
+    """Return a function that sends one request and reads any answer."""
     data = packed(1, method, params)
 
     def send(service: Service) -> None:
@@ -77,7 +77,7 @@ def compiled(header: bytes) -> Send:
 
 
 def corpus() -> Iterator[tuple[str, Send]]:
-    """By name."""
+    """Yield hostile requests with their names."""
     text, data = "a" * 60_000, bytes(LARGE)
     values, most = 65_000, 8_000
     yield "a small request", infer()
@@ -129,7 +129,7 @@ def corpus() -> Iterator[tuple[str, Send]]:
 
 
 def main() -> None:
-    """Print a table."""
+    """Measure every request, and print a table."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder)
         service = start(state / "state", state / "cache")

@@ -24,16 +24,16 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
-_RUN: Final = "RunModel"  # What a worker is asked for
+_RUN: Final = "RunModel"  # Call that a worker gets
 PARTS: Final = ("daemon", "extensions", "runtime", "tuner")
-# What a board works without, in commits before it had a folder of its own, too.
+# Files that a board does not need, in commits before their own folder, too.
 _EXTENSION: Final = re.compile(
     r"(extensions|bridges|tuner/honed/tuner/(farm|learn|valhall)|daemon/honed/tool/report)/"
     r"|daemon/honed/tool/commands/(farm|hub)\.py$"
 )
 PAGE: Final = "docs/dev/architecture.md"
 _PAGES: Final = ("benchmarks", "docs", "tests")
-WAYS: Final = (  # That the page leads through the code
+WAYS: Final = (  # Headings of the page that describe ways through the code
     "The way of a request",
     "From an ONNX file to a served model",
     "From a draw to a new version",
@@ -42,8 +42,8 @@ WAYS: Final = (  # That the page leads through the code
 # modules that may know of them: where all is put together.
 _FEATURE: Final = "Feature"
 _TOGETHER: Final = ("service", "assembly", "config")
-# What starts a process. Each module that does so has its own way to speak to it, but for those below, each of
-# which is a protocol itself: jobs, typed calls, and whatever has the standard library's pickles.
+# Functions that start a process. Each module that does so has its own protocol, except those below, which are
+# protocols themselves: jobs, typed calls, and the standard library's pickles.
 _STARTERS: Final = frozenset({"spawn", "start", "output"})
 _CHILDREN: Final = ("honed.process.children", "honed.process.rpc")
 _LOOP: Final = "honed.process.aio"  # Typed calls in an event loop
@@ -70,9 +70,9 @@ class Module:
 
     @cached_property
     def imports(self) -> tuple[tuple[ast.Import | ast.ImportFrom, bool], ...]:
-        """Its imports, each with whether it stands in a function or is for types alone.
+        """The imports, each with whether it is inside a function or for types alone.
 
-        Only statements hold statements: expressions, which are most of a tree, are passed over.
+        Only statements contain statements, so expressions, most of a tree, are skipped.
         """
         found = []
         waiting: list[tuple[ast.AST, bool]] = [(ast.parse(self.text), False)]
@@ -94,12 +94,12 @@ class Module:
 
     @property
     def name(self) -> str:
-        """As it is imported; a package by its own name."""
+        """The name by which it is imported; a package's own name for `__init__`."""
         return ".".join(PurePosixPath(self.path).with_suffix("").parts[1:]).removesuffix(".__init__")
 
     @property
     def package(self) -> str:
-        """What its relative imports start from."""
+        """The package that its relative imports start from."""
         return self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
 
 
@@ -118,7 +118,7 @@ class House:
 
 @dataclass(frozen=True)
 class Lines:
-    """How many lines of a file are what; the rest is blank. Those of imports are code, too."""
+    """The numbers of lines of code, of prose and of imports in a file; imports are code, too."""
 
     code: int
     prose: int
@@ -126,7 +126,7 @@ class Lines:
 
 
 def from_checkout(root: Path) -> House:
-    """What is in a folder; raises SystemExit where it is no checkout of honed."""
+    """Return the modules and pages in a folder; raise SystemExit if it is no checkout of honed."""
     files = sorted(path for part in (*PARTS, "bridges") for path in (root / part).rglob("*.py"))
     if not files:
         raise SystemExit(f"{root} has no {', '.join(PARTS)}; name a checkout of honed")
@@ -240,7 +240,7 @@ def _pickles(module: Module) -> bool:
 
 
 def _speaks(module: Module) -> bool:
-    """Whether it imports what starts processes, unless it calls that without a way for them to answer."""
+    """Return whether a module starts processes that can answer."""
     imported = [
         (_base(module, node), alias)
         for node in _imports(module, deferred=True)
@@ -285,7 +285,7 @@ def package_cycles(house: House) -> list[str]:
 
 
 def links(house: House, *, deferred: bool) -> Iterator[tuple[str, str]]:
-    """Each module with one of the house that it imports; `deferred` as in `cycles`."""
+    """Yield each module with each of the house's modules that it imports; `deferred` as in `cycles`."""
     known = {module.name for module in house.modules}
     for module in house.modules:
         for node in _imports(module, deferred):
@@ -293,7 +293,7 @@ def links(house: House, *, deferred: bool) -> Iterator[tuple[str, str]]:
 
 
 def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Where two modules part: the packages or modules below the innermost package that holds both."""
+    """Return where two modules diverge: the packages or modules below their innermost common package."""
     shared = 0
     while shared < min(len(one), len(other)) and one[shared] == other[shared]:
         shared += 1
@@ -338,7 +338,7 @@ def words(text: str) -> int:
 
 
 def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str | list[str]]]:
-    """Each figure by its name: a number, or what is to be counted. What runs is told of `root` alone."""
+    """Yield each figure by its name: a number, or the items to count. Only `root` is run."""
     every = [(module.part, lines_of(module)) for module in house.modules]
     yield "files", f"{len(every):,}"
     for part in PARTS:
@@ -363,7 +363,7 @@ def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str |
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print the table of figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--against", metavar="REV", help="a commit to show beside it")
@@ -429,7 +429,7 @@ def _base(module: Module, node: ast.ImportFrom) -> str:
 
 
 def _reached(start: str, imports: Mapping[str, set[str]]) -> set[str]:
-    """What is imported from there, by any number of steps."""
+    """Return what is imported from there, by any number of steps."""
     found: set[str] = set()
     waiting = [start]
     while waiting:

@@ -32,8 +32,8 @@ from tests.tuner.running import MEASURING, SEARCHING, Tuning
 from honed.jobs.surveying import survey
 
 VICTIMS = {"tuner": "", "searching child": SEARCHING, "measuring child": MEASURING}
-_TRIALS = 5  # Of a run that is left to its end
-_RUNS = 4  # Over the same tasks
+_TRIALS = 5  # Trials of a run that is not killed
+_RUNS = 4  # Number of runs over the same tasks
 _DEADLINE = 120.0
 
 
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass
 class Story:
-    """What all runs came to."""
+    """The counts and failed checks of all runs."""
 
     victims: Counter[str] = field(default_factory=Counter)
     missed: int = 0  # The run had ended, or had no such child at that moment
@@ -61,7 +61,7 @@ class Story:
 
 
 def main() -> int:
-    """Kill, check, print."""
+    """Kill runs at random moments, check the records, and print the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]) -> Story:
-    """So many kills of processes drawn from `victims`, then one run in peace."""
+    """Make `kills` kills of processes drawn from `victims`, then one run without."""
     model, records, cache = running.write_model(folder / "m.onnx"), folder / "r.sqlite", folder / "cache"
     survey(None, cache)
     story = Story()
@@ -121,7 +121,7 @@ def _killed_once(
     story: Story,
     before: dict[str, Row],
 ) -> dict[str, Row]:
-    """One run in which `victim` is killed after `moment` seconds; gives the candidates afterwards."""
+    """Make one run in which `victim` is killed after `moment` seconds; return the candidates afterwards."""
     seed = story.victims.total() + story.missed
     with Tuning(model, records, cache, f"--trials={_TRIALS}", f"--seed={seed}") as run:
         reader = threading.Thread(target=lambda: list(run.reported()))

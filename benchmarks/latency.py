@@ -38,7 +38,7 @@ if __package__:  # Else this is a client of any checkout
 _HERE = Path(__file__).resolve()
 _FOLDERS = ("", "daemon", "runtime", "tuner")
 _ENGINES = ("gpu", "cpu")
-# Of each case the floats of its inputs and its outputs; a decoder's step has none.
+# Numbers of floats of each case's inputs and outputs; a decoder's step has none.
 _CASES: dict[str, tuple[list[int], list[int]]] = {
     "tiny": ([8], [8]),
     "1MB": ([1 << 18], [1 << 18]),
@@ -46,7 +46,7 @@ _CASES: dict[str, tuple[list[int], list[int]]] = {
     "detector": ([3 * 320 * 320], [2560] * 12),
     "step": ([], []),
 }
-_STEPS = 200  # Of a sequence
+_STEPS = 200  # Steps of a sequence
 _CONFIG = "[tuner]\nspawn = false\n"
 _READY_SECONDS = 120.0
 _REST_SECONDS = 3.0
@@ -140,14 +140,14 @@ def _is_ready(client: object) -> bool:
 
 @dataclass(slots=True)
 class Side:
-    """One checkout at work, and figures of its blocks by case and engine."""
+    """A running checkout, and figures of its blocks by case and engine."""
 
     client: subprocess.Popen[str]
     pids: dict[str, int]
     blocks: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
 
     def block(self, case: str, engine: str, requests: int) -> dict[str, float]:
-        """What one request takes, of so many."""
+        """Make `requests` requests, and return the mean cost of one, in microseconds or counts."""
         assert self.client.stdin is not None
         pids = {name: self.pids[of] for name, of in (*zip(_PARTS, _PARTS, strict=True), ("worker", engine))}
         before = {name: _spent(pid) for name, pid in pids.items()}
@@ -175,7 +175,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of all threads of a process, by its clock (clock_getcpuclockid(3)), finer than /proc."""
+    """Return the time of a process's threads, by its clock (clock_getcpuclockid(3)), finer than /proc."""
     return time.clock_gettime((~pid << 3) | 2)
 
 

@@ -81,7 +81,7 @@ def main() -> int:
 def _loaded(path: Path, device: Device) -> Executor:
     if path.suffix == ".honed":
         return load(path, device)
-    from benchmarks.running import first_served, normalised, ready  # Which need the compiler
+    from benchmarks.running import first_served, normalised, ready  # Imports of the compiler
 
     model = normalised(path, device.profile)
     return ready(model, first_served(model, device.profile), device)

@@ -23,7 +23,7 @@ from tests.runtime.builder import add_constant
 from honed.runtime import Client
 
 SIZE = 8  # Elements of the model's input
-# Only requests count here, and the machine is idle again at once: it may be busy with other things.
+# Settings by which the machine counts as idle at once, whatever else it does, unless there are requests.
 CONFIG = """[idle]
 quiet_seconds = 0.0
 settle_seconds = 0.0

@@ -23,8 +23,8 @@ from honed.machine import devices
 from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
 
-CASE_LAUNCHES = 834  # Of TVM's graph executor in cases.md, case 1
-GFLOP = 10.035  # Of MatMul at 192 keypoints
+CASE_LAUNCHES = 834  # Launches of TVM's graph executor in cases.md, case 1
+GFLOP = 10.035  # GFLOP of MatMul at 192 keypoints
 WARM_UP = 2
 
 

@@ -22,7 +22,7 @@ _PHASES = ("build", "first", "host", "run", "time")
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the kernels, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -29,7 +29,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import WIDTH, CostModel
 
 SHAPES = ((192, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096))  # m, n, k
-KIN = 24  # Of the best traces at 1024, to begin with at 4096
+KIN = 24  # Best traces at 1024 that the search at 4096 starts from
 
 
 def main() -> None:

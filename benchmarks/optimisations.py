@@ -56,7 +56,7 @@ def _state(found: OptimisationCheck) -> str:
 
 
 def _files(given: list[Path]) -> Iterator[Path]:
-    """Each once, by what is in it."""
+    """Yield each file once, by its content."""
     seen: set[bytes] = set()
     for path in given:
         for file in sorted(path.rglob("*.onnx")) if path.is_dir() else [path]:

@@ -28,7 +28,7 @@ _TURNS = 60
 
 
 def main() -> None:
-    """One line for each model."""
+    """Print a row for each model."""
     parser = argparse.ArgumentParser(prog="benchmarks.parts", description=__doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,640,640")
@@ -155,7 +155,7 @@ def _detector(path: Path, folder: Path) -> Path:
 def _split(
     model: onnx.ModelProto, constants: Arrays, value: str, names: list[str], sizes: list[int]
 ) -> onnx.NodeProto:
-    """Of the last axis, as the model's opset has it."""
+    """Return a Split of the last axis, in the form of the model's opset."""
     opset = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx"))
     if opset < 13:
         return helper.make_node("Split", [value], names, split=sizes, axis=2)

@@ -31,7 +31,7 @@ _BURST, _PAUSE_SECONDS = 5, 5.0  # Requests, and between two bursts
 
 
 def main() -> None:
-    """Make both pictures."""
+    """Write both pictures of the README."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/images"), help="to write them to")
     folder = parser.parse_args().folder.resolve()

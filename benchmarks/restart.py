@@ -37,9 +37,9 @@ from .lease import CONFIG
 
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")
-BOUND_SECONDS = 2.0  # For each model
-TOLERANCE = 1e-3  # Of an output's range, to the answers before
-PAUSE_SECONDS = 0.01  # Between two tries of an app while nobody listens
+BOUND_SECONDS = 2.0  # Limit for each model
+TOLERANCE = 1e-3  # Share of an output's range that answers may differ from those before
+PAUSE_SECONDS = 0.01  # Pause between an app's attempts while nobody listens
 Arrays = dict[str, np.ndarray]
 
 
@@ -56,7 +56,7 @@ class App:
     wrong: int = 0
 
     def ask(self) -> None:
-        """Until it is answered rightly, as apps do while a service starts."""
+        """Send a request until it is answered rightly, as apps do while a service starts."""
         while True:
             try:
                 with Client(self.socket) as client:
@@ -98,7 +98,7 @@ def known_to(client: Client, socket: Path, name: str) -> App:
 
 
 def tune(service: Service, name: str, minutes: float) -> None:
-    """As a user would, until the version found has proved itself in service."""
+    """Tune a model as a user would, until the new version has passed its canary."""
     command = [sys.executable, "-m", "honed.tool.main", "tune", name, f"--socket={service.socket}"]
     subprocess.run([*command, f"--minutes={minutes:g}", "--json"], check=True, stdout=subprocess.DEVNULL)
     with service.client() as client:
@@ -137,7 +137,7 @@ def offer_wrong(service: Service, name: str, folder: Path) -> None:
 
 
 def kept(service: Service, cache: Path) -> dict[str, Any]:
-    """What must be the same after a restart."""
+    """Return the state that must be the same after a restart."""
     with service.client() as client:
         found: dict[str, Any] = {"programs": sorted(p.name for p in cache.glob("programs/*/*"))}
         for model in client.models():
@@ -218,7 +218,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def offer_again(service: Service, folder: Path) -> None:
-    """After all restarts the wrong one is still in quarantine."""
+    """Check after all restarts that the wrong version is still in quarantine."""
     with service.client() as client:
         name = TUNED[1]
         expected = client.show(name)["sha256"]
@@ -227,7 +227,7 @@ def offer_again(service: Service, folder: Path) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result."""
+    """Print the result as a table."""
     rounds, models = result["rounds"], [name for name in result["kept"] if name != "programs"]
     heads = ("SIGTERM", "kill -9", "any answer")
     print(f"{'seconds from the start, median (most)':40s} {heads[0]:>16s} {heads[1]:>16s} {heads[2]:>12s}")

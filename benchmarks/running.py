@@ -34,7 +34,7 @@ def normalised(
 
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
-    """Its kernels as the service has them before any trial."""
+    """Return the model's kernels as the service has them before any trial."""
     joins = fusion.fusion_policy(profile)
     return lower_module(frontend.import_relax(model), profile, first=untuned_kernels, joins=joins)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
-_SECONDS = 120.0  # For it to be ready
+_SECONDS = 120.0  # Limit for the service to become ready
 
 
 @contextlib.contextmanager

@@ -31,9 +31,9 @@ from honed.onnxfile.reading import forget_names
 from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 
-_FIRST, _SHARE = 1.2, 0.3  # How slow a first answer may be; of requests that have one of the common pairs
+_FIRST, _SHARE = 1.2, 0.3  # Largest ratio of a first answer; share of common pairs
 _SIZE = 64
-_TOLERANCE = 1e-3  # Of the largest value of an output
+_TOLERANCE = 1e-3  # Share of the largest value of an output
 _CONFIG = """
 [serve]
 engine = "fastest"
@@ -48,14 +48,14 @@ max_load_per_core = 1000
 spawn = {tuner}
 """
 T = TypeVar("T")
-Sizes = tuple[int, ...]  # Of the letters, in their order
-Shapes = dict[str, tuple[str, ...]]  # Of inputs: numbers, and letters for sizes that are open
+Sizes = tuple[int, ...]  # Sizes of the letters, in order
+Shapes = dict[str, tuple[str, ...]]  # Shapes of inputs: numbers, and letters for open sizes
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's."""
+    """A request: its milliseconds, those of its run in the service, and ONNX Runtime's."""
 
     sizes: Sizes
     new: bool
@@ -67,7 +67,7 @@ class Asked:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the service took."""
+        """The service's time over ONNX Runtime's."""
         return self.honed_ms / self.onnxruntime_ms
 
 
@@ -119,7 +119,7 @@ def _given(file: Path, shapes: Sequence[str]) -> tuple[bytes, Shapes]:
 
 
 def _first(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """What the model is compiled for where it is to be compiled first."""
+    """Return the shapes that the model is compiled for first."""
     return {name: tuple(_SIZE if n.isalpha() else int(n) for n in shape) for name, shape in shapes.items()}
 
 
@@ -132,7 +132,7 @@ class _Draw:
         self.common = [self._any() for _ in range(common)]
 
     def sizes(self) -> Sizes:
-        """One of the common sets now and then, else any."""
+        """Return one of the common sets with probability _SHARE, else any."""
         if self._random.random() < _SHARE:
             return self.common[self._random.integers(len(self.common))]
         return self._any()
@@ -148,7 +148,7 @@ class _Both:
     def __init__(self, client: Client, model: bytes, shapes: Shapes, letters: Sequence[str]) -> None:
         self._client, self._shapes, self._letters = client, shapes, letters
         settings = onnxruntime.SessionOptions()
-        # Its threads would take the cores from the service after each run.
+        # Spinning threads would take the cores from the service after each run.
         settings.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = onnxruntime.InferenceSession(
             _unnamed(model), settings, providers=["CPUExecutionProvider"]
@@ -203,7 +203,7 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _wait(client: Client, seconds: float, common: int, *, tune: bool) -> None:
-    """Until the common pairs have variants, or so long; with a tuner always so long."""
+    """Wait until the common pairs have variants, at most `seconds`; with a tuner always `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not tune and len(client.show("model")["variants"]) >= common:

@@ -29,7 +29,7 @@ _TURNS = 40
 
 
 def main() -> None:
-    """One line for each form, and for each number of boxes."""
+    """Print a line for each specialisation, and for each number of boxes."""
     parser = argparse.ArgumentParser(prog="benchmarks.sizes", description=__doc__)
     parser.add_argument("--device")
     parser.add_argument("--rows", default="100,50")
@@ -96,7 +96,7 @@ def _row(executor: Executor, count: int) -> str:
 
 
 def _boxes(executor: Executor, count: int) -> Arrays:
-    """What the steps would make for an image with so many objects, none over another."""
+    """Return outputs of the steps for an image with `count` objects that do not overlap."""
     rng = np.random.default_rng(0)
     made = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in executor.model.outputs}
     cells = made["proposals"].shape[1]

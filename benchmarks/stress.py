@@ -35,9 +35,9 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 CONFIG = '[serve]\nengine = "cpu"\n' + NO_TUNER
-PATIENCE_SECONDS = 60.0  # Of a client of an innocent model, which is that of the clients' library
+PATIENCE_SECONDS = 60.0  # Timeout of a client of an innocent model, the library's default
 HANGS = 10_000_000  # Rounds, minutes
-PAUSE_SECONDS = 0.5  # Of each client, on average, between two requests
+PAUSE_SECONDS = 0.5  # Mean pause of a client between two requests
 # A client that is killed by SIGKILL: it asks a model that hangs, or sends half of a request.
 DOOMED = "import socket,sys,time; s=socket.socket(1); s.connect(sys.argv[1]); "
 DOOMED += "s.sendall(sys.stdin.buffer.read()); print(flush=True); time.sleep(600)"
@@ -92,7 +92,7 @@ class Stress:
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Start all clients."""
+        """Start the threads of all clients."""
         for name, innocent in innocents().items():
             self._start(name, partial(self._ask, name, innocent))
         for name, (_, kind) in crashing().items():

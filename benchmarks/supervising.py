@@ -1,6 +1,6 @@
-"""Works off a list in children: one that crashes, hangs or faults costs one of the list, and not the rest.
+"""Processes a list in children: one that crashes, hangs or faults costs one item of the list, not the rest.
 
-Of each the child prints two lines: its number before it is begun, then its result, as JSON.
+The child prints two lines for each item: its number before it begins, then its result, as JSON.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Child:
         self._log.close()
 
     def line(self) -> str:
-        """What it tells next; "" where it has ended or takes too long."""
+        """Return the child's next line; "" if it has ended or takes too long."""
         assert self._process.stdout is not None
         data, end = b"", time.monotonic() + self._seconds
         while not data.endswith(b"\n"):
@@ -90,7 +90,7 @@ class _Child:
         return data.decode()
 
     def end(self) -> str:
-        """How it came to its end, which is brought about where it hangs."""
+        """Return how the child ended, after killing it if it hangs."""
         if self._late:
             self._process.kill()
         status = self._process.wait()

@@ -26,9 +26,9 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 CLIENTS, REQUESTS, SWAPS = 4, 10_000, 10
-NEAR_SECONDS = 2.0  # Of a publication, from its begin to this long after its end
+NEAR_SECONDS = 2.0  # Requests from a publication's begin to this long after its end are near it
 TURNS, STEP = 60_000, 0.85
-Row = tuple[float, float, str]  # When it was sent and answered, and what was wrong
+Row = tuple[float, float, str]  # Times of sending and answer, and what was wrong
 
 
 def model(folder: Path, number: int) -> Path:
@@ -37,7 +37,7 @@ def model(folder: Path, number: int) -> Path:
 
 
 def ask(socket: Path, count: int, go: Event, out: Any) -> None:
-    """One client's requests."""
+    """Send a client's requests, and put their rows into `out`."""
     rows: list[Row] = []
     with Client(socket) as client:
         go.wait()
@@ -105,7 +105,7 @@ def main() -> None:
                 go.set()
                 swaps: list[tuple[float, float, dict[str, Any]]] = []
                 while sum(reported["published"] for _, _, reported in swaps) < SWAPS:
-                    number = len(swaps) + 1  # One that was not faster just then is followed by a faster one
+                    number = len(swaps) + 1  # A version that is not faster is replaced by a faster one
                     wait_for(lambda: not client.history("m")["on_trial"], "the trial to end", service)
                     begun = time.monotonic()
                     expected = client.show("m")["sha256"]

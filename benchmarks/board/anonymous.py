@@ -18,7 +18,10 @@ def anonymous(text: str, names: Mapping[str, str]) -> str:
 
 
 def secrets(user: str, hosts: Iterable[str], home: str, folders: Mapping[str, str]) -> dict[str, str]:
-    """What must not be told, and what stands for it. "root" and "localhost" tell nothing."""
+    """Return what a report must not contain, and the replacement of each.
+
+    "root" and "localhost" reveal nothing.
+    """
     found = {host: "HOST" for name in hosts for host in (name, name.partition(".")[0])}
     found |= {user: "USER"} | dict(folders)
     if home not in ("", "/", "/root"):

@@ -28,7 +28,7 @@ from .kernels import FILE, Buffer, Launched, Program, save
 from .tasks import TASKS, Precision
 
 _SLOW = 0.9  # The quantile of a slow draw
-_LONGEST_US = 20_000.0  # What takes longer is left out: the boards have ten minutes
+_LONGEST_US = 20_000.0  # Slower draws are left out: the boards have ten minutes
 _LONGEST_SOURCE = 12_000  # Characters
 
 

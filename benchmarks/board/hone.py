@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_CONFIG = "[tuner]\nspawn = false\n"  # Nothing is tuned but what is asked for
+_CONFIG = "[tuner]\nspawn = false\n"  # Restricts tuning to requests
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 
@@ -24,10 +24,10 @@ class Failed(Exception):
 def hone(
     *arguments: str, seconds: float, socket: Path | None = None, enough: float | None = None
 ) -> dict[str, Any]:
-    """What `hone ARGUMENTS --json` says; raises Failed where it fails or takes longer.
+    """Return the output of `hone ARGUMENTS --json`; raise Failed if it fails or takes longer than `seconds`.
 
-    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with what it has found, for
-    which it has `seconds`.
+    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with its results, within
+    `seconds`.
     """
     command = [sys.executable, "-m", "honed.tool.main", *arguments, "--json"]
     command += [] if socket is None else [f"--socket={socket}"]

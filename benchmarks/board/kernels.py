@@ -25,7 +25,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """One launch; `args` number the program's buffers, `grid` is in work-groups."""
+    """A launch; `args` are indices of the program's buffers, `grid` is in work-groups."""
 
     entry: str
     args: tuple[int, ...]
@@ -35,10 +35,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One schedule of a task, as OpenCL C. Schedules of one task answer the same.
+    """A schedule of a task, as OpenCL C. All schedules of a task have equal outputs.
 
     `plain_us` is the bound of its launches on a Mali-G610 with Mesa's code as it is, `packed_us` with Arm's
-    driver, where arithmetic on vectors of halves goes in pairs; `limiter` is what bounds it then.
+    driver, where arithmetic on vectors of halves goes in pairs; `limiter` is the limit then.
     """
 
     family: str
@@ -54,17 +54,17 @@ class Program:
 
     @property
     def half(self) -> bool:
-        """Whether it needs cl_khr_fp16."""
+        """Return whether the program needs cl_khr_fp16."""
         return any(buffer.dtype == "float16" for buffer in self.buffers)
 
     @property
     def tolerance(self) -> float:
-        """How far two schedules' answers may differ, of the largest value: sums of hundreds of terms."""
+        """The largest difference of two schedules' outputs, over the largest value."""
         return 0.05 if self.half else 1e-3
 
 
 def load(file: Path = FILE) -> list[Program]:
-    """All of them, in the order of the file."""
+    """Return all programs, in the order of the file."""
     with file.open() as lines:
         return [strict.from_plain(Program, json.loads(line), where="kernel") for line in lines]
 

@@ -26,7 +26,7 @@ from honed.runtime.execution.programs import OPTIONS
 from .kernels import Program, in_turns, load
 
 COMMAND = (sys.executable, "-m", "benchmarks.board.measuring")
-_SECONDS = 0.4  # Of runs, for one kernel
+_SECONDS = 0.4  # Seconds of runs for one kernel
 _LEAST, _MOST = 7, 100  # Runs
 
 
@@ -46,7 +46,7 @@ class Measured:
 
 
 def main(spec: str, first: str) -> int:
-    """Measure, and tell."""
+    """Measure the kernels from number `first` on, and print two lines for each."""
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # Drivers print
         _measure_all(spec, int(first), out)

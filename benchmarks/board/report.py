@@ -14,7 +14,7 @@ Row = Sequence[str]
 
 
 def heading(text: str) -> str:
-    """A section's head."""
+    """Return the heading of a section."""
     return f"\n== {text} ==\n"
 
 
@@ -74,7 +74,7 @@ def _together(pairs: Sequence[tuple[Program, Measured]]) -> str:
 
 
 def _regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """What trusting the prediction costs: of equally predicted ones the slowest counts."""
+    """Return the cost of trusting the prediction: the slowest of those predicted best, over the fastest."""
     least = min(predicted for predicted, _ in pairs)
     return max(us for predicted, us in pairs if predicted == least) / min(us for _, us in pairs)
 

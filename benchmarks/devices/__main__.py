@@ -28,10 +28,10 @@ from .beds import Bed
 from .kernels import Made
 from .running import Executed
 
-_SECONDS = 7200.0  # Of one device
-_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # Of one file; llvmpipe takes seconds to build a kernel
+_SECONDS = 7200.0  # Limit of one device
+_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # Limits of a file; llvmpipe builds a kernel in seconds
 _WIDTH = 120  # Columns, at least
-_PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # In the order of their files' names
+_PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # Sorted like their files' names
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from honed.protocol.errors import DeviceError
 ROOT = Path("/var/cache/honed-rusticl")
 CLONE = Path(__file__).parents[2]
 _MODULE = "benchmarks.devices.running"
-# llvmpipe has halves, but does not report them unless told to (facts/testbeds.md).
+# The driver llvmpipe has halves, but reports them only with this variable (facts/testbeds.md).
 _RUSTICL = {
     "RUSTICL_ENABLE": "llvmpipe",
     "RUSTICL_FEATURES": "fp16",

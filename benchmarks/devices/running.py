@@ -36,7 +36,7 @@ class Executed:
 
 
 def main(files: str, spec: str, first: str) -> int:
-    """Execute, and tell."""
+    """Execute the files from number `first` on, and print two lines for each."""
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # Drivers print
         _execute_all(Path(files), spec, int(first), out)

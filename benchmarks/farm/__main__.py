@@ -33,7 +33,7 @@ from honed.tuner.records.verdict import Outcome
 from .recorded import Recording, keep, record
 
 _BOARDS = (1, 2, 4)
-_SHARE = 0.9  # Of the final gain
+_SHARE = 0.9  # Share of the final gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Replayed:
 
 
 def main() -> None:
-    """Record, replay, print."""
+    """Record one board, replay farms, and print the times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.farm", description=__doc__)
     parser.add_argument("--trials", type=int, default=192, help="candidates to record (192)")
     parser.add_argument("--turns", type=int, default=2, help="of each farm (2)")

@@ -49,7 +49,7 @@ class StandIn:
         return replace(ruling, verdict=ruling.verdict | {"yardstick_s": self._yardstick}, faults=())
 
     def settle(self) -> rows.Answer:
-        """Nothing can fault."""
+        """Report no faults, as nothing runs."""
         return rows.BoardVerdict(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:

@@ -63,12 +63,12 @@ class Machine:
     folder: Path
     client: Client
     pulled: int = 0
-    ways: Counter[str] = field(default_factory=Counter)  # Trials, by how the search came to them
+    ways: Counter[str] = field(default_factory=Counter)  # Trials, by search strategy
     tuning_seconds: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
     def hone(self, *arguments: str) -> dict[str, Any]:
-        """What a command prints as JSON."""
+        """Return the JSON output of a command."""
         return hone(*arguments, f"--socket={self.folder / 's'}")
 
     def tune(self, trials: int) -> None:
@@ -135,7 +135,7 @@ def _options() -> argparse.Namespace:
 
 
 def hone(*arguments: str) -> dict[str, Any]:
-    """What a command prints as JSON; its progress goes to nobody, unless it fails."""
+    """Return the JSON output of a command; show its progress only if it fails."""
     command = [sys.executable, "-m", "honed.tool.main", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -192,7 +192,7 @@ def _environment(folder: Path, name: str) -> Mapping[str, str]:
 
 
 def _time(machines: Sequence[Machine], turns: int) -> None:
-    """What the kernels of an inference take by the device's clock, of all in turns."""
+    """Measure the kernels of an inference by the device's clock, on all machines in turns."""
     for turn in range(turns + 1):
         for machine in machines:
             seconds = 1e-6 * machine.client.profile(MODEL, runs=3)["sum_us"]

@@ -24,7 +24,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """That module's, whose loader also changes it."""
+        """Return the spec of honed.machine.devices, whose loader also changes the module."""
         if name != "honed.machine.devices":
             return None
         sys.meta_path.remove(self)

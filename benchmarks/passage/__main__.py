@@ -58,7 +58,7 @@ def ways(found: Mapping[int, set[str]]) -> dict[str, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print the table of files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.passage", description=__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[_HERE.parents[1]])
     parser.add_argument("--names", action="store_true", help="name the files, too")

@@ -89,7 +89,7 @@ class Scenario:
             process.wait()
 
     def run(self) -> None:
-        """All of it, one after the other."""
+        """Run all parts of the scenario, in order."""
         path = self._folder / "m.onnx"
         write_model(path)
         with self.service(_ASLEEP) as client:
@@ -113,14 +113,14 @@ class Scenario:
                 wait_for(lambda: _awake(client) and client.history("m")["version"] > 1, "a tuned version")
 
     def _rest(self) -> None:
-        """What runs where nothing is asked for."""
+        """Record what runs without requests."""
         time.sleep(2.0)
         with self.window(REST):
             time.sleep(10.0)
 
 
 def wait_for(what: Callable[[], object], name: str) -> None:
-    """Until it is so; raises SystemExit after a long time."""
+    """Wait until `what` returns true; raise SystemExit after a long time."""
     end = time.monotonic() + _SECONDS
     while time.monotonic() < end:
         with contextlib.suppress(HonedError):

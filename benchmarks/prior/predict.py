@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _tasks(paths: Iterable[Path], seed: int, end: float) -> Iterator[Extracted]:
-    """Those of the models, a quarter of them in singles, until the monotonic clock says `end`."""
+    """Yield the models' tasks, a quarter of them in singles, until the monotonic clock reaches `end`."""
     rng = random.Random(seed)
     for path in paths:
         if time.monotonic() > end:
@@ -80,7 +80,7 @@ def _tasks(paths: Iterable[Path], seed: int, end: float) -> Iterator[Extracted]:
 def _begun(
     tasks: Iterable[Extracted], judge: MachineCodeJudge, seed: int, profile: DeviceProfile
 ) -> Iterator[tuple[Extracted, list[tuple[Tried, Future[Dump]]]]]:
-    """Each task's schedules, being compiled side by side."""
+    """Yield each task with its schedules, which are being compiled in parallel."""
     for one in tasks:
         yield one, [(each, judge.begin(each.lowered.source)) for each in schedules(one, profile, seed)]
 

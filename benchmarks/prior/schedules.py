@@ -30,7 +30,7 @@ class Tried:
 
 
 def schedules(one: Extracted, profile: DeviceProfile, seed: int) -> Iterator[Tried]:
-    """Each of a task that can be lowered, the rule's first; the same for one seed."""
+    """Yield each schedule of a task that can be lowered, the rule's first; equal for equal seeds."""
     target = target_for(profile)
     ruled = by_rule(one.func, target, profile)
     if ruled is not None:

@@ -27,7 +27,7 @@ _LENGTHS = (1, 16, 49, 50, 64, 77, 100, 128, 196, 197, 256, 384, 400)
 _ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "LeakyRelu(c)", "Identity(c)")
 _BOUNDS = "<float low = {0.0}, float high = {6.0}>"
 _WEIGHTS = ("w", "s", "b")  # Inputs that are constants in networks
-_MOST_OPERATIONS = 1.5e9  # Of one layer: a candidate must be quick to measure
+_MOST_OPERATIONS = 1.5e9  # Limit for one layer: a candidate must be quick to measure
 
 
 def main() -> int:
@@ -201,7 +201,7 @@ def _join(rng: random.Random) -> str:
 
 
 def _tail(rng: random.Random) -> str:
-    """What comes behind products: a norm with GELU, pixels out of channels, or heads."""
+    """Return operators that follow products: a norm with GELU, pixels out of channels, or heads."""
     match rng.randrange(3):
         case 0:
             width = rng.choice(_WIDTHS)

@@ -55,11 +55,11 @@ engine = "fastest"
 spawn = true
 """
 CLIENTS: Final = 3
-BUSY_SECONDS, REST_SECONDS = 45.0, 75.0  # Of a cycle
-KILLED_SECONDS: Final = 30.0  # In which sequences may be lost that a killed worker had
-STEPS: Final = 12  # Of a sequence
+BUSY_SECONDS, REST_SECONDS = 45.0, 75.0  # Phases of a cycle
+KILLED_SECONDS: Final = 30.0  # Time after a kill in which a worker's sequences may be lost
+STEPS: Final = 12  # Steps of a sequence
 INPUTS: Final = 4  # Sets of inputs for each model
-TOLERANCE: Final = 2e-3  # Of the range of an output
+TOLERANCE: Final = 2e-3  # Share of the range of an output
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Load:
     def __init__(self, service: Service, subjects: list[Subject], seconds: float) -> None:
         self.rows: list[Row] = []
         self.disturbed = threading.Event()  # The service is being restarted
-        self.killed = float("-inf")  # When a worker was, last
+        self.killed = float("-inf")  # Time of a worker's last kill
         self._service = service
         self._subjects = subjects
         self.began = time.monotonic()
@@ -243,7 +243,7 @@ class Load:
             with Client(self._service.socket) as client:
                 for course in courses:
                     self._course(client, subject, course)
-        except HonedError as error:  # Of the connection
+        except HonedError as error:  # Connection error
             row.failed, row.disturbed = f"{type(error).__name__}: {error}", self.disturbed.is_set()
             self.rows.append(row)
 
@@ -407,7 +407,7 @@ def figures(
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
+    """Print the result as a table."""
     rows = [
         ("device", f"{result['device']['name']}, driver {result['device']['driver_version']}"),
         ("time", f"{result['seconds']:.0f} s"),

@@ -23,7 +23,7 @@ from honed.runtime.compiled.model import CompiledModel, Launch, Step
 from honed.runtime.errors import HonedError
 
 EVERY_SECONDS = (15.0, 30.0)
-MARK = 12345.0  # As the first element of an input, where a successor crashes
+MARK = 12345.0  # First element of an input on which a successor crashes
 WILD = "{ ((volatile __global int*)0)[get_global_id(0) + (1L << 40)] = 1; }"
 FOREIGN = f"""
 import sys
@@ -99,7 +99,7 @@ class Faults:
         ]
 
     def run(self, seconds: float) -> None:
-        """For so long, every kind in turn."""
+        """Inject faults for `seconds`, every kind in turn."""
         end = time.monotonic() + seconds
         begun, number = time.monotonic(), 0
         while time.monotonic() < end:
@@ -252,7 +252,7 @@ class Faults:
         return "every model was served meanwhile" if serving else "not every model was served meanwhile"
 
     def _foreign(self) -> str:
-        """On a GPU a real fault with a real record; on a processor it ends that process alone."""
+        """Make another process fault: on a GPU with a real record; on a processor only that process ends."""
         command = [sys.executable, "-c", FOREIGN, self._service_device()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         with self._service.client() as client:

@@ -115,7 +115,7 @@ def soak(options: argparse.Namespace, service: Service, bridge: Bridge, endpoint
 
 
 def kill(victim: Bridge | Service) -> None:
-    """With SIGKILL; another takes its place at once, as systemd has it."""
+    """Kill by SIGKILL, and start another at once, as systemd does."""
     victim.kill()
     if isinstance(victim, Bridge):
         victim.start()

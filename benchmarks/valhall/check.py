@@ -59,11 +59,11 @@ class Row:
     unit: str
     measured: float
     predicted: float
-    same: str  # How far the kernel is the same
+    same: str  # Similarity of the kernels
 
     @property
     def optimism(self) -> float:
-        """How many times better the prediction is than what was measured."""
+        """The factor by which the prediction is better than the measurement."""
         better = self.predicted / self.measured
         return 1 / better if self.unit in ("us", "ms") else better
 
@@ -158,5 +158,5 @@ def _roomy() -> DeviceProfile:
 
 
 def _shapes(one: Extracted) -> list[tuple[int, ...]]:
-    """Of the parameters, without axes of one element."""
+    """Return the shapes of the parameters, without axes of one element."""
     return [tuple(int(e) for e in p.shape if int(e) != 1) for p in one.func.params]

@@ -38,7 +38,7 @@ class Layer:
 
     image: tuple[int, ...]
     weights: tuple[int, ...]
-    operations: int  # Of one run
+    operations: int  # Operations of one run
     attributes: Mapping[str, list[int]]
 
     def model(self, *, bytes_: bool) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ from honed.tuner.search import draw
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """One draw with its kernels."""
+    """A draw with its kernels."""
 
     draw: draw.ScheduleSample
     lowered: Lowered

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
-ROWS, COLUMNS, STEPS = 4, 8, 4  # Of a work-item's tile, and of the reduction at once
+ROWS, COLUMNS, STEPS = 4, 8, 4  # Size of a work-item's tile, and steps of the reduction at once
 _ALONG, _GROUP = 16, 64  # Work-items of a group along the columns at most, and in all
 
 

@@ -57,7 +57,7 @@ _TOKENS, _ROOM = (1, 64), 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What a class of drivers is first served for a task, being built, and what it may be compared with."""
+    """The kernels first served to a class of drivers for a task, while they are built, and their rivals."""
 
     task: Extracted
     origin: ScheduleProvenance
@@ -68,14 +68,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTimes:
-    """What an inference spends in a task, in ms, and the least that limits allow."""
+    """The times of a task in an inference, in ms, and the limits of them."""
 
     name: str
     arithmetic: float
     memory: float
     launches: float
     origin: str
-    limiter: str  # Of the launch that takes longest by pipes
+    limiter: str  # Limit of the launch that takes longest by pipes
     pipes: float
     alu: float
 
@@ -86,7 +86,7 @@ class TaskTimes:
 
     @property
     def cells(self) -> list[str]:
-        """Those of one judge."""
+        """The cells of one judge in the report."""
         gap = f"{self.pipes - self.least:.2f}"
         return [self.origin, self.limiter, f"{self.pipes:.2f}", f"{self.alu:.2f}", gap]
 
@@ -96,16 +96,16 @@ class Totals:
     """The kernels of a model's inference by one judge. Times are without the refused."""
 
     kernels: int = 0
-    launches: int = 0  # Of an inference
-    served: Counter[str] = field(default_factory=Counter)  # Functions, by what speaks for their schedules
+    launches: int = 0  # Launches of an inference
+    served: Counter[str] = field(default_factory=Counter)  # Functions, by source of their schedules
     refused: list[str] = field(default_factory=list)
     spilling: list[str] = field(default_factory=list)
-    spilling_tiles: int = 0  # Of those, from tables
-    uncertain: list[str] = field(default_factory=list)  # Whose loops count once: how many turns is unknown
+    spilling_tiles: int = 0  # Spilling functions with schedules from tables
+    uncertain: list[str] = field(default_factory=list)  # Loops count once: iterations are unknown
     pipes: float = 0.0
     alu: float = 0.0
-    losses: list[tuple[float, str]] = field(default_factory=list)  # Of tables' tiles to the best known
-    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # By their keys
+    losses: list[tuple[float, str]] = field(default_factory=list)  # Losses of tables' tiles to the best known
+    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # Times by the tasks' keys
 
     def add(self, one: Served, judge: MachineCodeJudge) -> None:
         """Add a task's kernels."""
@@ -135,7 +135,7 @@ class Totals:
 
     @property
     def cells(self) -> list[str]:
-        """Those of the report's columns."""
+        """The cells of the report's columns."""
         loss = max(self.losses, default=None)
         return [
             ", ".join(f"{count} {source}" for source, count in sorted(self.served.items())),
@@ -155,8 +155,8 @@ class Totals:
 
 
 _HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", "worst of tables")
-_NAME = 40  # Characters of a task's
-_WORST = 4  # Of the losses that are printed
+_NAME = 40  # Characters of a task's name
+_WORST = 4  # Number of losses to print
 
 
 def report(

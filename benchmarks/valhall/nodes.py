@@ -46,7 +46,7 @@ class Function:
 
 @dataclass(slots=True)
 class Counts:
-    """What was found for a class of drivers: tests with kernels, tests without, and kernels."""
+    """The counts for a class of drivers: tests with kernels, tests without, and kernels."""
 
     tests: int = 0
     refused: int = 0
@@ -98,7 +98,7 @@ def joined(functions: Sequence[Function]) -> str:
 
 def _programs(counts: Counts, only: str, device: DeviceProfile) -> Iterator[list[Function]]:
     """Yield functions that make one program, as the tests are compiled."""
-    waiting = dict[str, list[Function]]()  # By what is before their kernels
+    waiting = dict[str, list[Function]]()  # Functions by the text before their kernels
     seen = set[str]()
     names = [name for name in sorted(cases.all_cases()) if only in name]
     for n, name in enumerate(names):

@@ -6,8 +6,8 @@ from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
 _GROUPS, _ITEMS = 2048, 256
-_TURNS, _MADS = 64, 32  # Of the loop, and multiply-adds written out in it
-_LOADS = 16  # Of a work-item
+_TURNS, _MADS = 64, 32  # Iterations of the loop, and multiply-adds in one
+_LOADS = 16  # Loads of a work-item
 
 
 def arithmetic(dtype: str, width: int) -> tuple[str, KernelLaunch]:

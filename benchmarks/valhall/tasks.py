@@ -26,7 +26,7 @@ from honed.valhall.compiler import ROOTS
 
 from .hand import Product
 
-# By name: the graph, and the shape of its weights.
+# Graph and shape of the weights, by name.
 _CONVOLUTIONS = {
     "conv 3x3 64, 56x56": (
         "(float[1,64,56,56] x) => (float[1,64,56,56] y) { c = Conv <pads=[1,1,1,1]> (x, w, b) y = Relu(c) }",
@@ -70,7 +70,7 @@ def profile(judge: str = "") -> DeviceProfile:
 
 
 def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
-    """All of them."""
+    """Yield all tasks of the bench."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
         found = extract(file, {}, precision, profile()).tasks
@@ -128,7 +128,7 @@ def _products(found: Sequence[Extracted]) -> Iterator[tuple[Extracted, Product]]
 
 
 def _product(func: tirx.PrimFunc) -> Product:
-    """Of the function's reduction, whose last two axes of the output are rows and columns."""
+    """Return the product of a function's reduction, whose last two output axes are rows and columns."""
     schedule = Schedule(func)
     (block,) = (one for one in blocks(schedule) if part_of(schedule, one).is_reduction)
     *batch, rows, columns, inner = (int(axis.dom.extent) for axis in schedule.get(block).iter_vars)

@@ -38,7 +38,7 @@ _WINDOW = 3
 # Additions and multiplications by constants that transform a tile of the image, and one of the sums (Lavin
 # and Gray, 4.1 to 4.3), by m.
 _TRANSFORMS = {2: (32, 24), 4: (156, 90)}
-# Of the peak, what our best products reach (docs/dev/measurements.md).
+# Share of the peak that our best products reach (docs/dev/measurements.md).
 _SHARE = 0.66
 _SEED = 1
 
@@ -66,7 +66,7 @@ class Bounds:
 
 
 def bounds(layer: Layer, m: int, precision: Precision) -> Bounds:
-    """Those of a layer."""
+    """Return the bounds of a layer."""
     size, peak = (2, FP16_FLOPS) if precision == "fp16" else (4, FP32_FLOPS)
     points, pixels = (m + _WINDOW - 1) ** 2, layer.rows * layer.columns
     tiles = math.ceil(layer.rows / m) * math.ceil(layer.columns / m)
@@ -101,7 +101,7 @@ def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
 
 
 def layers() -> Iterator[Layer]:
-    """Those of the models at hand, one of each shape, and of a ResNet."""
+    """Yield the layers of the models at hand, one of each shape, and of a ResNet."""
     for name in _MODELS:
         model = onnx.load(Path(__file__).parents[2] / f"tests/models/{name}.onnx")
         yield from dict.fromkeys(_layers(name, onnx.shape_inference.infer_shapes(model).graph))
@@ -131,7 +131,7 @@ def _direct(layer: Layer, precision: Precision, judge: MachineCodeJudge, count: 
 
 
 def _function(layer: Layer, dtype: str) -> tirx.PrimFunc:
-    """Of image, weights and bias: their convolution and a ReLU."""
+    """Return a function of image, weights and bias: their convolution and a ReLU."""
     x = te.placeholder((1, layer.channels, layer.rows, layer.columns), dtype, "x")
     w = te.placeholder((layer.outputs, layer.channels, _WINDOW, _WINDOW), dtype, "w")
     b = te.placeholder((1, layer.outputs, 1, 1), dtype, "b")
