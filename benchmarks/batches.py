@@ -53,7 +53,7 @@ def dense(path: Path) -> str:
 
 
 def ask(socket: str, file: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """A client's process: for each line of input, whom to ask and for how long, a line of latencies."""
+    """Run a client's process: for each line of input (engine, seconds), print a line of latencies."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -140,7 +140,7 @@ def _client(
 
 
 def _turn(clients: Sequence[subprocess.Popen[str]], how: str, seconds: float) -> tuple[float, float]:
-    """Requests a second of all together, and the median latency in milliseconds."""
+    """Return requests a second of all clients together, and the median latency in milliseconds."""
     for each in clients:
         _pipe(each.stdin).write(f"{how} {seconds}\n")
         _pipe(each.stdin).flush()

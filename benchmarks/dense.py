@@ -74,7 +74,7 @@ class Kernel:
 
 
 def of_tinygrad(interpreter: str, seconds: float) -> list[Kernel]:
-    """The kernels that beam searches of so many seconds chose."""
+    """Return the kernels that beam searches chose, repeated for `seconds`."""
     kernels, spent, runs = [], 0.0, 0
     environment = os.environ | {"DEV": "CL", "BEAM": "2", "IGNORE_BEAM_CACHE": "1", "CACHELEVEL": "0"}
     environment.pop("PYTHONPATH", None)
@@ -99,7 +99,7 @@ def of_tinygrad(interpreter: str, seconds: float) -> list[Kernel]:
 
 
 def of_ours(title: str, lowered: Lowered) -> Kernel:
-    """Our kernel; its parameters are a, b and c."""
+    """Return our kernel; its parameters are a, b and c."""
     place = {0: 1, 1: 2, 2: 0}
     launches = tuple(
         (
@@ -153,7 +153,7 @@ class Bench:
         return run
 
     def turns(self, kernels: list[Kernel], runs: int) -> list[tuple[float, float]]:
-        """Median seconds on the device and on the host, for each."""
+        """Return median seconds on the device and on the host, for each kernel."""
         functions = [self.ready(kernel) for kernel in kernels]
         times: list[list[tuple[float, float]]] = [[] for _ in kernels]
         for _ in range(runs):

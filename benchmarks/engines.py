@@ -56,7 +56,7 @@ class Turns:
     error: float
 
     def cells(self) -> str:
-        """Two columns of the table."""
+        """Return two columns of the table."""
         over = (self.honed - self.socket) / self.onnxruntime
         return f"{self.honed:.2f} ({self.engine}) | {over:.2f}"
 
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _report(client: Client, model: str, threads: int, turns: int) -> bool:
-    """A row of the table; whether an answer was wrong."""
+    """Print a row of the table; return whether an answer was wrong."""
     path, *given = model.split(":")
     shapes = [each for each in given if "@" not in each]
     values = {name: float(value) for name, _, value in (each.partition("@") for each in given if "@" in each)}
@@ -157,7 +157,7 @@ def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
 def made_inputs(
     session: onnxruntime.InferenceSession, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, float]
 ) -> Arrays:
-    """Small normal values, zeros for other integers; sizes that are neither given nor fixed are 1."""
+    """Return small normal values, zeros for other integers; sizes that are neither given nor fixed are 1."""
     rng = np.random.default_rng(0)
     made: Arrays = {}
     for value in session.get_inputs():

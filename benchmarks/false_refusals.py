@@ -1,11 +1,11 @@
-"""How many right candidates are refused by mistake: none should be.
+"""Counts right candidates that are refused by mistake: none should be.
 
     python -m benchmarks.false_refusals [-n 1000] [--by search|hand] [--device SPEC]
 
 Measures candidates as the search makes them, of functions of every kind, or kernels written by hand. Prints
-every refusal with its reason, to be looked at, then the counts by cause. Exit status 1 where something was
-refused that cannot be the candidate's own fault: kernels written by hand are right, and a candidate of the
-search is only refused rightly for its source or for what the compiler makes of it.
+every refusal with its reason, then the counts by cause. Exit status 1 if something was refused that cannot be
+the candidate's own fault: kernels written by hand are right, and a candidate of the search is only refused
+rightly for its source or for what the compiler makes of it.
 """
 
 from __future__ import annotations

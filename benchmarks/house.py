@@ -139,7 +139,7 @@ def from_checkout(root: Path) -> House:
 
 @contextlib.contextmanager
 def checked_out(root: Path, revision: str) -> Iterator[Path]:
-    """A folder with what a commit has; raises SystemExit where git does not know it."""
+    """Yield a folder with the files of a commit; raise SystemExit if git does not know it."""
     done = subprocess.run(["git", "-C", root, "archive", revision], capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(f"git has no {revision} to compare with: {done.stderr.decode().strip()}")
@@ -150,7 +150,7 @@ def checked_out(root: Path, revision: str) -> Iterator[Path]:
 
 
 def lines_of(module: Module) -> Lines:
-    """A line with code and a comment is code; docstrings, with their blank lines, and comments are prose."""
+    """Count lines. One with code and a comment is code; docstrings and other comments are prose."""
     nodes = list(ast.walk(ast.parse(module.text)))
     docstrings = {line for node in nodes for line in _docstring(node)}
     strings = {line for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) for line in _span(n)}
@@ -179,7 +179,7 @@ def features(house: House) -> set[str]:
 
 
 def into_features(house: House) -> list[str]:
-    """Imports of features by what is no feature and does not put all together, as MODULE imports MODULE."""
+    """Return imports of features by other modules than features and assembly, as MODULE imports MODULE."""
     together = {f"honed.daemon.{name}" for name in _TOGETHER}
     found = features(house)
     return sorted(
@@ -266,7 +266,7 @@ def _speaks(module: Module) -> bool:
 
 
 def cycles(house: House, *, deferred: bool = False) -> list[str]:
-    """Groups of modules that import each other; `deferred` counts imports in functions and for types, too."""
+    """Return groups of modules that import each other; `deferred` adds imports in functions and for types."""
     found: dict[str, set[str]] = {module.name: set() for module in house.modules}
     for one, other in links(house, deferred=deferred):
         found[one] |= {other} - {one}
@@ -274,7 +274,10 @@ def cycles(house: House, *, deferred: bool = False) -> list[str]:
 
 
 def package_cycles(house: House) -> list[str]:
-    """Groups of packages that import each other, by any import. What lies beside packages is one, too."""
+    """Return groups of packages that import each other, by any import.
+
+    A module beside packages counts as one.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     for module, imported in links(house, deferred=True):
         one, other = _apart(module.split("."), imported.split("."))
@@ -301,7 +304,7 @@ def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
 
 
 def _circles(imports: Mapping[str, set[str]]) -> list[str]:
-    """Groups of names that reach each other."""
+    """Return groups of names that reach each other."""
     reached = {name: _reached(name, imports) for name in imports}
     groups = {
         frozenset(other for other in reached[name] if name in reached[other])
@@ -312,9 +315,10 @@ def _circles(imports: Mapping[str, set[str]]) -> list[str]:
 
 
 def way(house: House, heading: str) -> list[str]:
-    """Files and folders that the steps under a heading of the page name, each once.
+    """Return files and folders that the steps under a heading of the page name, each once.
 
-    A bare name lies in the folder that the same step named last; raises SystemExit for one that is not there.
+    A bare name lies in the folder that the same step named last; raises SystemExit for one that does not
+    exist.
     """
     section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", house.page, re.MULTILINE | re.DOTALL)
     found: dict[str, None] = {}
@@ -396,7 +400,7 @@ def _span(node: ast.AST) -> range:
 
 
 def _docstring(node: ast.AST) -> range:
-    """The lines of what documents it; none for what can have no docstring, or has none."""
+    """Return the lines of a node's docstring; none if it has none."""
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return range(0)
     return _span(node.body[0]) if ast.get_docstring(node, clean=False) is not None else range(0)
@@ -420,7 +424,7 @@ def _imported(module: Module, node: ast.Import | ast.ImportFrom, known: set[str]
 
 
 def _base(module: Module, node: ast.ImportFrom) -> str:
-    """The full name of what it imports from."""
+    """Return the full name of the module that it imports from."""
     if not node.level:
         return node.module or ""
     above = module.package.split(".")

@@ -156,7 +156,7 @@ def _kill(run: Tuning, victim: str) -> bool:
 
 
 def _went_on(run: Tuning, story: Story, what: str) -> None:
-    """A run whose child was killed must end by itself, and well."""
+    """Check that a run whose child was killed ended by itself, and well."""
     last: dict[str, Any] = run.events[-1] if run.events else {}
     if last.get("event") == "done":
         story.went_on += 1
@@ -166,7 +166,7 @@ def _went_on(run: Tuning, story: Story, what: str) -> None:
 
 
 def _check(run: Tuning, records: Path, before: dict[str, Row], story: Story, what: str) -> dict[str, Row]:
-    """The database after a run; gives its candidates by trace."""
+    """Check the database after a run; return its candidates by trace."""
     if not records.exists():
         return before
     for aside in records.parent.glob("*.damaged*"):

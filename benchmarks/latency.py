@@ -1,4 +1,4 @@
-"""What a request costs, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
+"""Measures a request's cost, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
 
 Each checkout has a service of its own, on the first OpenCL device, with the same models for each engine, and
 a client in a process of its own. The models of `--cases` do next to nothing: `tiny`, `1MB` and `4MB` take and
@@ -81,7 +81,7 @@ def model(path: Path, inputs: list[int], outputs: list[int]) -> None:
 
 
 def serve_blocks(socket: str, folder: str) -> None:
-    """The client's process: adds the models, then makes as many requests as each line of input says."""
+    """Run the client's process: add the models, then make the number of requests in each line of input."""
     from honed.runtime import Client
 
     with Client(socket) as client:
@@ -162,7 +162,7 @@ class Side:
         return figures
 
     def resident(self) -> dict[str, float]:
-        """Proportional MiB of service and workers."""
+        """Return the proportional MiB of service and workers."""
         return {f"{name} at rest": _proportional_mib(self.pids[name]) for name in _PROCESSES[1:]}
 
 
@@ -180,7 +180,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def _spent(pid: int) -> np.ndarray:
-    """Seconds of the processor, switches between threads, and pages touched for the first time."""
+    """Return seconds of the processor, switches between threads, and pages touched for the first time."""
     switches = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         found = [line.split()[1] for line in status.read_text().splitlines() if "_ctxt_switches" in line]
@@ -196,7 +196,7 @@ def _proportional_mib(pid: int) -> float:
 
 @contextlib.contextmanager
 def running(root: Path, folder: Path, models: Path) -> Iterator[Side]:
-    """The service and the client of a checkout, ended at the end."""
+    """Run the service and the client of a checkout during the block."""
     folder.mkdir()
     config, socket = folder / "honed.toml", folder / "s"
     config.write_text(_CONFIG)

@@ -1,4 +1,4 @@
-"""What the host takes for a launch, and what its driver takes: `python -m benchmarks.launching MODEL...`.
+"""Times a launch on the host, and in its driver alone: `python -m benchmarks.launching MODEL...`.
 
 A model is an ONNX file, compiled here as it is first served, or a compiled file. In turns in one process the
 executor enqueues an inference, and a loop in C makes the same calls of the driver and nothing else. Printed

@@ -1,8 +1,8 @@
-"""From the arrival of a request to the device free of tuning: the distribution over many interruptions.
+"""Measures the time from the arrival of a request until the device is free of tuning, in many interruptions.
 
 A stand-in for the tuner runs real kernels of a stated time under the lease, on the OpenCL device here; an app
-interrupts it with real requests at random moments. The service's own figures are printed, with the latency
-of the interrupting requests beside that of the same requests without a tuner.
+interrupts it with real requests at random moments. The service's own figures are printed, with the latency of
+the interrupting requests beside that of the same requests without a tuner.
 
 python -m benchmarks.lease [COUNT] [KERNEL_MS] [BOUND_SECONDS]
 """

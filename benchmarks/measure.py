@@ -1,4 +1,4 @@
-"""Where the time of a measurement goes, and what it costs beyond compiling and running the kernel.
+"""Times the phases of a measurement, and its cost beyond compiling and running the kernel.
 
     python -m benchmarks.measure [--device SPEC] [-n 10]
 

@@ -1,4 +1,4 @@
-"""Which models ONNX Runtime optimises wrongly: `python -m benchmarks.optimisations MODEL.onnx|FOLDER...`.
+"""Finds models ONNX Runtime optimises wrongly: `python -m benchmarks.optimisations MODEL.onnx|FOLDER...`.
 
 Each is checked as the service checks what its CPU engine serves (docs/engines.md): a row tells the level that
 serves, how far off the highest level is, the seconds that the check took, and what is wrong or why it could

@@ -1,4 +1,4 @@
-"""Models in parts: what is compiled of them, and how long that and the parts take beside the CPU engine.
+"""Models in partitions: what is compiled of them, and their times beside the CPU engine's.
 
 python -m benchmarks.parts MODEL.onnx... [--shape INPUT=1,3,640,640] [--scale X] [--yolox YOLOX.onnx]
 
@@ -91,7 +91,7 @@ def _made_up(executor: Executor, scale: float) -> Arrays:
 
 
 def _apart(executor: Executor, whole: Session, given: Arrays) -> str:
-    """The largest difference of outputs, or that they have other shapes."""
+    """Return the largest difference of outputs, or that they have other shapes."""
     found, expected = executor.run(given), whole.run(given)
     if any(found[name].shape != value.shape for name, value in expected.items()):
         return "other shapes"
@@ -99,7 +99,7 @@ def _apart(executor: Executor, whole: Session, given: Arrays) -> str:
 
 
 def _detector(path: Path, folder: Path) -> Path:
-    """YOLOX's network for images of 416 by 416, with what follows it in apps."""
+    """Write YOLOX's network for images of 416 by 416, with the operators that follow it in apps."""
     model = onnx.load(path)
     output = model.graph.output[0].name
     cells = []

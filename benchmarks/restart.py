@@ -77,7 +77,7 @@ def close(expected: np.ndarray, found: np.ndarray) -> bool:
 
 
 def inputs_of(client: Client, name: str) -> Arrays:
-    """Seeded inputs of the shapes the model takes."""
+    """Return seeded inputs of the shapes that the model takes."""
     rng = np.random.default_rng(7)
     kinds = {"FP32": np.float32, "FP16": np.float16}
     return {
@@ -87,7 +87,7 @@ def inputs_of(client: Client, name: str) -> Arrays:
 
 
 def known_to(client: Client, socket: Path, name: str) -> App:
-    """An app that was served before."""
+    """Return an app that was served before."""
     given = inputs_of(client, name)
     expected, taken = client.infer(name, given), []
     for _ in range(3):
@@ -112,7 +112,7 @@ def tune(service: Service, name: str, minutes: float) -> None:
 
 
 def offer_wrong(service: Service, name: str, folder: Path) -> None:
-    """A successor with other weights and other probes, which the service turns away for good."""
+    """Publish a successor with other weights and other probes, which the service rejects for good."""
     given, path = folder / "given.honed", folder / "wrong.honed"
     with service.client() as client:
         with client.export(name) as served:
@@ -154,7 +154,7 @@ def kept(service: Service, cache: Path) -> dict[str, Any]:
 
 
 def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float]:
-    """Seconds from the start of the process: until it listens, by model, and until the lease is granted."""
+    """Restart; return seconds from the process's start until it listens, by model, and until the lease."""
     with LeaseHolder(0.2, socket=str(service.socket)) as lease:
         assert lease.wait_until_granted(60), lease.why
         if hard:

@@ -172,7 +172,7 @@ class _Both:
         return Asked(sizes, new, honed_ms, answer.compute_us / 1e3, own_ms, answer.engine, error)
 
     def _inputs(self, sizes: Sizes) -> Arrays:
-        """Normal values; 0 and 1 for integers, which are words or masks."""
+        """Return normal values; 0 and 1 for integers, which are words or masks."""
         known = dict(zip(self._letters, sizes, strict=True))
         inputs: Arrays = {}
         for given in self._session.get_inputs():
@@ -185,7 +185,7 @@ class _Both:
 
 
 def _unnamed(model: bytes) -> bytes:
-    """Without names of sizes: ONNX Runtime takes those of one name to be one size."""
+    """Return the model without names of sizes: ONNX Runtime takes those of one name to be one size."""
     proto = onnx.ModelProto.FromString(model)
     forget_names(proto)
     data: bytes = proto.SerializeToString()

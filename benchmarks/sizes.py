@@ -1,4 +1,4 @@
-"""The dense part of a detector of two stages: compiled for sizes that it meets, beside the CPU engine.
+"""The dense part of a two-stage detector: compiled for observed sizes, beside the CPU engine.
 
 python -m benchmarks.sizes [--device SPEC] [--rows 100,50] [--met 100,80,50,20] [--records FILE]
 

@@ -1,4 +1,4 @@
-"""What the socket costs: inferences through the service against the same executor in this process.
+"""Measures the cost of the socket: inferences through the service against the same executor in this process.
 
 python -m benchmarks.socket [COUNT]
 """

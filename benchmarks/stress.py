@@ -62,7 +62,7 @@ class Innocent:
 
 
 def innocents() -> dict[str, Innocent]:
-    """Six that add a number, and two that loop for a moment."""
+    """Return six models that add a number, and two that loop for a moment."""
 
     def vector(seed: int) -> dict[str, Array]:
         return {"x": np.random.default_rng(seed).standard_normal(1 + seed % 1000).astype(np.float32)}
@@ -76,7 +76,7 @@ def innocents() -> dict[str, Innocent]:
 
 
 def crashing() -> dict[str, tuple[bytes, Integers]]:
-    """Models, and the integers that they take."""
+    """Return models that crash, and the integers that they take."""
     kinds: list[tuple[str, Integers]] = [("Div", np.int64), ("Mod", np.int32), ("Mod", np.int64)]
     return {f"crashing-{n}": (dividing(kinds[n % 3][1], kinds[n % 3][0]), kinds[n % 3][1]) for n in range(5)}
 
@@ -149,7 +149,7 @@ class Stress:
         outcome.ms.append((time.monotonic() - begun) * 1e3)
 
     def _die(self, client: Client, rng: random.Random, outcome: Outcome) -> None:
-        """Be killed in the middle of a request, or of its run."""
+        """Kill a client in the middle of a request, or of its run."""
         whole = _request(*rng.choice([("hanging", rounds(HANGS)), ("looping-1", rounds(100_000))]))
         sent = whole if rng.random() < 0.7 else whole[: rng.randrange(1, len(whole))]
         command = [sys.executable, "-I", "-S", "-c", DOOMED, str(self.service.socket)]

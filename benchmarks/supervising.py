@@ -34,10 +34,10 @@ T = TypeVar("T", bound=Outcome)
 def work_off(
     kind: type[T], command: Sequence[str], count: int, seconds: float, *, each_seconds: float
 ) -> list[T]:
-    """The result of each of `count`, as `kind`; none is begun after `seconds`.
+    """Yield the result of each of `count`, as `kind`; begin none after `seconds`.
 
     `command` is run with the number to begin with as its last argument. A child that ends or takes longer
-    than `each_seconds` is lost, with the one it was at.
+    than `each_seconds` is lost, with the item it was at.
     """
     found, lost = list[T](), list[str]()
     end = time.monotonic() + seconds

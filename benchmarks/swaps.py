@@ -32,7 +32,7 @@ Row = tuple[float, float, str]  # Times of sending and answer, and what was wron
 
 
 def model(folder: Path, number: int) -> Path:
-    """Faster by each version."""
+    """Write a model that is faster by each version."""
     return spin.write(folder / f"v{number}.honed", round(TURNS * STEP**number))
 
 
@@ -53,7 +53,7 @@ def ask(socket: Path, count: int, go: Event, out: Any) -> None:
 
 
 def load(socket: Path, total: int) -> tuple[list[multiprocessing.Process], Event, Any]:
-    """Client processes that wait for the event."""
+    """Start client processes that wait for the event."""
     go = multiprocessing.Event()
     out: multiprocessing.Queue[Any] = multiprocessing.Queue()
     clients = [
@@ -65,7 +65,7 @@ def load(socket: Path, total: int) -> tuple[list[multiprocessing.Process], Event
 
 
 def collected(clients: list[multiprocessing.Process], out: Any) -> list[Row]:
-    """Return what all clients met, once they ended."""
+    """Return the rows of all clients, after they ended."""
     rows = sorted(row for _ in clients for row in out.get())
     for client in clients:
         client.join()
@@ -73,14 +73,14 @@ def collected(clients: list[multiprocessing.Process], out: Any) -> list[Row]:
 
 
 def slow(rows: list[Row], near: list[Row]) -> tuple[float, float, int]:
-    """Median of `rows` in ms, the largest of `near` over it, and how many of those are beyond twice."""
+    """Return the median of `rows` in ms, the largest of `near` over it, and the number over twice it."""
     middle = statistics.median(end - begin for begin, end, _ in rows)
     ratios = [(end - begin) / middle for begin, end, _ in near]
     return middle * 1e3, max(ratios, default=0.0), sum(ratio > 2 for ratio in ratios)
 
 
 def control(socket: Path, total: int) -> dict[str, Any]:
-    """The load without swaps."""
+    """Measure the load without swaps."""
     clients, go, out = load(socket, total)
     go.set()
     rows = collected(clients, out)

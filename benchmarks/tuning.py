@@ -95,7 +95,7 @@ def _events(*command: str) -> Iterator[dict[str, Any]]:
 def _tuned(
     args: argparse.Namespace, source: Path, default: Path, tuned: Path, spec: str, state: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Tune; the last event, and each round's ranking."""
+    """Tune; return the last event, and each round's ranking."""
     command = [sys.executable, "-m", "honed.tuner", "tune", str(source), "-o", str(tuned)]
     command += ["--current", str(default), "--device", spec, "--seconds", str(args.minutes * 60)]
     command += ["--records", str(state / "records.sqlite"), "--cache-dir", str(state / "cache")]

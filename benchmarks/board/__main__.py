@@ -1,12 +1,12 @@
-"""What honed is on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
+"""Measures honed on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
 
-Doctor's findings, the device and its peaks, small kernels that settle what honed assumes of the machine, a
+Doctor's findings, the device and its peaks, small kernels that test what honed assumes of the machine, a
 hundred kernels predicted for a Mali-G610 and measured here, five models served and tuned for a short time
 beside what others publish of this chip, and the faults in the kernel log meanwhile. It needs no root,
 installs nothing, and leaves nothing but the report, which has no names of hosts or users in it.
 
-`python -m benchmarks.board machine` prints only what the small kernels say, in a minute, and which of honed's
-choices flip with each answer: a table, or with --json its figures.
+`python -m benchmarks.board machine` prints only the results of the small kernels, in a minute, and which of
+honed's choices each answer changes: a table, or with --json its figures.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _machine(device: str | None, *, as_json: bool) -> int:
 
 
 def _parts(device: str | None, cache: Path, seconds: float) -> Iterator[str]:
-    """The report's parts, as they come; a part that fails says so and the rest goes on."""
+    """Yield the report's parts as they are finished; a part that fails says so, and the others follow."""
     began = time.monotonic()
     log = _KernelLog()
     yield f"honed on a board, {time.strftime('%Y-%m-%d', time.gmtime())}, report 1\n"

@@ -1,4 +1,4 @@
-"""What a user of an RK3588 gets today, by others' programs: the bar for what honed measures and predicts."""
+"""Reads what others' programs reach on an RK3588 today: the bar for what honed measures and predicts."""
 
 from __future__ import annotations
 

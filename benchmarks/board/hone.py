@@ -1,4 +1,4 @@
-"""The commands of honed as a user gives them, and a service of one's own for a while."""
+"""Runs the commands of honed as a user gives them, and a temporary service."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Service:
         self.close()
 
     def __call__(self, *arguments: str, seconds: float, enough: float | None = None) -> dict[str, Any]:
-        """`hone` with this service."""
+        """Run `hone` with this service."""
         return hone(*arguments, seconds=seconds, socket=self.socket, enough=enough)
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ def load(file: Path = FILE) -> list[Program]:
 
 
 def in_turns(programs: Iterable[Program]) -> list[Program]:
-    """The first task of each family, then the second: where time is short, each family has some."""
+    """Return the first task of each family, then the second: if time is short, each family has some."""
     tasks: dict[str, list[str]] = {}
     turns: list[tuple[int, Program]] = []
     for program in programs:

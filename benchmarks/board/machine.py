@@ -1,4 +1,4 @@
-"""The model of the machine, settled by small kernels: `python -m benchmarks.board machine`.
+"""Tests the model of the machine by small kernels: `python -m benchmarks.board machine`.
 
 Predictions for a Mali, and the tables and the prior that were made by them, rest on assumptions that only a
 board can settle (honed.valhall.judge). Each question here compares the times of two kernels, or a launch's

@@ -95,7 +95,7 @@ def _measured(device: Device, queue: Any, program: Program, answers: dict[str, l
 
 
 def _buffer(queue: Any, program: Program, number: int) -> Any:
-    """Memory with numbers that are the same for all schedules of a task; what is written begins as NaN."""
+    """Return memory with numbers that are the same for all schedules of a task; outputs begin as NaN."""
     about = program.buffers[number]
     if about.role != "in":
         values = np.full(about.elements, np.nan).astype(about.dtype)
@@ -119,7 +119,7 @@ def _commands(built: Any, program: Program, buffers: list[Any]) -> list[tuple[An
 
 
 def _run(queue: Any, commands: list[tuple[Any, Any, Any]]) -> float:
-    """Seconds of all launches, by the device's clock."""
+    """Return the seconds of all launches, by the device's clock."""
     events = [cl.enqueue_nd_range_kernel(queue, *command) for command in commands]
     queue.finish()
     return sum(map(event_seconds, events))
@@ -133,7 +133,7 @@ def _read(queue: Any, program: Program, number: int, buffer: Any) -> np.ndarray:
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference over the largest expected value; infinite where a value is no number."""
+    """Return the largest difference over the largest expected value; infinite if a value is no number."""
     wide, right = found.astype(np.float64), expected.astype(np.float64)
     if not (np.isfinite(wide).all() and np.isfinite(right).all()):
         return float("inf")

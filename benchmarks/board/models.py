@@ -1,4 +1,4 @@
-"""Five models as a user meets them: served at first, tuned for a short time, and served then."""
+"""Adds five models as a user does: measures them when first served, and after a short time of tuning."""
 
 from __future__ import annotations
 

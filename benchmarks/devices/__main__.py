@@ -74,7 +74,7 @@ def _kernels(made: Sequence[Made], found: Sequence[Bed]) -> int:
 
 
 def _summed(came: Sequence[Executed]) -> str:
-    """`12 of 12, 1.2e-06`: how many were right, and the largest error; why where none was executed."""
+    """Return the number of right ones and the largest error, as in `12 of 12, 1.2e-06`."""
     if all(one.error is None for one in came):
         return "not executed"
     right = sum(one.error is not None and not one.wrong for one in came)

@@ -1,4 +1,4 @@
-"""What boards add to a search: `python -m benchmarks.farm`.
+"""Measures what boards add to a search: `python -m benchmarks.farm`.
 
 LightGlue with 64 keypoints is tuned by a farm of one real board, an OpenCL device of this machine, which is
 recorded. Then farms of one, two and four stand-ins with the recorded times, each a process, take turns at the
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _farm(recording: Recording, folder: Path, count: int, searching: bool) -> Replayed:
-    """A farm of stand-ins, and the recorded search by it."""
+    """Start a farm of stand-ins, and replay the recorded search on it."""
     certificates = folder / "certificates"
     with RunningFarm(folder, certificates, folder / "cache") as farm:
         command = [sys.executable, "-m", "benchmarks.farm.standin", str(folder / "recording")]

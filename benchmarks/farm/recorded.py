@@ -168,7 +168,7 @@ def kept(path: Path) -> Recording:
 
 
 def steady(rulings: Iterable[bytes]) -> float:
-    """The median yardstick of rulings, in seconds."""
+    """Return the median yardstick of rulings, in seconds."""
     found = sorted(
         answer.verdict["yardstick_s"]
         for answer in map(rows.answer, rulings)

@@ -30,7 +30,7 @@ class StandIn:
         self._yardstick = steady(recording.rulings.values())
 
     def greet(self) -> rows.Greeting:
-        """Some device: the same for all stand-ins."""
+        """Describe a device, the same for all stand-ins."""
         profile = profilefile.to_dict(predicted("mali-g610"))
         return rows.Greeting(
             version=rows.VERSION, honed="", host="stand-in", bench="", depth=DEPTH, profile=profile
@@ -42,7 +42,7 @@ class StandIn:
         return rows.BoardReady(rate=0.0)
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """The recorded ruling, in the recorded time."""
+        """Return the recorded ruling, after the recorded time."""
         ruling = rows.answer(self._recording.rulings[trial.candidate["id"]])
         assert isinstance(ruling, rows.BoardVerdict)
         time.sleep(ruling.verdict["seconds"])
@@ -53,10 +53,10 @@ class StandIn:
         return rows.BoardVerdict(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is no device to leave."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 def main(recording: str, certificates: str, url: str) -> None:

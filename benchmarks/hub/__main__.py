@@ -152,7 +152,7 @@ def _lightglue(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _nginx(folder: Path) -> Iterator[int]:
-    """A web server of the folder www; gives its port."""
+    """Run a web server of the folder www, and yield its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -24,7 +24,7 @@ _FOLDERS: Final = ("", "daemon", "runtime", "tuner")
 
 
 def passed(root: Path) -> dict[int, set[str]]:
-    """Files by the windows of `scenario`, below the root of a checkout."""
+    """Return the files by the windows of `scenario`, below the root of a checkout."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HONED_", "XDG_"))}
     with tempfile.TemporaryDirectory(prefix="honed-passage-") as name:
         folder = Path(name)
@@ -45,7 +45,7 @@ def passed(root: Path) -> dict[int, set[str]]:
 
 
 def ways(found: Mapping[int, set[str]]) -> dict[str, list[str]]:
-    """Files by what passes through them."""
+    """Return the files by what passes through them."""
     from .scenario import CANDIDATE, FILE, REQUEST, REQUESTS, REST
 
     warm = [found[REQUEST + n] for n in range(1, REQUESTS)]

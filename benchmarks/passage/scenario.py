@@ -1,4 +1,4 @@
-"""What is looked at, done with the packages that PYTHONPATH names: python scenario.py FOLDER."""
+"""Does what `benchmarks.passage` records, with the packages in PYTHONPATH: python scenario.py FOLDER."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECONDS = 900.0
 
 
 def write_model(path: Path, image: tuple[int, ...] = (1, 9, 61, 63)) -> None:
-    """A small network with windows, a product and a softmax, which its first schedules leave much to win."""
+    """Write a small network with windows, a product and a softmax, whose first schedules are slow."""
     window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
     nodes = [
         helper.make_node("MaxPool", ["x"], ["highest"], **window),
@@ -64,7 +64,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def window(self, number: int) -> Iterator[None]:
-        """Files are noted as of this number."""
+        """Record files under this number during the block."""
         os.pwrite(self._window, bytes([number]), 0)
         try:
             yield
@@ -73,7 +73,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def service(self, config: str) -> Iterator[Client]:
-        """A client of a service whose state stays in the folder."""
+        """Yield a client of a service whose state stays in the folder."""
         file, socket = self._folder / "honed.toml", self._folder / "s"
         file.write_text(config)
         command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={file}"]

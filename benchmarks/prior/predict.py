@@ -86,7 +86,7 @@ def _begun(
 
 
 def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
-    """The items, each when the next was taken: kernels of one are compiled while the next are lowered."""
+    """Yield each item after the next was taken: kernels of one are compiled while the next are lowered."""
     last: list[_Item] = []
     for item in items:
         yield from last
@@ -95,7 +95,7 @@ def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
 
 
 def _judged(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> list[JudgedLaunch]:
-    """The launches of a schedule in each inference; none where Mesa's compiler does not build it."""
+    """Return the launches of a schedule in each inference; none if Mesa's compiler cannot build it."""
     task = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     launches = inference_launches(task, Candidate.of("", tried.lowered))
     try:

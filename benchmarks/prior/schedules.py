@@ -1,4 +1,4 @@
-"""What a prior chooses from, as records: a function's schedule by default rules, and draws from its space."""
+"""Draws what a prior chooses from, as records: a function's schedule by default rules, and others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def record(
     *,
     quarantined: bool = False,
 ) -> bytes:
-    """The result of a schedule, as a line of `hone records export`."""
+    """Return the result of a schedule, as a line of `hone records export`."""
     now = time.time()
     return written(
         Line(

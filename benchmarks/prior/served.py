@@ -1,4 +1,4 @@
-"""How fast models are served before any tuning: `python -m benchmarks.prior.served MODEL.onnx...`.
+"""Times models as served before any tuning: `python -m benchmarks.prior.served MODEL.onnx...`.
 
 Compiles each model twice, with default rules alone and as it is first served, and runs both in turns, beside
 ONNX Runtime on the processors where that is installed. Its threads do not spin while others have their turns;

@@ -44,14 +44,14 @@ def main() -> int:
 
 
 def add_kinds(parser: argparse.ArgumentParser) -> None:
-    """The option that says which kinds of layers there are to be."""
+    """Add the option that selects kinds of layers."""
     parser.add_argument(
         "--kinds", nargs="+", choices=_KINDS, default=_USUAL, help="of layers, in turns (the first eight)"
     )
 
 
 def write(folder: Path, count: int, seed: int, kinds: Sequence[str]) -> list[Path]:
-    """`count` models of one layer each."""
+    """Write `count` models of one layer each."""
     rng = random.Random(seed)
     made: list[Path] = []
     while len(made) < count:
@@ -180,7 +180,7 @@ def _move(rng: random.Random) -> str:
 
 
 def _join(rng: random.Random) -> str:
-    """Images of two scales beside each other, as detectors give them, or channels of one."""
+    """Return images of two scales beside each other, as in detectors, or channels of one."""
     first, second, side = rng.choice(_CHANNELS), rng.choice(_CHANNELS), rng.choice((*_SIDES, *_ODD_SIDES))
     half = (side + 1) // 2
     match rng.randrange(3):

@@ -21,7 +21,7 @@ class CudaGraph:
     """A model in float32 without TF32: `run` copies inputs to the GPU, replays, and copies outputs back."""
 
     def __init__(self, path: Path, given: Arrays) -> None:
-        """`given` are inputs of the shapes that all runs have; raises NotImplementedError at an operator."""
+        """Capture the model; `given` are inputs of the shapes of all runs. Raise NotImplementedError."""
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = True  # cuDNN's fastest, found while warming up
@@ -46,7 +46,7 @@ class CudaGraph:
         torch.cuda.current_stream().wait_stream(stream)
 
     def run(self, given: Arrays) -> dict[str, np.ndarray]:
-        """Infer; the outputs by name."""
+        """Run an inference, and return the outputs by name."""
         for name, array in given.items():
             self._inputs[name].copy_(torch.from_numpy(array))
         self._graph.replay()

@@ -108,7 +108,7 @@ def answered(session: ort.InferenceSession, inputs: Arrays) -> Arrays:
 
 
 def detector(folder: Path) -> Subject:
-    """YOLOX-nano on made-up pictures."""
+    """Return YOLOX-nano on made-up pictures."""
     path = models.path("yolox_nano")
     session = reference(path)
     (image,) = session.get_inputs()
@@ -118,7 +118,7 @@ def detector(folder: Path) -> Subject:
 
 
 def voice(folder: Path) -> Subject:
-    """Silero VAD, which carries its state from a window of sound to the next."""
+    """Return Silero VAD, which carries its state from a window of sound to the next."""
     path = models.path("silero_vad")
     session = reference(path)
     rng = np.random.default_rng(1)
@@ -135,7 +135,7 @@ def voice(folder: Path) -> Subject:
 
 
 def decoder(folder: Path) -> Subject:
-    """A small decoder, whose keys and values grow: a prompt, then a token at a time."""
+    """Return a small decoder, whose keys and values grow: a prompt, then a token at a time."""
     path = decoders.decoder(folder / "decoder.onnx")
     rng = np.random.default_rng(2)
     courses = []
@@ -148,7 +148,7 @@ def decoder(folder: Path) -> Subject:
 
 
 def open_sizes(folder: Path) -> Subject:
-    """A convolution, a softmax and a mean on images of any size."""
+    """Return a convolution, a softmax and a mean on images of any size."""
     rng = np.random.default_rng(3)
     weights = numpy_helper.from_array(rng.standard_normal((8, 3, 3, 3)).astype(np.float32), "w")
     nodes = [

@@ -1,4 +1,4 @@
-"""Pictures through `honed-frigate`, so many a second, with the bridge and the service killed in between.
+"""Sends pictures through `honed-frigate` at a rate, with the bridge and the service killed in between.
 
     python -m benchmarks.soak.frigate --minutes 10 --rate 30
 

@@ -99,7 +99,7 @@ def _arm(judge: MachineCodeJudge) -> Iterator[Row]:
 
 
 def _case(judge: MachineCodeJudge) -> Iterator[Row]:
-    """LightGlue with default rules as TVM prints them, for each call of the case's table and as a whole."""
+    """Yield LightGlue with default rules as TVM prints them, for each call of the case's table and in all."""
     with tempfile.TemporaryDirectory(prefix="honed-check-") as folder:
         found = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile()).tasks
     total, calls = 0.0, dict[str, float]()
@@ -124,7 +124,7 @@ def _ncnn(judge: MachineCodeJudge) -> Iterator[Row]:
 
 
 def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
-    """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
+    """Return the seconds of a call; 0, with a message, for one that Mesa's compiler cannot build."""
     try:
         return seconds(judge.judge(lowered.source, launches(one, lowered)))
     except OfflineCompileFailed as failed:

@@ -42,7 +42,7 @@ class Layer:
     attributes: Mapping[str, list[int]]
 
     def model(self, *, bytes_: bool) -> onnx.ModelProto:
-        """Quantised bytes in and out, or halves."""
+        """Return the layer with quantised bytes in and out, or halves."""
         rng = np.random.default_rng(0)
         is_conv = len(self.image) == 4
         kind: type[np.generic] = np.uint8 if bytes_ else np.float16
@@ -103,7 +103,7 @@ def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
 
 
 def _layer(layer: Layer, form: str, judge: MachineCodeJudge, count: int) -> float:
-    """Seconds of a layer's launches in an inference."""
+    """Return the seconds of a layer's launches in an inference."""
     device, precision = profile(), _PRECISIONS.get(form, "auto")
     if form == "integers":
         device = replace(device, limits=replace(device.limits, int8_dots=False))

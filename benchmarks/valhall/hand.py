@@ -27,7 +27,7 @@ class Product:
 
 
 def product(what: Product) -> tuple[str, KernelLaunch]:
-    """The product and nothing else, halves added up in halves, in OpenCL C, and how it is launched.
+    """Return a product alone, accumulating halves in halves, as OpenCL C, and its launch.
 
     The batch is the launch's third dimension. Rows and columns must be multiples of a group's, and the
     reduction of `STEPS`.

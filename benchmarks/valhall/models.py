@@ -237,7 +237,7 @@ def _print_tasks(model: str, by_judge: Mapping[str, Totals]) -> None:
 
 
 def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
-    """The models with their tasks; without those that cannot be compiled."""
+    """Yield the models with their tasks; skip those that cannot be compiled."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         lightglue_192 = lightglue.write(Path(folder) / "lightglue_192.onnx", 192)
         for path in (lightglue_192, *sorted(_MODELS.glob("*.onnx"))):
@@ -249,7 +249,7 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
 
 
 def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
-    """The forms of decoders with their tasks."""
+    """Yield the compiled shapes of decoders with their tasks."""
     for path in decoders:
         known = decoder_in(path)
         for form in (DecoderBucket(tokens, _ROOM) for tokens in _TOKENS):

@@ -11,7 +11,7 @@ _LOADS = 16  # Loads of a work-item
 
 
 def arithmetic(dtype: str, width: int) -> tuple[str, KernelLaunch]:
-    """Two values of `width` elements ("float" or "half") that are multiplied and added in turns."""
+    """Return a kernel that multiplies and adds two values of `width` elements ("float" or "half")."""
     vector = f"{dtype}{width if width > 1 else ''}"
     pair = ["    x = mad(y, x, y);", "    y = mad(x, y, x);"]
     lines = [
@@ -31,7 +31,7 @@ def arithmetic(dtype: str, width: int) -> tuple[str, KernelLaunch]:
 
 
 def loads(width: int) -> tuple[str, KernelLaunch]:
-    """Sums of vectors of `width` floats, neighbours in a group loading neighbours in memory."""
+    """Return a kernel that sums vectors of `width` floats; neighbours in a group load adjacent ones."""
     vector = f"float{width}"
     lines = [
         f"__kernel __attribute__((reqd_work_group_size({_ITEMS}, 1, 1)))",

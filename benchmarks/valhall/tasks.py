@@ -65,7 +65,7 @@ class BenchTask:
 
 
 def profile(judge: str = "") -> DeviceProfile:
-    """The Mali-G610 that is judged for, with the driver of a judge, else with Arm's."""
+    """Return the Mali-G610 that is judged for, with the driver of a judge, else with Arm's."""
     return predicted("mali-g610", judge if judge in ROOTS else "")
 
 
@@ -87,7 +87,7 @@ def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
 
 
 def alone(what: Product) -> tirx.PrimFunc:
-    """A product of matrices in halves, without what a task computes of it."""
+    """Return a product of matrices in halves, without the other operators of its task."""
     x = te.placeholder((what.batch, what.m, what.k), "float16", "x")
     y = te.placeholder((1 if what.shared else what.batch, what.k, what.n), "float16", "y")
     k = te.reduce_axis((0, what.k), "k")
@@ -114,7 +114,7 @@ def _task(one: Extracted, name: str, product: Product | None) -> BenchTask:
 
 
 def _products(found: Sequence[Extracted]) -> Iterator[tuple[Extracted, Product]]:
-    """The first matrix products, one of each shape."""
+    """Yield the first matrix products, one of each shape."""
     shapes = set[Product]()
     for one in found:
         if "matmul" not in one.task.name:

@@ -1,8 +1,8 @@
-"""What Winograd's convolutions could take at least, beside ours: `python -m benchmarks.valhall winograd`.
+"""Bounds the times of Winograd's convolutions, beside ours: `python -m benchmarks.valhall winograd`.
 
 F(m x m, 3x3) computes tiles of m x m pixels by products of matrices, (m+2)^2 of them at once, of transformed
 weights and transformed tiles of the image (Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks", 2015). Weights are transformed ahead. What is told is a bound by the machine's model: each launch
+Networks", 2015). Weights are transformed ahead. Printed is a bound by the machine's model: each launch
 takes what its arithmetic or its memory does, whichever is longer.
 """
 
@@ -124,7 +124,7 @@ def _layers(name: str, graph: onnx.GraphProto) -> Iterator[Layer]:
 
 
 def _direct(layer: Layer, precision: Precision, judge: MachineCodeJudge, count: int) -> float:
-    """Seconds of our best kernels for the direct sum, its weights constant."""
+    """Return the seconds of our best kernels for the direct sum, its weights constant."""
     func = _function(layer, "float16" if precision == "fp16" else "float32")
     made = workload(str(layer), func, 1, Path(), None, (1,))
     return min(_taken(made, lowered, judge) for lowered in _kernels(func, count))

@@ -20,7 +20,7 @@ _FOLDER = Path("/etc/OpenCL/vendors")
 
 
 def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(ICD file, library it names) in the loader's order, as ocl-icd reads its variables (libOpenCL(7)).
+    """Return (ICD file, library that it names) in the loader's order, as ocl-icd does (libOpenCL(7)).
 
     OCL_ICD_VENDORS names a folder, one .icd file, or a library itself; OPENCL_VENDOR_PATH a folder.
     """

@@ -1,4 +1,4 @@
-"""Encodes what is no plain tensor: text, and lists of maps.
+"""Encodes values that are no plain tensors: text, and lists of maps.
 
 Tensors of strings have the length of each as 4 bytes, little-endian, and its bytes in UTF-8, as the Open
 Inference Protocol defines BYTES (binary tensor data). In Python they are arrays of `str`.
