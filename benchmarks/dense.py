@@ -1,10 +1,10 @@
 """A dense layer, tuned by us and by tinygrad's BEAM=2, side by side on one OpenCL device.
 
-`python -m benchmarks.dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
-tinygrad (`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x
-[512,512] in fp32 for at least so long: tinygrad's beam ends earlier, so it is run again and again with the
-cache off, and the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked
-against NumPy and run in turns in one process: device time by events and the time a host waits.
+`python -m benchmarks.dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with tinygrad
+(`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x [512,512]
+in fp32 for at least this time: tinygrad's beam ends earlier, so it is run repeatedly with the cache off, and
+the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked against NumPy
+and run in turns in one process: device time by events and the time that a host waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from honed.tuner.lower.target import target_for
 
 M, N, K = 192, 512, 512
 GFLOP = 2 * M * N * K / 1e9
-# Runs in the interpreter with tinygrad: one beam search; tells the kernel it chose and how it is launched.
+# Runs in the interpreter with tinygrad: one beam search, which prints its kernel and launch.
 CHILD = f"""
 import json, sys, time
 import numpy as np
@@ -131,7 +131,7 @@ class Bench:
         )
 
     def ready(self, kernel: Kernel) -> Callable[[], tuple[float, float]]:
-        """Build and check; gives a function that runs it once: seconds on the device and on the host."""
+        """Build and check; return a function that runs it once, and returns seconds on device and host."""
         program = cl.Program(self.context, kernel.source).build()
         bound = []
         for entry, places, sizes, block in kernel.launches:

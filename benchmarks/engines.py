@@ -1,13 +1,13 @@
 """Models as a user meets them: `python -m benchmarks.engines MODEL.onnx[:INPUT=1,3,48,320][:INPUT@1]...`.
 
-With = an input gets a shape, with @ the same value in all places.
+With = an input gets a shape, with @ one value in all places.
 
-A service of its own, on the best OpenCL device there is, gets one model after the other. Printed are the
-seconds from the request to add it to its first answer, and medians of whole requests in turns with ONNX
-Runtime in this process (as many threads as the service gives it, which do not spin between runs): as soon as
-it is served, and again once it is compiled or known why not. "Socket" is what a request of as many bytes
-takes beside its run: the median of the whole, less what the service counts of the run itself. Every answer
-is compared with ONNX Runtime's. "Compiled" is the share of nodes and operations that has a compiled form.
+A service of its own, on the best OpenCL device, adds one model after the other. Prints the seconds from the
+request to add it until its first answer, and medians of whole requests in turns with ONNX Runtime in this
+process (as many threads as the service uses, which do not spin between runs): as soon as it is served, and
+again once it is compiled or cannot be. "Socket" is the median of a request of as many
+bytes, less the run's time as the service measures it. Every answer is compared with ONNX Runtime's.
+"Compiled" is the share of nodes and operations that are compiled.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Tokens a second of decoders: `python -m benchmarks.generating MODEL.onnx... [--tokens N] [--prompt N]`.
 
 Each model generates greedily in a sequence of a service of its own, by ONNX Runtime, and, in turns of 16
-tokens, in ONNX Runtime with its defaults and its cache in the app. Its threads are still busy for a while
-after a run, so that turns of one token would measure those. Shown are medians, their ratio, and the bytes
-that cross the socket. The models are those of `benchmarks.decoders`, or others in Optimum's or
-onnxruntime-genai's convention. With `--encoder FILE` the model attends to what that gives for a made-up
-input, as Whisper's merged decoder does: 30 s of audio are [1, 80, 3000].
+tokens, in ONNX Runtime with its defaults and its cache in the app. Its threads spin for a while after a run,
+so turns of one token would measure those. Prints medians, their ratio, and the bytes that cross the socket.
+The models are those of `benchmarks.decoders`, or others in Optimum's or onnxruntime-genai's convention. With
+`--encoder FILE` the model attends to the encoder's output for a made-up input, as Whisper's merged decoder
+does: 30 s of audio are [1, 80, 3000].
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _quiet() -> None:
-    """Wait until the service has looked at what it was given."""
+    """Wait until the service has examined the added model."""
     while True:
         before = _spent()
         time.sleep(1.0)

@@ -1,8 +1,8 @@
-"""Figures of how the code is built, of a checkout and of a commit before, side by side.
+"""Figures of how the code is built, of a checkout and of an earlier commit, side by side.
 
 python -m benchmarks.house [CHECKOUT] [--against REV] [--run] [--names]
 
-With --run a real service counts, too, what runs (`benchmarks.passage`, some minutes a column).
+With --run a real service also counts what runs (`benchmarks.passage`, some minutes a column).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CHILDREN: Final = ("honed.process.children", "honed.process.rpc")
 _LOOP: Final = "honed.process.aio"  # Typed calls in an event loop
 _PICKLES: Final = frozenset({"multiprocessing", "ProcessPoolExecutor"})
 _CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # Arguments by which a child can answer
-_SHORT: Final = {  # Folders as the page has them, by their first part
+_SHORT: Final = {  # Folders as on the page, by their first part
     **dict.fromkeys(
         ("protocol", "machine", "process", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"
     ),
@@ -112,7 +112,7 @@ class House:
 
     @property
     def page(self) -> str:
-        """The page with the ways through the code; "" where there is none."""
+        """The page with the ways through the code; "" without one."""
         return self.pages.get(PAGE, "")
 
 
@@ -230,7 +230,7 @@ def child_protocols(house: House) -> list[str]:
 
 
 def _pickles(module: Module) -> bool:
-    """Return whether it starts processes by the standard library, which pickles what it sends them."""
+    """Return whether a module starts processes by the standard library, which pickles messages."""
     names = {
         name
         for node in _imports(module, deferred=True)

@@ -96,7 +96,7 @@ def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]
     before = _check(run, records, {}, story, "the first run, in peace")
     while story.victims.total() < kills:
         victim, moment = pick.choice(victims), pick.uniform(0.02, 1.0) * whole
-        # Another size now and then, as what is at its roofline is not tuned any more.
+        # Change the size now and then, as tasks at their roofline are not tuned any more.
         number = (story.victims.total() + story.missed) // _RUNS
         model = running.write_model(folder / "m.onnx", running.ROWS + 8 * number)
         before = _killed_once(model, records, cache, victim, moment, story, before)

@@ -1,15 +1,14 @@
 """Measures a request's cost, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
 
 Each checkout has a service of its own, on the first OpenCL device, with the same models for each engine, and
-a client in a process of its own. The models of `--cases` do next to nothing: `tiny`, `1MB` and `4MB` take and
-give one tensor, a `detector` takes 1.2 MB and gives twelve tensors of 120 KB in all, and a `step` is that of
-a decoder's sequence, by the CPU engine. Blocks of requests alternate, and who begins is left to chance. For
-each block there is the median latency of its requests, the processor time that client, service and worker
-took for one of them, the worker's without what a run itself took, by the fastest tenth of the runs, and how
-often processes waited (switches) and touched pages for the first time (faults).
-Printed are of each checkout the figure that a tenth of the blocks do not exceed, which other processes
-hardly raise, and the ratio of the two; then medians over blocks of the ratios of neighbours. At the end
-stands what is resident at rest.
+a client in a process of its own. The models of `--cases` compute next to nothing: `tiny`, `1MB` and `4MB`
+have one input and one output, a `detector` has an input of 1.2 MB and twelve outputs of 120 KB in all, and a
+`step` is that of a decoder's sequence, by the CPU engine. Blocks of requests alternate, in random order. Each
+block has the median latency of its requests, the processor time of client, service and worker for one of
+them, the worker's without the run itself, by the fastest tenth of the runs, and how often processes waited
+(switches) and touched pages for the first time (faults). Prints for each checkout the figure that a tenth of
+the blocks do not exceed, which other processes hardly raise, and the ratio of the two; then medians over
+blocks of the ratios of neighbours; and at the end the resident memory at rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Times a launch on the host, and in its driver alone: `python -m benchmarks.launching MODEL...`.
 
 A model is an ONNX file, compiled here as it is first served, or a compiled file. In turns in one process the
-executor enqueues an inference, and a loop in C makes the same calls of the driver and nothing else. Printed
-are medians of the enqueueing thread in microseconds of a launch, and the ratios. Needs a C compiler.
+executor enqueues an inference, and a loop in C makes the same calls of the driver and nothing else. Prints
+medians of the enqueueing thread in microseconds of a launch, and the ratios. Needs a C compiler.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def line(name: str, values: list[float]) -> None:
 
 
 def main(count: int, kernel_ms: float, bound: float) -> int:
-    """Print the figures; gives 1 where a tuner took longer than its bound."""
+    """Print the figures; return 1 if a tuner took longer than its bound."""
     random = np.random.default_rng(0)
     folder = Path(tempfile.mkdtemp())
     service = start(folder / "state", folder / "cache", config=CONFIG)

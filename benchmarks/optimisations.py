@@ -1,9 +1,9 @@
 """Finds models ONNX Runtime optimises wrongly: `python -m benchmarks.optimisations MODEL.onnx|FOLDER...`.
 
-Each is checked as the service checks what its CPU engine serves (docs/engines.md): a row tells the level that
-serves, how far off the highest level is, the seconds that the check took, and what is wrong or why it could
-not be checked. Of a folder all `*.onnx` in it and below are taken, a file that is there twice once. With
-`--only-wrong` rows of models that are right are left out. The last line counts.
+Each is checked as the service checks models of its CPU engine (docs/engines.md): a row has the level that
+serves, the error of the highest level, the seconds of the check, and what is wrong or why it could not be
+checked. Of a folder all `*.onnx` in it and below are checked, equal files once. With `--only-wrong` rows of
+right models are left out. The last line counts.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python -m benchmarks.parts MODEL.onnx... [--shape INPUT=1,3,640,640] [--scale X] [--yolox YOLOX.onnx]
 
 All in turns, on the first device, with kernels that need no trial. `--yolox` adds a detector out of YOLOX's
-network, with boxes decoded and non-maximum suppression behind it.
+network, followed by the decoding of boxes and non-maximum suppression.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Restart of the whole service: `python -m benchmarks.restart [--minutes 1] [--times 3]`.
 
-Real models are added; two are tuned and published, and a wrong successor is offered so that one version is
-in quarantine. The service is then stopped by SIGTERM and by kill -9 and started again, while an app for each
-model asks until it is answered rightly, and a tuner that had the lease asks for it again. Prints seconds from
+Adds real models, tunes and publishes two, and offers a wrong successor so that one version is in quarantine.
+Then stops the service by SIGTERM and by kill -9 and starts it again, while an app for each model sends
+requests until it gets a right answer, and a tuner that had the lease asks for it again. Prints seconds from
 the start of the process to each right answer, and whether versions, kernels, quarantine and programs were
 kept.
 """
@@ -56,7 +56,7 @@ class App:
     wrong: int = 0
 
     def ask(self) -> None:
-        """Send a request until it is answered rightly, as apps do while a service starts."""
+        """Send a request until the answer is right, as apps do while a service starts."""
         while True:
             try:
                 with Client(self.socket) as client:
@@ -180,7 +180,7 @@ def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Restart the service under load, and return what clients met."""
+    """Restart the service under load, and return the clients' results."""
     cache = folder / "cache"
     service = start(folder / "state", cache, config=CONFIG)
     try:

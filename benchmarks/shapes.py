@@ -1,11 +1,11 @@
 """Requests in many shapes: `python -m benchmarks.shapes [MODEL.onnx INPUT=1,3,48,a ...]`.
 
-A service of its own, on the best OpenCL device there is, has a model whose sizes are open: letters in the
-shapes of its inputs; without one, a LightGlue whose two numbers of points are. Requests come with sizes drawn
-from a range, one for each letter and all different, each in turns with ONNX Runtime in this process, and
-every answer is compared with that. Some sizes are common; then nobody asks for a while, and the common ones
-are asked for again. Ratios are those of whole requests, the socket included, and of their runs alone, over
-ONNX Runtime's runs. Everything else on the machine counts as it comes.
+A service of its own, on the best OpenCL device, serves a model with open sizes: letters in the shapes of its
+inputs; by default, a LightGlue with two open numbers of points. Sizes of requests are drawn from a range, one
+for each letter and all different; each request runs in turns with ONNX Runtime in this process, and every
+answer is compared with that. Some sizes are common; after a pause the common ones are requested again. Ratios
+are those of whole requests, including the socket, and of their runs alone, over ONNX Runtime's runs. Other
+load on the machine is not excluded.
 """
 
 from __future__ import annotations

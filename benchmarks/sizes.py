@@ -2,10 +2,10 @@
 
 python -m benchmarks.sizes [--device SPEC] [--rows 100,50] [--met 100,80,50,20] [--records FILE]
 
-A layer of 1024 on 256 x 7 x 7 features of each box, as Mask R-CNN has, behind non-maximum suppression and
-RoiAlign. Forms of `--rows` boxes are compiled, whatever they take. Then all that runs behind the steps is
-run for each number of `--met` boxes, with forms and without, in turns. Kernels need no trial, or
-have schedules of the records given.
+A layer of 1024 on 256 x 7 x 7 features of each box, as in Mask R-CNN, after non-maximum suppression and
+RoiAlign. Compiles specialisations for `--rows` boxes, whatever their times. Then runs the tail for each
+number of `--met` boxes, with specialisations and without, in turns. Kernels need no trial, or have schedules
+of `--records`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SIZES = (8, 65_536, 1_000_000)  # Elements of the input and of the output
 
 
 def median_us(call: Callable[[], object], count: int) -> float:
-    """Return the median of so many calls in microseconds."""
+    """Return the median time of `count` calls in microseconds."""
     for _ in range(count // 5 + 1):
         call()
     times = []

@@ -1,10 +1,10 @@
-"""Models that harm nobody but themselves: python -m benchmarks.stress [--minutes 10] [--seed N] [--json F].
+"""Models that harm only themselves: python -m benchmarks.stress [--minutes 10] [--seed N] [--json F].
 
 A service of its own has eight innocent models, five whose requests end ONNX Runtime's process, and one that
-hangs. Clients ask all of them at once, and some close their connection or are killed in the middle of a
-request. Each answer of an innocent model is compared with NumPy's; a single one that is wrong, refused or
-late fails the program. Prints the errors of each model, how long its requests took, and what the processes
-held at the start and the end.
+hangs. Clients send requests to all of them at once, and some close their connection or are killed in the
+middle of a request. Each answer of an innocent model is compared with NumPy's; a single one that is wrong,
+refused or late fails the program. Prints the errors of each model, the times of its requests, and the memory
+of processes at the start and the end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Innocent:
-    """A model, its inputs by a number, and what it answers."""
+    """A model, its inputs for a number, and its right outputs."""
 
     file: bytes
     inputs: Callable[[int], dict[str, Array]]
@@ -108,7 +108,7 @@ class Stress:
             thread.join()
 
     def failures(self) -> list[str]:
-        """Return what went wrong with innocent models, and what nobody foresaw."""
+        """Return the failures of innocent models, and unexpected errors of others."""
         return [f"{name}: {failed}" for name, each in self.outcomes.items() for failed in each.failed]
 
     def _start(self, name: str, ask: Callable[[Client, random.Random, Outcome], None]) -> None:
@@ -206,7 +206,7 @@ def held(service: Service) -> dict[str, dict[str, int]]:
 
 
 def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Start a service, have it asked for so long, and return the results."""
+    """Run all clients against a service for `seconds`, and return the results."""
     service = start(folder / "state", folder / "cache", config=CONFIG)
     try:
         files = {name: each.file for name, each in innocents().items()}
@@ -255,7 +255,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Stress a service; return the exit status: 1 where an innocent model failed."""
+    """Stress a service; return the exit status: 1 if an innocent model failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "")[:80])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))

@@ -58,7 +58,7 @@ def work_off(
 
 
 class _Child:
-    """A working process; a context manager that leaves none behind."""
+    """A working process, and a context manager that ends it."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child

@@ -1,8 +1,8 @@
 """Hot swaps under load: `python -m benchmarks.swaps`.
 
 Four client processes send 10,000 requests while ten versions of a model, each faster than the one before, are
-published. Prints requests lost and wrong, and the latencies of requests near a swap beside the median around
-them; the same load without swaps, run before and after, shows what the machine itself does to latencies.
+published. Prints lost and wrong requests, and the latencies of requests near a swap beside the median around
+them; the same load without swaps, run before and after, shows the machine's own latencies.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def report(
     before: dict[str, Any],
     after: dict[str, Any],
 ) -> None:
-    """Print what clients met."""
+    """Print the clients' results."""
     each = []
     for begun, ended, reported in swaps:
         around = [r for r in rows if begun - NEAR_SECONDS < r[0] < ended + NEAR_SECONDS]

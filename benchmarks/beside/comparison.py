@@ -75,7 +75,7 @@ class Ended:
 
 
 class Running:
-    """A program in a process of its own, used when it is told to."""
+    """A program in a process of its own, used on request."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command

@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def _machine(device: str | None, *, as_json: bool) -> int:
-    """Print what the small kernels say; 1 where there is no device to run them."""
+    """Print the results of the small kernels; return 1 if there is no device to run them."""
     try:
         found = devices.select(device)
     except HonedError as error:

@@ -1,7 +1,7 @@
-"""Makes `kernels.jsonl`: `python -m benchmarks.board.draw`, where there is TVM and the offline compiler.
+"""Makes `kernels.jsonl`: `python -m benchmarks.board.draw`, with TVM and the offline compiler installed.
 
-Of each task the default schedule, and the fastest, the median and a slow one of many draws, as the bench
-predicts them: so that what is measured on a board says whether the model of the machine ranks them right.
+For each task it has the default schedule, and the fastest, the median and a slow one of many draws, as the
+bench predicts them, so that measurements on a board show whether the model of the machine ranks them right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the commands of honed as a user gives them, and a temporary service."""
+"""Runs the commands of honed as a user does, and a temporary service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STOP_SECONDS = 30.0
 
 
 class Failed(Exception):
-    """A command failed; the text is what it said."""
+    """Raised when a command failed; the text is its message."""
 
 
 def hone(
@@ -59,9 +59,9 @@ def _heard(process: subprocess.Popen[str], seconds: float, enough: float | None)
 
 
 class Service:
-    """`honed` with a state of its own that is removed afterwards; a context manager.
+    """A context manager that runs `honed` with a temporary state.
 
-    Peaks that are in `cache` already are not measured again. Raises Failed where it does not start.
+    Does not measure peaks that are in `cache` already. Raises Failed if it does not start.
     """
 
     def __init__(self, device: str, cache: Path) -> None:

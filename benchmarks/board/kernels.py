@@ -16,7 +16,7 @@ PREDICTED_FOR = "Mali-G610"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Memory of a program: what is in it, and whether it is read, written, or both by turns (scratch)."""
+    """Memory of a program: its contents, and whether it is read, written, or both in turn (scratch)."""
 
     dtype: str
     elements: int
@@ -82,7 +82,7 @@ def in_turns(programs: Iterable[Program]) -> list[Program]:
 
 
 def save(programs: Iterable[Program], file: Path = FILE) -> None:
-    """Write them, so that the same kernels give the same bytes."""
+    """Write the programs, so that equal kernels make equal bytes."""
     with file.open("w") as lines:
         for program in programs:
             lines.write(json.dumps(strict.to_plain(program), separators=(",", ":")) + "\n")

@@ -1,10 +1,10 @@
 """Tests the model of the machine by small kernels: `python -m benchmarks.board machine`.
 
-Predictions for a Mali, and the tables and the prior that were made by them, rest on assumptions that only a
-board can settle (honed.valhall.judge). Each question here compares the times of two kernels, or a launch's
-with a figure, and says what the answer is and which of honed's choices it changes. What a turn of each loop
-has was checked by the judges: Mesa 25.0 and 26.2 give 64 FMA beside 32 CVT or 16 SFU, and one address a load.
-The kernels run in children: `python -m benchmarks.board.machine SPEC FIRST`.
+Predictions for a Mali, and the tables and the prior made from them, rest on assumptions that only a board can
+test (honed.valhall.judge). Each question here compares the times of two kernels, or a launch's with a figure,
+and says what the answer is and which of honed's choices it changes. The judges checked the instructions in an
+iteration of each loop: Mesa 25.0 and 26.2 have 64 FMA beside 32 CVT or 16 SFU, and one address a load. The
+kernels run in children: `python -m benchmarks.board.machine SPEC FIRST`.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Question:
 
 
 _AGAIN = "tables and prior are to be learned again by `alu`, by which larger tiles gain less"
-# The bounds lie around what the judges' counts of these kernels give by each assumption.
+# The bounds enclose the ratios that the judges' counts of these kernels have under each assumption.
 QUESTIONS = (
     Question(
         "FMA and CVT share the issue of instructions",
@@ -321,7 +321,7 @@ def table(found: Settled) -> str:
 
 
 def main(spec: str, first: str) -> int:
-    """Measure from kernel FIRST on, and tell each result."""
+    """Measure from kernel FIRST on, and print each result."""
     with os.fdopen(os.dup(1), "w", buffering=1) as printed:
         os.dup2(2, 1)  # Drivers print
         bench = Bench(devices.select(spec))

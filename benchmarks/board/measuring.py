@@ -1,7 +1,7 @@
 """Measures the kernels, in a process that may be lost: `python -m benchmarks.board.measuring SPEC FIRST`.
 
-From number FIRST on, each gets two lines on standard output: its number before it is built, then what came
-of it.
+From number FIRST on, prints two lines for each on standard output: its number before it is built, then its
+result.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LEAST, _MOST = 7, 100  # Runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of one kernel: the median and the shortest run by the device's clock, or why there is none.
+    """The result of one kernel: the median and the shortest run by the device's clock, or the failure.
 
-    `differs` is how far its answers are from those of the task's first schedule, of the largest value;
-    None where there is nothing to compare with.
+    `differs` is the largest difference of its outputs from those of the task's first schedule, over the
+    largest value; None without a schedule to compare with.
     """
 
     us: float | None = None

@@ -20,7 +20,7 @@ _RUNS = 10
 # Seconds of tuning that are worth beginning: it makes and times every default schedule first, which takes
 # up to twice as long as adding the model did (MobileNet on PoCL, on two busy cores).
 _LEAST, _BASELINE = 40.0, 2.0
-_FEW = 60.0  # Seconds for what is short, and for ending what was begun
+_FEW = 60.0  # Seconds for short commands, and for ending what was begun
 
 
 @dataclass(slots=True, kw_only=True)

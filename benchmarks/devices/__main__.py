@@ -97,7 +97,7 @@ def _models(paths: Sequence[Path], precision: Precision, folder: Path, found: Se
 
 
 def _explain(found: Sequence[Bed], executed: Sequence[Sequence[Executed]], names: Sequence[str]) -> None:
-    """Print why what was not executed was not, and what is wrong."""
+    """Print the reasons of files that were not executed, and the errors of wrong ones."""
     for bed, came in zip(found, executed, strict=True):
         for why, times in Counter(one.failed for one in came if one.failed).items():
             print(f"{bed.name}, {times} not executed: {why}")

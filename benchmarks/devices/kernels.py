@@ -32,7 +32,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A compiled file: what it computes, by which schedule, and how far its output may be off."""
+    """A compiled file: its task and schedule, and the allowed error of its output."""
 
     task: str
     precision: Precision

@@ -1,10 +1,10 @@
 """Measures what boards add to a search: `python -m benchmarks.farm`.
 
-LightGlue with 64 keypoints is tuned by a farm of one real board, an OpenCL device of this machine, which is
+A farm of one real board, an OpenCL device of this machine, tunes LightGlue with 64 keypoints, and is
 recorded. Then farms of one, two and four stand-ins with the recorded times, each a process, take turns at the
-same candidates, through the real scheduler and TLS: once as if they were proposed in no time, once with the
-recorded seconds of searching, of which a batch's go on while the one before is measured. Printed are
-candidates a second, and the seconds to 90 % of the final gain.
+same candidates, through the real scheduler and TLS: once as if proposing took no time, once with the recorded
+seconds of searching, which for each batch run while the previous one is measured. Prints candidates a second,
+and the seconds to 90 % of the final gain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHARE = 0.9  # Share of the final gain
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Candidates judged in so many seconds, of which `ninety` until 90 % of the gain."""
+    """A replay: candidates judged in `seconds`, and the seconds to 90 % of the gain, `ninety`."""
 
     candidates: int
     seconds: float

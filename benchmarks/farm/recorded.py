@@ -1,4 +1,4 @@
-"""A search as one real board of a farm measured it: what was sent, what came back, and how long it took."""
+"""Records a search as one real board of a farm measured it: messages, rulings, and times."""
 
 from __future__ import annotations
 

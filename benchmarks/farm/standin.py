@@ -1,7 +1,7 @@
-"""A recorded-time stand-in for a board: `python -m benchmarks.farm.standin RECORDING CERTIFICATES URL`.
+"""A stand-in for a board: `python -m benchmarks.farm.standin RECORDING CERTIFICATES URL`.
 
-It measures nothing: it waits as long as a real board took for that candidate, and answers what that did. The
-yardstick is the same in all its answers, as boards of one speed would have it.
+It measures nothing: it waits as long as a real board took for that candidate, and returns that board's
+ruling. The yardstick is the same in all its answers, as if boards had one speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .recorded import Recording, kept, steady
 
 
 class StandIn:
-    """`Board` with recorded times."""
+    """A `FarmBoard` with recorded times."""
 
     threads = 1
 
@@ -60,7 +60,7 @@ class StandIn:
 
 
 def main(recording: str, certificates: str, url: str) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is ended."""
     board = cast("FarmBoard", StandIn(kept(Path(recording))))
     serve(url, Path(certificates), board, lambda text: print(text, flush=True))
 

@@ -72,7 +72,7 @@ class Machine:
         return hone(*arguments, f"--socket={self.folder / 's'}")
 
     def tune(self, trials: int) -> None:
-        """Tune by hand, and count what was tried."""
+        """Tune by `hone tune`, and count trials by search strategy."""
         began = time.monotonic()
         self.hone("tune", MODEL, "--trials", str(trials))
         self.tuning_seconds = time.monotonic() - began
@@ -81,17 +81,17 @@ class Machine:
             self.ways = Counter(dict(rows))
 
     def push(self) -> int:
-        """Put its records into the hub; gives how many."""
+        """Push the machine's records into the hub; return their number."""
         answer: int = self.hone("hub", "push", f"--folder={self.folder / 'hub'}")["records"]
         return answer
 
     def pull(self) -> None:
-        """Take what is there."""
+        """Pull the hub's records."""
         self.pulled = self.hone("hub", "pull", f"--folder={self.folder / 'hub'}")["added"]
 
 
 def main() -> int:
-    """Show it; gives 1 where a service that pulled is over 1.1 times as slow, or searched."""
+    """Print the results; return 1 if a service that pulled is over 1.1 times as slow, or searched."""
     options = _options()
     with tempfile.TemporaryDirectory(prefix="hub-") as text, contextlib.ExitStack() as running:
         folder = Path(text)

@@ -92,7 +92,7 @@ def programs(folder: Path, library: Path) -> Mapping[str, Program]:
 
 
 def debian_programs(folder: Path, library: Path) -> Mapping[str, Program]:
-    """Return how Debian 13's programs run; none where they cannot be installed."""
+    """Return how to run Debian 13's programs; none if they cannot be installed."""
     if os.geteuid() or not shutil.which("debootstrap"):
         print("Debian's programs are left out: they need root and debootstrap", file=sys.stderr)
         return {}

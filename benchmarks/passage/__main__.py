@@ -1,10 +1,10 @@
 """Files that requests, an ONNX file and a candidate pass through: python -m benchmarks.passage CHECKOUT...
 
-Counted are the files of which a function runs, in any process, in a real service on the first OpenCL
-device: all that a client's first request passes through; of warm requests those that each of several
-passes through; of the others all that one passes through, from `hone add` to READY, and from when the
-machine is idle to a version that the tuner found, without those in which something runs in ten seconds of
-rest. Modules that only hold data are not counted, nor is what this model or device does not need.
+Counts the files in which a function runs, in any process, of a real service on the first OpenCL device: all
+that a client's first request passes through; of warm requests those that each of several passes through; of
+the others all that one passes through, from `hone add` to READY, and from when the machine is idle until the
+tuner's new version, without files in which something runs in ten seconds of rest. Modules that only hold data
+are not counted, nor code that this model or device does not need.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Records for the prior of Malis: `python -m benchmarks.prior.predict OUT.jsonl [--layers N] [--seed S]`.
 
-Draws schedules of made-up layers in halves and in singles and has the Valhall bench judge them for a class of
-drivers: predicted times, as there is no Mali to measure on. The code of Mesa 25.0 gives two records of each,
-of its own driver and, where halves go in pairs, of Arm's.
+Draws schedules of made-up layers in halves and in singles, and the Valhall bench judges them for a class of
+drivers: predicted times, as there is no Mali to measure on. Mesa 25.0's code makes two records of each, for
+its own driver and, with paired halves, for Arm's.
 """
 
 from __future__ import annotations

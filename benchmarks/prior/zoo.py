@@ -1,7 +1,7 @@
-"""Made-up models with the layers that networks are made of, at sizes that vary: what a prior is learned from.
+"""Made-up models with common layers of networks, at varying sizes, for training a prior.
 
-`python -m benchmarks.prior.zoo FOLDER` writes them, as `hone hub learn` wants them: with the same number,
-seed and kinds the same that records are made of.
+`python -m benchmarks.prior.zoo FOLDER` writes them for `hone hub learn`: equal number, seed and kinds give
+the models that records were made of.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write(folder: Path, count: int, seed: int, kinds: Sequence[str]) -> list[Pat
 
 
 def _settle(model: onnx.ModelProto, seed: int) -> None:
-    """Make weights of the inputs that are called so: what is constant may be laid out anew beforehand."""
+    """Turn inputs named in _WEIGHTS into constants, which the compiler may lay out in advance."""
     rng = np.random.default_rng(seed)
     for given in [value for value in model.graph.input if value.name in _WEIGHTS]:
         shape = [axis.dim_value for axis in given.type.tensor_type.shape.dim]

@@ -1,14 +1,14 @@
 """A service under mixed load for an hour: python -m benchmarks.soak [--minutes 60] [--faults] [--out DIR].
 
-A detector, a voice detector, a decoder and a model with open sizes are added by plain `hone add` on the best
-OpenCL device here. Clients come and go: each opens a connection, sends a burst and closes it. Every answer
-is compared with ONNX Runtime's, which computes them in this process without optimisations. Between bursts
-everybody rests, so that the service compiles and tunes. Meanwhile the service is restarted twice and workers
-are killed three times. With --faults all of `faults` is injected instead: processes are killed and stopped,
-the disk is filled, wrong and crashing versions are offered, and a GPU's fault record is written.
+Plain `hone add` adds a detector, a voice detector, a decoder and a model with open sizes on the best OpenCL
+device here. Clients come and go: each opens a connection, sends a burst and closes it. Every answer is
+compared with ONNX Runtime's in this process, without optimisations. Between bursts all clients pause, so that
+the service compiles and tunes. Meanwhile the service is restarted twice and workers are killed three times.
+With --faults all of `faults` is injected instead: processes are killed and stopped, the disk is filled, wrong
+and crashing versions are offered, and a GPU's fault record is written.
 
-Prints requests, failures, wrong answers, the memory of each process at the start and the end, and what was
-published and taken back; with --out DIR also as JSON.
+Prints requests, failures, wrong answers, the memory of each process at the start and the end, and versions
+published and rolled back; with --out DIR also as JSON.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Row:
-    """A request: when, of which model, how long it took, and what became of it."""
+    """The time, model, duration and result of a request."""
 
     at: float
     model: str
@@ -188,7 +188,7 @@ def _sequence(
 
 
 def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """Return the largest difference over the range of what is expected; infinite for other shapes or NaN."""
+    """Return the largest difference over the expected output's range; infinite for NaN or other shapes."""
     if expected.shape != found.shape or not np.array_equal(np.isnan(expected), np.isnan(found)):
         return float("inf")
     scale = float(np.nanmax(np.abs(expected), initial=0.0)) or 1.0
@@ -311,7 +311,7 @@ class Events:
 
 
 def processes(service: Service) -> dict[str, psutil.Process]:
-    """Return the processes of a service by what they run."""
+    """Return the processes of a service by the program that they run."""
     found: dict[str, psutil.Process] = {}
     for process in [daemon := psutil.Process(service.process.pid), *daemon.children(recursive=True)]:
         try:
@@ -375,7 +375,7 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def figures(
     service: Service, load: Load, subjects: list[Subject], before: dict[str, int], story: list[str]
 ) -> dict[str, Any]:
-    """Return what is to be printed."""
+    """Return the figures to print."""
     wait_for(service.answers, "the service to answer", service)
     rows = load.rows
     with service.client() as client:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.soak.frigate --minutes 10 --rate 30
 
-The CPU engine serves YOLOX-nano, the detector behaves as Frigate's plug-in, and every answer is compared with
-what ONNX Runtime and the reference of the tests give. Prints a line at the end; exit status 1 where one was
-wrong, or more were lost than were under way when something was killed.
+The CPU engine serves YOLOX-nano, the detector behaves like Frigate's plug-in, and every answer is compared
+with those of ONNX Runtime and of the tests' reference. Prints a line at the end; exit status 1 if one was
+wrong, or if more were lost than were in flight at the kills.
 """
 
 from __future__ import annotations

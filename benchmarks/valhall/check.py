@@ -1,8 +1,8 @@
-"""The bench beside what others measured on the chip: `python -m benchmarks.valhall check`.
+"""The bench beside others' measurements on the chip: `python -m benchmarks.valhall check`.
 
-Where the kernel behind a figure is known in kind (clpeak's, a tile of Arm's), one of that kind is judged.
-Where it is not (the case's, ncnn's), our own kernels for the same work are, so that a ratio there holds the
-difference of the kernels, too.
+If the kind of kernel of a figure is known (clpeak's, a tile of Arm's), a kernel of that kind is judged. If it
+is not (the case's, ncnn's), our own kernels for the same work are, so that the ratio includes the difference
+of the kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products and convolutions of bytes on a Mali: as integers, by dot products, and the same in halves.
 
-Dot products are judged as an instruction, which Arm's compiler has (`honed.valhall.compiler` says what
-stands for it), and as Mesa writes them out.
+Dot products are judged as an instruction, which Arm's compiler has (`honed.valhall.compiler` says how they
+are represented), and as Mesa expands them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ LAYERS = {
 
 
 def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
-    """Print each layer in each form: the best of what is first served and `count` draws a sketch."""
+    """Print each layer in each form: the best of the kernels first served and `count` draws a sketch."""
     table = Table(
         "layer", *_FORMS, "gain over integers", "over halves", title=f"Mesa {mesa}, us, with 4 us a launch"
     )

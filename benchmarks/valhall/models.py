@@ -1,19 +1,19 @@
 """Whole models by each judge: `python -m benchmarks.valhall models --judges 25.0,26.2`.
 
-What is first served of LightGlue and of the models in tests/models, in halves, to each judge's class of
-drivers: where the schedules come from, how many kernels a compiler refuses and how many spill registers, and
-what an inference takes by both bounds, as the compiler has it. The program fails where a compiler refuses a
-kernel, or a tile of a table spills.
+Judges the kernels first served of LightGlue and of the models in tests/models, in halves, for each judge's
+class of drivers: the sources of their schedules, how many kernels a compiler refuses and how many spill
+registers, and the time of an inference by both bounds. The program fails if a compiler refuses a kernel, or a
+tile of a table spills.
 
 With `--draws N`, how much longer than the best known a tile of a table takes at worst, by the busiest pipe:
 the best of the rows of all classes' tables, those that a search tries first, and N draws from each sketch.
 
-With `--by-task`, in the place of the comparison, each task's limit, and how far the bound by pipes is above
-it. A limit is arithmetic at the peak for halves or memory, with each of the function's values moved once,
-whichever takes longer, and the launches of the kernels that there are.
+With `--by-task`, instead of the comparison, each task's limit, and how far the bound by pipes is above it. A
+limit is arithmetic at the peak for halves or memory, with each of the function's values moved once, whichever
+takes longer, and the launches of its kernels.
 
-With `--decoder FILE...` the models are the forms of decoders (`benchmarks.decoders`) for one token and for
-64, with room for 512.
+With `--decoder FILE...` the models are decoders (`benchmarks.decoders`) compiled for one token and for 64,
+with room for 512.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Totals:
         ]
 
     def notes(self) -> Iterator[str]:
-        """Yield what is wrong, and how far the worst tiles are from the best."""
+        """Yield errors, and the distance of the worst tiles from the best."""
         yield from (f"refuses {each}" for each in self.refused)
         yield from (f"spills {each}" for each in self.spilling)
         yield from (f"has loops of unknown turns, counted once: {each}" for each in self.uncertain)
@@ -167,10 +167,10 @@ def report(
     *,
     by_task: bool = False,
 ) -> bool:
-    """Print the table, of `decoders` where there are any, and which kernels are refused or spill.
+    """Print the table, including `decoders` if any, and the kernels that are refused or spill.
 
     Return whether none is refused and no table's tile spills. `count` are the draws from each sketch that
-    tables' tiles are compared with; `by_task` has the tasks of each model printed in the comparison's place.
+    tables' tiles are compared with; with `by_task`, prints the tasks of each model instead of the comparison.
     """
     heads = [f"{name}: {what}" for name in judges for what in _HEADS]
     table = Table("model", "kernels", "launches", *heads)
@@ -278,7 +278,7 @@ def _rivals(one: Extracted, device: DeviceProfile, count: int) -> Iterator[Lower
 
 
 def _seconds(one: Extracted, lowered: Lowered, dump: Future[Dump], judge: MachineCodeJudge) -> float | None:
-    """Return what a rival takes by Mesa's code; None where it is refused or spills."""
+    """Return the seconds of a rival by Mesa's code; None if it is refused or spills."""
     try:
         judged = judge.judge(lowered.source, launches(one, lowered), dump)
     except OfflineCompileFailed:

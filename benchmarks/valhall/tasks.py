@@ -53,7 +53,7 @@ _PRODUCTS = 6
 class BenchTask:
     """A function to schedule; `workload` has no inputs.
 
-    `product` is the matrix product that a function begins with, to compare it with one by hand.
+    `product` is the matrix product that a function begins with, for comparison with a hand-written one.
     """
 
     name: str

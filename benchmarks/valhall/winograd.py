@@ -87,7 +87,7 @@ def bounds(layer: Layer, m: int, precision: Precision) -> Bounds:
 
 
 def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
-    """Print the table; ours is the best of what is first served and `count` draws of each packed sketch."""
+    """Print the table; ours is the best kernel of those first served and of `count` draws a packed sketch."""
     heads = ("layer", "direct, us", "F(2x2), us", "in one", "F(4x4), us", "in one", "F(2x2) faster", "F(4x4)")
     for precision in ("fp16", "fp32"):
         table = Table(*heads, title=f"Mesa {mesa}, {precision}, 4 us for each launch")

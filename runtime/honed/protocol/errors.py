@@ -40,7 +40,7 @@ class ProfileError(InvalidArgument):
 
 
 class ModelRefused(HonedError):
-    """Raised when no engine can serve a model rightly; `reasons` has every reason."""
+    """Raised when no engine can serve a model correctly; `reasons` has every reason."""
 
     code = "FAILED_PRECONDITION"
 

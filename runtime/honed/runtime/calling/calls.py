@@ -440,7 +440,7 @@ def _datatype(kind: np.dtype[Any]) -> str:
 
 
 def place_of(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:
-    """Return where an array lies in one of the regions; None where it lies elsewhere."""
+    """Return the place of an array in one of the regions; None if it lies elsewhere."""
     for region in regions:
         offset = region.offset_of(array)
         if offset is not None:

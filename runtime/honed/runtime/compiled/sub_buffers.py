@@ -78,7 +78,7 @@ def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
 
 
 def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
-    """Return two buffers of one family that overlap, where one of them is written; None without such buffers.
+    """Return two buffers of one family that overlap, one of them written; None without such buffers.
 
     `touched` are the buffers of a step, each once, and whether it writes them.
     """
