@@ -156,7 +156,7 @@ async def spawn_rpc(
 def begin(
     link: AsyncLink, call: Call[Any], descriptors: Sequence[int] = (), progress: Progress | None = None
 ) -> asyncio.Future[ResponseReceived]:
-    """Send a call to a child and return the future of its answer; raise the error that the link had."""
+    """Send a call to a child and return the future of its answer; raise the error that broke the link."""
     return link.begin(call.method, strict.to_plain(call), descriptors, progress)
 
 

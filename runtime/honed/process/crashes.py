@@ -48,6 +48,6 @@ class CrashHeard:
             self._framed = True
             if library := _LIBRARY.match(
                 frame[1]
-            ):  # Absent for a crash in a library without a wrapper in Python
+            ):  # No match for a crash in a library without a Python wrapper
                 self.inside = f"{frame[2]} of {_CALLED.get(library[1], library[1])}"
         return self._begun

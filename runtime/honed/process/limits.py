@@ -10,7 +10,7 @@ import signal
 import threading
 from contextlib import suppress
 
-MEMORY_PERCENT = 60  # Share of the memory for honed at most; the rest is for apps
+MEMORY_PERCENT = 60  # Percent of the memory that honed may use; the rest is for apps
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 _ATTRIBUTES = 128  # Bytes; a pthread_attr_t has 56 or 64

@@ -335,8 +335,8 @@ class OptimisationCheck:
     `level` (`honed.runtime.engines`) is the highest whose outputs equal those without optimisation; "none" if
     not `checked`. `error` is the largest difference at level "all", over the largest value of an output.
     `why` says what differs and which node causes it, or why nothing was checked. The check took `seconds`,
-    once. `runtime` is the version of ONNX Runtime that it, and `session`, was found with. `session` is None
-    before fp16 was compared.
+    once. `runtime` identifies the ONNX Runtime that was checked and for which `session` was found. `session`
+    is None before fp16 was compared.
     """
 
     level: str
@@ -598,7 +598,7 @@ class ModelVersion:
     why: str
     old_us: float | None
     new_us: float | None
-    settled: bool  # Passed its canary, or was selected by an administrator
+    settled: bool  # Passed its canary, or was added or selected by an administrator
     kept: bool  # Still has its file
     quarantine: str
     brought: tuple[str, ...] = ()

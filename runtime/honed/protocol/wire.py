@@ -17,8 +17,8 @@ import msgpack
 from .errors import HonedError, ResourceExhausted
 from .strict import Map
 
-LARGE: Final = 1 << 20  # Bytes of data that are sent without copying
-APART: Final = 8192  # Bytes of data that a service keeps out of the buffer it decodes
+LARGE: Final = 1 << 20  # Smallest data in bytes that is sent without copying
+APART: Final = 8192  # Smallest data in bytes that a service keeps out of the buffer it decodes
 MAX_MSGID: Final = 2**32 - 1
 REQUEST: Final = 0
 RESPONSE: Final = 1

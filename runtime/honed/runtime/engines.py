@@ -101,7 +101,7 @@ def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLimits:
-    """Limits of partitions: threads of one run (0: ONNX Runtime's choice) and memory in MiB (0: no limit)."""
+    """Limits of partitions: threads of one run (0: one for each big core) and memory in MiB (0: no limit)."""
 
     threads: int = 0
     memory_mib: int = 0

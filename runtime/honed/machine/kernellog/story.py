@@ -77,7 +77,7 @@ class FaultIncident:
 
 
 def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultIncident]:
-    """Return one incident per (process, context, queue group) and span of time, by their begin.
+    """Return one incident per (process, context, queue group) and span of time, sorted by start.
 
     `threads` maps threads (tid) that the caller knows to processes (tgid), in the initial pid namespace; it
     joins a page fault, which names a thread, to the queue faults of its process if several fault at once. A

@@ -80,8 +80,7 @@ class Tensor:
 class Precondition:
     """A range of values of an input outside which the compiled model does not serve a request.
 
-    All elements lie in `low`..`high`, both included. `why` names the operator that relies on it, as part of a
-    sentence.
+    All elements lie in `low`..`high`, both included. `why` says what relies on it, as part of a sentence.
     """
 
     input: str
