@@ -143,7 +143,10 @@ class Route:
             self._fall_back(now, FAILED)
 
     def ask(self, now: int) -> str:
-        """Return whether to ask the service now; the caller passes its answer to `known` or `unknown`."""
+        """Return ASK or REPORT if the service is to be asked now, with a report every minute, else NOTHING.
+
+        The caller passes the answer to `known` or `unknown`.
+        """
         settled = self.state == ROUTED or (self.state == OWN and self.why not in (LEARNING, SHORT))
         if not settled or self.asking or now < self.ask_at:
             return NOTHING

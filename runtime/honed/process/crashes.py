@@ -46,8 +46,6 @@ class CrashHeard:
         self._begun = self._begun or line.startswith(_FIRST)
         if self._begun and not self._framed and (frame := _FRAME.match(line.decode(errors="replace"))):
             self._framed = True
-            if library := _LIBRARY.match(
-                frame[1]
-            ):  # No match for a crash in a library without a Python wrapper
+            if library := _LIBRARY.match(frame[1]):  # Libraries without a Python wrapper do not match
                 self.inside = f"{frame[2]} of {_CALLED.get(library[1], library[1])}"
         return self._begun
