@@ -1,11 +1,11 @@
 """Processor time to add models: `python -m benchmarks.adding MODEL.onnx... [--quantised]`.
 
-For each a service of its own, on the first OpenCL device, adds it for its compiled form alone, twice: with an
-empty cache of PoCL's and with what that has then. The first is the whole, and the difference what the OpenCL
-compiler took; on other drivers it says nothing. Counted is the processor time of the service and all of its
-children, without that of a service that adds nothing, so a busy machine matters little. With `--quantised`
-each model of float32 is followed by itself in uint8: QuantizeLinear and DequantizeLinear around its nodes, as
-ONNX Runtime's tools put them, weights by channel, with ranges of generated inputs.
+For each model a service of its own, on the first OpenCL device, compiles it, without the CPU engine, twice:
+with an empty cache of PoCL's and with the cache that this fills. The first is the whole time, and the
+difference is the OpenCL compiler's; on other drivers it means nothing. The processor time of the service and
+all of its children counts, less that of a service that adds nothing, so a busy machine matters little. With
+`--quantised` each model of float32 is followed by itself in uint8: QuantizeLinear and DequantizeLinear around
+its nodes, as ONNX Runtime's tools put them, weights by channel, with ranges of generated inputs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .serving import service
 
 _CONFIG = '[serve]\nengine = "opencl"\n[tuner]\nspawn = false\n'
 _OPSET = 13  # The first that quantises by channel
-_SECONDS = 3600.0  # That adding may take
-_SETS = 2  # Of inputs that ranges are taken from
+_SECONDS = 3600.0  # Limit of adding one model
+_SETS = 2  # Sets of inputs for the ranges of quantisation
 
 
 class _Inputs(CalibrationDataReader):  # type: ignore[misc]

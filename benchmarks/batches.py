@@ -1,9 +1,9 @@
 """Requests run together: `python -m benchmarks.batches [MODEL.onnx:INPUT=1,3,64,64 ...]`.
 
-So many clients, each a process, ask a service for one row again and again, in turns with and without batching
-(`hone set`), and with ONNX Runtime in each client instead. Printed are requests a second of all clients
-together, medians over turns, and the median latency. Without a model one is made of dense layers, in which
-rows share the reading of the weights.
+Several clients, each a process, repeatedly request one row of a service, in turns with and without batching
+(`hone set`), and with ONNX Runtime in each client instead. Prints requests a second of all clients together,
+medians over turns, and the median latency. The default model has dense layers, in which rows share the
+reading of the weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WIDTH, _LAYERS = 1024, 4
 
 
 def dense(path: Path) -> str:
-    """Write a model of dense layers; gives its argument."""
+    """Write a model of dense layers; return the argument that names it."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -53,7 +53,7 @@ def dense(path: Path) -> str:
 
 
 def ask(socket: str, file: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """A client's process: for each line of input, whom to ask and for how long, a line of latencies."""
+    """Run a client's process: for each line of input (engine, seconds), print a line of latencies."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -140,7 +140,7 @@ def _client(
 
 
 def _turn(clients: Sequence[subprocess.Popen[str]], how: str, seconds: float) -> tuple[float, float]:
-    """Requests a second of all together, and the median latency in milliseconds."""
+    """Return requests a second of all clients together, and the median latency in milliseconds."""
     for each in clients:
         _pipe(each.stdin).write(f"{how} {seconds}\n")
         _pipe(each.stdin).flush()

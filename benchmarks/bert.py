@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def build(layers: int = LAYERS, tokens: int | None = TOKENS, seed: int = 0) -> onnx.ModelProto:
-    """The encoder as an ONNX model; None: its number of tokens is open.
+    """Return the encoder as an ONNX model; None: its number of tokens is open.
 
     Inputs: input_ids, int64 [1, tokens] below VOCABULARY, and attention_mask, int64, 1 where a token is.
     Output: hidden, float32 [1, tokens, WIDTH].
@@ -57,7 +57,7 @@ class _Encoder:
         self._tokens = tokens
 
     def encoder(self, layers: int) -> None:
-        """Embeddings and layers."""
+        """Add the embeddings and the layers."""
         op = self.graph.op
         row = op("mask/row", "Unsqueeze", "attention_mask", self.graph.integers(1, 2))
         absent = op("mask/absent", "Sub", self.graph.scalar(1), op("mask/float", "Cast", row, to=1))
@@ -127,7 +127,7 @@ class _Encoder:
         return op(f"{name}/shifted", "Add", scaled, self._weights(f"{name}/shift", WIDTH))
 
     def _weights(self, name: str, *shape: int) -> str:
-        """Random, of such a size that products with them stay of unit size."""
+        """Add random weights, scaled so that products with them stay of unit size."""
         size = 1 / math.sqrt(shape[0]) if len(shape) == 2 and shape[0] != VOCABULARY else 1.0
         return self.graph.constant(name, (size * self._rng.standard_normal(shape)).astype(np.float32))
 

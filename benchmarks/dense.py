@@ -1,10 +1,10 @@
 """A dense layer, tuned by us and by tinygrad's BEAM=2, side by side on one OpenCL device.
 
-`python -m benchmarks.dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
-tinygrad (`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x
-[512,512] in fp32 for at least so long: tinygrad's beam ends earlier, so it is run again and again with the
-cache off, and the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked
-against NumPy and run in turns in one process: device time by events and the time a host waits.
+`python -m benchmarks.dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with tinygrad
+(`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x [512,512]
+in fp32 for at least this time: tinygrad's beam ends earlier, so it is run repeatedly with the cache off, and
+the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked against NumPy
+and run in turns in one process: device time by events and the time that a host waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from honed.tuner.lower.target import target_for
 
 M, N, K = 192, 512, 512
 GFLOP = 2 * M * N * K / 1e9
-# Runs in the interpreter with tinygrad: one beam search; tells the kernel it chose and how it is launched.
+# Runs in the interpreter with tinygrad: one beam search, which prints its kernel and launch.
 CHILD = f"""
 import json, sys, time
 import numpy as np
@@ -66,7 +66,7 @@ print(json.dumps(dict(chosen, seconds=seconds, tried=len(seen))))
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What is run: a source, and its launches as (entry, buffers of (c, a, b) by place, global, local)."""
+    """A source and its launches as (entry, buffers of (c, a, b) by place, global, local)."""
 
     title: str
     source: str
@@ -74,7 +74,7 @@ class Kernel:
 
 
 def of_tinygrad(interpreter: str, seconds: float) -> list[Kernel]:
-    """The kernels that beam searches of so many seconds chose."""
+    """Return the kernels that beam searches chose, repeated for `seconds`."""
     kernels, spent, runs = [], 0.0, 0
     environment = os.environ | {"DEV": "CL", "BEAM": "2", "IGNORE_BEAM_CACHE": "1", "CACHELEVEL": "0"}
     environment.pop("PYTHONPATH", None)
@@ -99,7 +99,7 @@ def of_tinygrad(interpreter: str, seconds: float) -> list[Kernel]:
 
 
 def of_ours(title: str, lowered: Lowered) -> Kernel:
-    """Our kernel; its parameters are a, b and c."""
+    """Return our kernel; its parameters are a, b and c."""
     place = {0: 1, 1: 2, 2: 0}
     launches = tuple(
         (
@@ -131,7 +131,7 @@ class Bench:
         )
 
     def ready(self, kernel: Kernel) -> Callable[[], tuple[float, float]]:
-        """Build and check; gives a function that runs it once: seconds on the device and on the host."""
+        """Build and check; return a function that runs it once, and returns seconds on device and host."""
         program = cl.Program(self.context, kernel.source).build()
         bound = []
         for entry, places, sizes, block in kernel.launches:
@@ -153,7 +153,7 @@ class Bench:
         return run
 
     def turns(self, kernels: list[Kernel], runs: int) -> list[tuple[float, float]]:
-        """Median seconds on the device and on the host, for each."""
+        """Return median seconds on the device and on the host, for each kernel."""
         functions = [self.ready(kernel) for kernel in kernels]
         times: list[list[tuple[float, float]]] = [[] for _ in kernels]
         for _ in range(runs):

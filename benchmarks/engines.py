@@ -1,13 +1,13 @@
 """Models as a user meets them: `python -m benchmarks.engines MODEL.onnx[:INPUT=1,3,48,320][:INPUT@1]...`.
 
-With = an input gets a shape, with @ the same value in all places.
+With = an input gets a shape, with @ one value in all places.
 
-A service of its own, on the best OpenCL device there is, gets one model after the other. Printed are the
-seconds from the request to add it to its first answer, and medians of whole requests in turns with ONNX
-Runtime in this process (as many threads as the service gives it, which do not spin between runs): as soon as
-it is served, and again once it is compiled or known why not. "Socket" is what a request of as many bytes
-takes beside its run: the median of the whole, less what the service counts of the run itself. Every answer
-is compared with ONNX Runtime's. "Compiled" is the share of nodes and operations that has a compiled form.
+A service of its own, on the best OpenCL device, adds one model after the other. Prints the seconds from the
+request to add it until its first answer, and medians of whole requests in turns with ONNX Runtime in this
+process (as many threads as the service uses, which do not spin between runs): as soon as it is served, and
+again once it is compiled or cannot be. "Socket" is the median of a request of as many
+bytes, less the run's time as the service measures it. Every answer is compared with ONNX Runtime's.
+"Compiled" is the share of nodes and operations that are compiled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.protocol.strict import Map
 from honed.runtime.client import Client
 
-_TOLERANCE = 1e-3  # Of the largest value of an output
+_TOLERANCE = 1e-3  # Share of the largest value of an output
 _LEAST = 1e-3
 _CONFIG = """
 [serve]
@@ -56,7 +56,7 @@ class Turns:
     error: float
 
     def cells(self) -> str:
-        """Two columns of the table."""
+        """Return two columns of the table."""
         over = (self.honed - self.socket) / self.onnxruntime
         return f"{self.honed:.2f} ({self.engine}) | {over:.2f}"
 
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _report(client: Client, model: str, threads: int, turns: int) -> bool:
-    """A row of the table; whether an answer was wrong."""
+    """Print a row of the table; return whether an answer was wrong."""
     path, *given = model.split(":")
     shapes = [each for each in given if "@" not in each]
     values = {name: float(value) for name, _, value in (each.partition("@") for each in given if "@" in each)}
@@ -118,7 +118,7 @@ def _report(client: Client, model: str, threads: int, turns: int) -> bool:
 
 
 def _compiled(shown: Map) -> str:
-    """Which share of the nodes and of the operations has a compiled form."""
+    """Return the share of nodes and of operations that is compiled, as text."""
     parts = shown.get("parts") or []
     if not parts:
         return "all" if shown["kernels"] else "none"
@@ -131,7 +131,7 @@ def _compiled(shown: Map) -> str:
 
 
 def _add(socket: str, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Until it is compiled, or known why not."""
+    """Add the model, and return when it is compiled or cannot be."""
     with Client(socket, timeout=1800.0) as client:
         client.add(file, shapes=shapes)
 
@@ -157,7 +157,7 @@ def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
 def made_inputs(
     session: onnxruntime.InferenceSession, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, float]
 ) -> Arrays:
-    """Small normal values, zeros for other integers; sizes that are neither given nor fixed are 1."""
+    """Return small normal values, zeros for other integers; sizes that are neither given nor fixed are 1."""
     rng = np.random.default_rng(0)
     made: Arrays = {}
     for value in session.get_inputs():

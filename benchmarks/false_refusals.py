@@ -1,11 +1,11 @@
-"""How many right candidates are refused by mistake: none should be.
+"""Counts right candidates that are refused by mistake: none should be.
 
     python -m benchmarks.false_refusals [-n 1000] [--by search|hand] [--device SPEC]
 
 Measures candidates as the search makes them, of functions of every kind, or kernels written by hand. Prints
-every refusal with its reason, to be looked at, then the counts by cause. Exit status 1 where something was
-refused that cannot be the candidate's own fault: kernels written by hand are right, and a candidate of the
-search is only refused rightly for its source or for what the compiler makes of it.
+every refusal with its reason, then the counts by cause. Exit status 1 if something was refused that cannot be
+the candidate's own fault: kernels written by hand are right, and a candidate of the search is only refused
+rightly for its source or for what the compiler makes of it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records.verdict import Outcome
 
 Offered = Iterator[tuple[str, Workload, Candidate]]
-# What a candidate of the search can earn by itself: too long for the driver's compiler, or slow.
+# Outcomes that are a candidate's own fault: too long for the driver's compiler, or slow.
 _OWN = {Outcome.RIGHT, Outcome.BUILD, Outcome.DEADLINE}
 
 
 def main() -> int:
-    """Measure and count."""
+    """Measure candidates, and count those refused by mistake."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

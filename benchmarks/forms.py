@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def decoder_in(path: Path) -> DecoderModel:
-    """What is known of a decoder's file; ends the program where it has no forms."""
+    """Return the decoder in a file; raise SystemExit if it has no compiled forms."""
     known = decoder_of(Session(path, 1).interface, {})
     if known is None or not known.has_forms:
         raise SystemExit(f"{path} is no decoder that has forms")

@@ -1,11 +1,11 @@
 """Tokens a second of decoders: `python -m benchmarks.generating MODEL.onnx... [--tokens N] [--prompt N]`.
 
 Each model generates greedily in a sequence of a service of its own, by ONNX Runtime, and, in turns of 16
-tokens, in ONNX Runtime with its defaults and its cache in the app. Its threads are still busy for a while
-after a run, so that turns of one token would measure those. Shown are medians, their ratio, and the bytes
-that cross the socket. The models are those of `benchmarks.decoders`, or others in Optimum's or
-onnxruntime-genai's convention. With `--encoder FILE` the model attends to what that gives for a made-up
-input, as Whisper's merged decoder does: 30 s of audio are [1, 80, 3000].
+tokens, in ONNX Runtime with its defaults and its cache in the app. Its threads spin for a while after a run,
+so turns of one token would measure those. Prints medians, their ratio, and the bytes that cross the socket.
+The models are those of `benchmarks.decoders`, or others in Optimum's or onnxruntime-genai's convention. With
+`--encoder FILE` the model attends to the encoder's output for a made-up input, as Whisper's merged decoder
+does: 30 s of audio are [1, 80, 3000].
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _VOCABULARY = 100  # Tokens of the prompt are below
 _TURNS = 3
 _BLOCK = 16
 _QUIET = 0.05  # Seconds of processor time within one
-_ALLOWED = 0.05  # Of the largest value: products in int8 depend on the threads
+_ALLOWED = 0.05  # Share of the largest value: products in int8 depend on the threads
 _AUDIO = (1, 80, 3000)  # Whisper's features of 30 s
 Array = NDArray[Any]
-_Row = tuple[str, float, float, int]  # What, ms by honed, ms in the app, bytes over the socket
+_Row = tuple[str, float, float, int]  # Model, ms by honed, ms in the app, bytes over the socket
 
 
 class _InApp:
@@ -69,7 +69,7 @@ class _InApp:
         feed = {name: value for name, value in feed.items() if name in self._names}
         found = dict(zip(self._outputs, self._session.run(None, {**feed, **self._state}), strict=True))
         self._state = {
-            # What was made of the encoder's output stays.
+            # The encoder's keys and values stay.
             name: found[name.replace("past_key_values", "present")]
             if not before or ".encoder." not in name
             else value
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _quiet() -> None:
-    """Wait until the service has looked at what it was given."""
+    """Wait until the service has examined the added model."""
     while True:
         before = _spent()
         time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""What the passes over the graph bring: `python -m benchmarks.graph MODEL.onnx...`.
+"""Measures what the passes over the graph gain: `python -m benchmarks.graph MODEL.onnx...`.
 
 Compiles each model as it is first served for PoCL, and with default rules, attentions in one kernel as they
 are first served, for a Mali-G610 and an imagined GPU: with all passes, with each one left out that applies,
@@ -49,13 +49,13 @@ class Variant:
 
     label: str
     normalised: Normalised
-    joins: JoinsOf = fusion_policy  # Which functions are one kernel
+    joins: JoinsOf = fusion_policy  # Decides which functions are one kernel
     passes: FusionPasses = ALL_PASSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Of a compiled model: launches of an inference, kernels, and bytes of scratch memory."""
+    """The size of a compiled model: launches of an inference, kernels, and bytes of scratch memory."""
 
     launches: int
     kernels: int
@@ -97,7 +97,7 @@ def _profiles() -> dict[str, DeviceProfile]:
 
 
 def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
-    """The model in float32 with all passes, without each that applies, with none."""
+    """Yield the model in float32 with all passes, without each that applies, and with none."""
     whole = _normalised(path, shapes, PASSES)
     yield Variant("all", whole)
     for one in PASSES:
@@ -112,7 +112,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
 
 
 def _of_processors(whole: Normalised) -> Iterator[Variant]:
-    """The model without what only processors have."""
+    """Yield the model without each of the passes that only processors have."""
     yield Variant("all but separables", whole, joins=partial(fusion_policy, sorts=[attention_seconds]))
     yield Variant("all but blocks", whole, passes=FusionPasses(blocked=False))
 
@@ -154,7 +154,7 @@ def _footprint(variant: Variant, profile: DeviceProfile) -> Footprint:
 def _first(
     func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
 ) -> tuple[str, Lowered, list[str]]:
-    """Default rules, but of attentions, of which they make a kernel for each part."""
+    """Return kernels by default rules, and for attentions the ones first served, in one kernel."""
     kernels = default_kernels if attention_of(func) is None else untuned_kernels
     return kernels(func, name, target, profile)
 

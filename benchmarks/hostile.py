@@ -1,4 +1,4 @@
-"""What the worst input costs everybody else: the event loop's longest stall and the daemon's memory.
+"""Measures what the worst input costs other clients: the event loop's longest stall and the daemon's memory.
 
 python -m benchmarks.hostile
 
@@ -32,7 +32,7 @@ Send = Callable[[Service], None]
 
 
 def frame(params: Any, method: str = "ModelInfer") -> Send:
-    """One request, and whatever comes of it."""
+    """Return a function that sends one request and reads any answer."""
     data = packed(1, method, params)
 
     def send(service: Service) -> None:
@@ -44,20 +44,20 @@ def frame(params: Any, method: str = "ModelInfer") -> Send:
 
 
 def infer(**changes: Any) -> Send:
-    """A request for the model, with something in it."""
+    """Return a request for the model, with `changes` to its parameters."""
     tensor = {"name": "x", "datatype": "FP32", "shape": [256]}
     return frame({"model_name": "m", "inputs": [tensor], "raw_input_contents": [bytes(1024)]} | changes)
 
 
 def load_sizes(inputs: int, rank: int) -> Send:
-    """An addition that says the sizes of many inputs."""
+    """Return a request to add a model with the sizes of many inputs."""
     sizes = {f"i{i}": [1] * rank for i in range(inputs)}
     params = {"model_name": "h", "files": ["h"], "parameters": {"shapes": sizes}}
     return frame(params, "RepositoryModelLoad")
 
 
 def compiled(header: bytes) -> Send:
-    """An addition of a compiled file with a header, all checksums right."""
+    """Return a request to add a compiled file with this header, all checksums right."""
     digest = hashlib.sha256(header).digest()
     preamble = struct.pack(
         "<8sIIQ32s32s", modelfile.MAGIC, 1, len(header), 0, digest, hashlib.sha256().digest()
@@ -77,7 +77,7 @@ def compiled(header: bytes) -> Send:
 
 
 def corpus() -> Iterator[tuple[str, Send]]:
-    """By name."""
+    """Yield hostile requests with their names."""
     text, data = "a" * 60_000, bytes(LARGE)
     values, most = 65_000, 8_000
     yield "a small request", infer()
@@ -129,7 +129,7 @@ def corpus() -> Iterator[tuple[str, Send]]:
 
 
 def main() -> None:
-    """Print a table."""
+    """Measure every request, and print a table."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder)
         service = start(state / "state", state / "cache")
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def measured(name: str, send: Send, service: Service, meter: Aside) -> tuple[float, float]:
-    """Milliseconds, and MiB of the daemon's memory at its largest."""
+    """Return the longest stall in milliseconds, and the daemon's peak memory in MiB."""
     Path(f"/proc/{service.process.pid}/clear_refs").write_text("5")
     meter.take()
     for _ in range(TIMES):

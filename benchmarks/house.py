@@ -1,8 +1,8 @@
-"""Figures of how the code is built, of a checkout and of a commit before, side by side.
+"""Figures of how the code is built, of a checkout and of an earlier commit, side by side.
 
 python -m benchmarks.house [CHECKOUT] [--against REV] [--run] [--names]
 
-With --run a real service counts, too, what runs (`benchmarks.passage`, some minutes a column).
+With --run a real service also counts what runs (`benchmarks.passage`, some minutes a column).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Final
 
 from benchmarks.passage.__main__ import passed, ways
 
-_RUN: Final = "RunModel"  # What a worker is asked for
+_RUN: Final = "RunModel"  # Call that a worker gets
 PARTS: Final = ("daemon", "extensions", "runtime", "tuner")
-# What a board works without, in commits before it had a folder of its own, too.
+# Files that a board does not need, in commits before their own folder, too.
 _EXTENSION: Final = re.compile(
     r"(extensions|bridges|tuner/honed/tuner/(farm|learn|valhall)|daemon/honed/tool/report)/"
     r"|daemon/honed/tool/commands/(farm|hub)\.py$"
 )
 PAGE: Final = "docs/dev/architecture.md"
 _PAGES: Final = ("benchmarks", "docs", "tests")
-WAYS: Final = (  # That the page leads through the code
+WAYS: Final = (  # Headings of the page that describe ways through the code
     "The way of a request",
     "From an ONNX file to a served model",
     "From a draw to a new version",
@@ -42,14 +42,14 @@ WAYS: Final = (  # That the page leads through the code
 # modules that may know of them: where all is put together.
 _FEATURE: Final = "Feature"
 _TOGETHER: Final = ("service", "assembly", "config")
-# What starts a process. Each module that does so has its own way to speak to it, but for those below, each of
-# which is a protocol itself: jobs, typed calls, and whatever has the standard library's pickles.
+# Functions that start a process. Each module that does so has its own protocol, except those below, which are
+# protocols themselves: jobs, typed calls, and the standard library's pickles.
 _STARTERS: Final = frozenset({"spawn", "start", "output"})
 _CHILDREN: Final = ("honed.process.children", "honed.process.rpc")
 _LOOP: Final = "honed.process.aio"  # Typed calls in an event loop
 _PICKLES: Final = frozenset({"multiprocessing", "ProcessPoolExecutor"})
 _CHANNELS: Final = frozenset({"stdout", "pass_fds"})  # Arguments by which a child can answer
-_SHORT: Final = {  # Folders as the page has them, by their first part
+_SHORT: Final = {  # Folders as on the page, by their first part
     **dict.fromkeys(
         ("protocol", "machine", "process", "jobs", "runtime", "onnxfile", "ort"), "runtime/honed/"
     ),
@@ -70,9 +70,9 @@ class Module:
 
     @cached_property
     def imports(self) -> tuple[tuple[ast.Import | ast.ImportFrom, bool], ...]:
-        """Its imports, each with whether it stands in a function or is for types alone.
+        """The imports, each with whether it is inside a function or for types alone.
 
-        Only statements hold statements: expressions, which are most of a tree, are passed over.
+        Only statements contain statements, so expressions, most of a tree, are skipped.
         """
         found = []
         waiting: list[tuple[ast.AST, bool]] = [(ast.parse(self.text), False)]
@@ -94,12 +94,12 @@ class Module:
 
     @property
     def name(self) -> str:
-        """As it is imported; a package by its own name."""
+        """The name by which it is imported; a package's own name for `__init__`."""
         return ".".join(PurePosixPath(self.path).with_suffix("").parts[1:]).removesuffix(".__init__")
 
     @property
     def package(self) -> str:
-        """What its relative imports start from."""
+        """The package that its relative imports start from."""
         return self.name if self.path.endswith("/__init__.py") else self.name.rpartition(".")[0]
 
 
@@ -112,13 +112,13 @@ class House:
 
     @property
     def page(self) -> str:
-        """The page with the ways through the code; "" where there is none."""
+        """The page with the ways through the code; "" without one."""
         return self.pages.get(PAGE, "")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """How many lines of a file are what; the rest is blank. Those of imports are code, too."""
+    """The numbers of lines of code, of prose and of imports in a file; imports are code, too."""
 
     code: int
     prose: int
@@ -126,7 +126,7 @@ class Lines:
 
 
 def from_checkout(root: Path) -> House:
-    """What is in a folder; raises SystemExit where it is no checkout of honed."""
+    """Return the modules and pages in a folder; raise SystemExit if it is no checkout of honed."""
     files = sorted(path for part in (*PARTS, "bridges") for path in (root / part).rglob("*.py"))
     if not files:
         raise SystemExit(f"{root} has no {', '.join(PARTS)}; name a checkout of honed")
@@ -139,7 +139,7 @@ def from_checkout(root: Path) -> House:
 
 @contextlib.contextmanager
 def checked_out(root: Path, revision: str) -> Iterator[Path]:
-    """A folder with what a commit has; raises SystemExit where git does not know it."""
+    """Yield a folder with the files of a commit; raise SystemExit if git does not know it."""
     done = subprocess.run(["git", "-C", root, "archive", revision], capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(f"git has no {revision} to compare with: {done.stderr.decode().strip()}")
@@ -150,7 +150,7 @@ def checked_out(root: Path, revision: str) -> Iterator[Path]:
 
 
 def lines_of(module: Module) -> Lines:
-    """A line with code and a comment is code; docstrings, with their blank lines, and comments are prose."""
+    """Count lines. One with code and a comment is code; docstrings and other comments are prose."""
     nodes = list(ast.walk(ast.parse(module.text)))
     docstrings = {line for node in nodes for line in _docstring(node)}
     strings = {line for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) for line in _span(n)}
@@ -179,7 +179,7 @@ def features(house: House) -> set[str]:
 
 
 def into_features(house: House) -> list[str]:
-    """Imports of features by what is no feature and does not put all together, as MODULE imports MODULE."""
+    """Return imports of features by other modules than features and assembly, as MODULE imports MODULE."""
     together = {f"honed.daemon.{name}" for name in _TOGETHER}
     found = features(house)
     return sorted(
@@ -230,7 +230,7 @@ def child_protocols(house: House) -> list[str]:
 
 
 def _pickles(module: Module) -> bool:
-    """Return whether it starts processes by the standard library, which pickles what it sends them."""
+    """Return whether a module starts processes by the standard library, which pickles messages."""
     names = {
         name
         for node in _imports(module, deferred=True)
@@ -240,7 +240,7 @@ def _pickles(module: Module) -> bool:
 
 
 def _speaks(module: Module) -> bool:
-    """Whether it imports what starts processes, unless it calls that without a way for them to answer."""
+    """Return whether a module starts processes that can answer."""
     imported = [
         (_base(module, node), alias)
         for node in _imports(module, deferred=True)
@@ -266,7 +266,7 @@ def _speaks(module: Module) -> bool:
 
 
 def cycles(house: House, *, deferred: bool = False) -> list[str]:
-    """Groups of modules that import each other; `deferred` counts imports in functions and for types, too."""
+    """Return groups of modules that import each other; `deferred` adds imports in functions and for types."""
     found: dict[str, set[str]] = {module.name: set() for module in house.modules}
     for one, other in links(house, deferred=deferred):
         found[one] |= {other} - {one}
@@ -274,7 +274,10 @@ def cycles(house: House, *, deferred: bool = False) -> list[str]:
 
 
 def package_cycles(house: House) -> list[str]:
-    """Groups of packages that import each other, by any import. What lies beside packages is one, too."""
+    """Return groups of packages that import each other, by any import.
+
+    A module beside packages counts as one.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     for module, imported in links(house, deferred=True):
         one, other = _apart(module.split("."), imported.split("."))
@@ -285,7 +288,7 @@ def package_cycles(house: House) -> list[str]:
 
 
 def links(house: House, *, deferred: bool) -> Iterator[tuple[str, str]]:
-    """Each module with one of the house that it imports; `deferred` as in `cycles`."""
+    """Yield each module with each of the house's modules that it imports; `deferred` as in `cycles`."""
     known = {module.name for module in house.modules}
     for module in house.modules:
         for node in _imports(module, deferred):
@@ -293,7 +296,7 @@ def links(house: House, *, deferred: bool) -> Iterator[tuple[str, str]]:
 
 
 def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """Where two modules part: the packages or modules below the innermost package that holds both."""
+    """Return where two modules diverge: the packages or modules below their innermost common package."""
     shared = 0
     while shared < min(len(one), len(other)) and one[shared] == other[shared]:
         shared += 1
@@ -301,7 +304,7 @@ def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
 
 
 def _circles(imports: Mapping[str, set[str]]) -> list[str]:
-    """Groups of names that reach each other."""
+    """Return groups of names that reach each other."""
     reached = {name: _reached(name, imports) for name in imports}
     groups = {
         frozenset(other for other in reached[name] if name in reached[other])
@@ -312,9 +315,10 @@ def _circles(imports: Mapping[str, set[str]]) -> list[str]:
 
 
 def way(house: House, heading: str) -> list[str]:
-    """Files and folders that the steps under a heading of the page name, each once.
+    """Return files and folders that the steps under a heading of the page name, each once.
 
-    A bare name lies in the folder that the same step named last; raises SystemExit for one that is not there.
+    A bare name lies in the folder that the same step named last; raises SystemExit for one that does not
+    exist.
     """
     section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", house.page, re.MULTILINE | re.DOTALL)
     found: dict[str, None] = {}
@@ -338,7 +342,7 @@ def words(text: str) -> int:
 
 
 def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str | list[str]]]:
-    """Each figure by its name: a number, or what is to be counted. What runs is told of `root` alone."""
+    """Yield each figure by its name: a number, or the items to count. Only `root` is run."""
     every = [(module.part, lines_of(module)) for module in house.modules]
     yield "files", f"{len(every):,}"
     for part in PARTS:
@@ -363,7 +367,7 @@ def figures(house: House, root: Path | None = None) -> Iterator[tuple[str, str |
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print the table of figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=__doc__)
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--against", metavar="REV", help="a commit to show beside it")
@@ -396,7 +400,7 @@ def _span(node: ast.AST) -> range:
 
 
 def _docstring(node: ast.AST) -> range:
-    """The lines of what documents it; none for what can have no docstring, or has none."""
+    """Return the lines of a node's docstring; none if it has none."""
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return range(0)
     return _span(node.body[0]) if ast.get_docstring(node, clean=False) is not None else range(0)
@@ -420,7 +424,7 @@ def _imported(module: Module, node: ast.Import | ast.ImportFrom, known: set[str]
 
 
 def _base(module: Module, node: ast.ImportFrom) -> str:
-    """The full name of what it imports from."""
+    """Return the full name of the module that it imports from."""
     if not node.level:
         return node.module or ""
     above = module.package.split(".")
@@ -429,7 +433,7 @@ def _base(module: Module, node: ast.ImportFrom) -> str:
 
 
 def _reached(start: str, imports: Mapping[str, set[str]]) -> set[str]:
-    """What is imported from there, by any number of steps."""
+    """Return what is imported from there, by any number of steps."""
     found: set[str] = set()
     waiting = [start]
     while waiting:

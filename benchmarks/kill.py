@@ -32,8 +32,8 @@ from tests.tuner.running import MEASURING, SEARCHING, Tuning
 from honed.jobs.surveying import survey
 
 VICTIMS = {"tuner": "", "searching child": SEARCHING, "measuring child": MEASURING}
-_TRIALS = 5  # Of a run that is left to its end
-_RUNS = 4  # Over the same tasks
+_TRIALS = 5  # Trials of a run that is not killed
+_RUNS = 4  # Number of runs over the same tasks
 _DEADLINE = 120.0
 
 
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass
 class Story:
-    """What all runs came to."""
+    """The counts and failed checks of all runs."""
 
     victims: Counter[str] = field(default_factory=Counter)
     missed: int = 0  # The run had ended, or had no such child at that moment
@@ -61,7 +61,7 @@ class Story:
 
 
 def main() -> int:
-    """Kill, check, print."""
+    """Kill runs at random moments, check the records, and print the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]) -> Story:
-    """So many kills of processes drawn from `victims`, then one run in peace."""
+    """Make `kills` kills of processes drawn from `victims`, then one run without."""
     model, records, cache = running.write_model(folder / "m.onnx"), folder / "r.sqlite", folder / "cache"
     survey(None, cache)
     story = Story()
@@ -96,7 +96,7 @@ def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]
     before = _check(run, records, {}, story, "the first run, in peace")
     while story.victims.total() < kills:
         victim, moment = pick.choice(victims), pick.uniform(0.02, 1.0) * whole
-        # Another size now and then, as what is at its roofline is not tuned any more.
+        # Change the size now and then, as tasks at their roofline are not tuned any more.
         number = (story.victims.total() + story.missed) // _RUNS
         model = running.write_model(folder / "m.onnx", running.ROWS + 8 * number)
         before = _killed_once(model, records, cache, victim, moment, story, before)
@@ -121,7 +121,7 @@ def _killed_once(
     story: Story,
     before: dict[str, Row],
 ) -> dict[str, Row]:
-    """One run in which `victim` is killed after `moment` seconds; gives the candidates afterwards."""
+    """Make one run in which `victim` is killed after `moment` seconds; return the candidates afterwards."""
     seed = story.victims.total() + story.missed
     with Tuning(model, records, cache, f"--trials={_TRIALS}", f"--seed={seed}") as run:
         reader = threading.Thread(target=lambda: list(run.reported()))
@@ -156,7 +156,7 @@ def _kill(run: Tuning, victim: str) -> bool:
 
 
 def _went_on(run: Tuning, story: Story, what: str) -> None:
-    """A run whose child was killed must end by itself, and well."""
+    """Check that a run whose child was killed ended by itself, and well."""
     last: dict[str, Any] = run.events[-1] if run.events else {}
     if last.get("event") == "done":
         story.went_on += 1
@@ -166,7 +166,7 @@ def _went_on(run: Tuning, story: Story, what: str) -> None:
 
 
 def _check(run: Tuning, records: Path, before: dict[str, Row], story: Story, what: str) -> dict[str, Row]:
-    """The database after a run; gives its candidates by trace."""
+    """Check the database after a run; return its candidates by trace."""
     if not records.exists():
         return before
     for aside in records.parent.glob("*.damaged*"):

@@ -1,15 +1,14 @@
-"""What a request costs, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
+"""Measures a request's cost, beside another checkout: `python -m benchmarks.latency [--against TREE]`.
 
 Each checkout has a service of its own, on the first OpenCL device, with the same models for each engine, and
-a client in a process of its own. The models of `--cases` do next to nothing: `tiny`, `1MB` and `4MB` take and
-give one tensor, a `detector` takes 1.2 MB and gives twelve tensors of 120 KB in all, and a `step` is that of
-a decoder's sequence, by the CPU engine. Blocks of requests alternate, and who begins is left to chance. For
-each block there is the median latency of its requests, the processor time that client, service and worker
-took for one of them, the worker's without what a run itself took, by the fastest tenth of the runs, and how
-often processes waited (switches) and touched pages for the first time (faults).
-Printed are of each checkout the figure that a tenth of the blocks do not exceed, which other processes
-hardly raise, and the ratio of the two; then medians over blocks of the ratios of neighbours. At the end
-stands what is resident at rest.
+a client in a process of its own. The models of `--cases` compute next to nothing: `tiny`, `1MB` and `4MB`
+have one input and one output, a `detector` has an input of 1.2 MB and twelve outputs of 120 KB in all, and a
+`step` is that of a decoder's sequence, by the CPU engine. Blocks of requests alternate, in random order. Each
+block has the median latency of its requests, the processor time of client, service and worker for one of
+them, the worker's without the run itself, by the fastest tenth of the runs, and how often processes waited
+(switches) and touched pages for the first time (faults). Prints for each checkout the figure that a tenth of
+the blocks do not exceed, which other processes hardly raise, and the ratio of the two; then medians over
+blocks of the ratios of neighbours; and at the end the resident memory at rest.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if __package__:  # Else this is a client of any checkout
 _HERE = Path(__file__).resolve()
 _FOLDERS = ("", "daemon", "runtime", "tuner")
 _ENGINES = ("gpu", "cpu")
-# Of each case the floats of its inputs and its outputs; a decoder's step has none.
+# Numbers of floats of each case's inputs and outputs; a decoder's step has none.
 _CASES: dict[str, tuple[list[int], list[int]]] = {
     "tiny": ([8], [8]),
     "1MB": ([1 << 18], [1 << 18]),
@@ -46,7 +45,7 @@ _CASES: dict[str, tuple[list[int], list[int]]] = {
     "detector": ([3 * 320 * 320], [2560] * 12),
     "step": ([], []),
 }
-_STEPS = 200  # Of a sequence
+_STEPS = 200  # Steps of a sequence
 _CONFIG = "[tuner]\nspawn = false\n"
 _READY_SECONDS = 120.0
 _REST_SECONDS = 3.0
@@ -81,7 +80,7 @@ def model(path: Path, inputs: list[int], outputs: list[int]) -> None:
 
 
 def serve_blocks(socket: str, folder: str) -> None:
-    """The client's process: adds the models, then makes as many requests as each line of input says."""
+    """Run the client's process: add the models, then make the number of requests in each line of input."""
     from honed.runtime import Client
 
     with Client(socket) as client:
@@ -140,14 +139,14 @@ def _is_ready(client: object) -> bool:
 
 @dataclass(slots=True)
 class Side:
-    """One checkout at work, and figures of its blocks by case and engine."""
+    """A running checkout, and figures of its blocks by case and engine."""
 
     client: subprocess.Popen[str]
     pids: dict[str, int]
     blocks: dict[tuple[str, str], list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
 
     def block(self, case: str, engine: str, requests: int) -> dict[str, float]:
-        """What one request takes, of so many."""
+        """Make `requests` requests, and return the mean cost of one, in microseconds or counts."""
         assert self.client.stdin is not None
         pids = {name: self.pids[of] for name, of in (*zip(_PARTS, _PARTS, strict=True), ("worker", engine))}
         before = {name: _spent(pid) for name, pid in pids.items()}
@@ -162,7 +161,7 @@ class Side:
         return figures
 
     def resident(self) -> dict[str, float]:
-        """Proportional MiB of service and workers."""
+        """Return the proportional MiB of service and workers."""
         return {f"{name} at rest": _proportional_mib(self.pids[name]) for name in _PROCESSES[1:]}
 
 
@@ -175,12 +174,12 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of all threads of a process, by its clock (clock_getcpuclockid(3)), finer than /proc."""
+    """Return the time of a process's threads, by its clock (clock_getcpuclockid(3)), finer than /proc."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def _spent(pid: int) -> np.ndarray:
-    """Seconds of the processor, switches between threads, and pages touched for the first time."""
+    """Return seconds of the processor, switches between threads, and pages touched for the first time."""
     switches = 0
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         found = [line.split()[1] for line in status.read_text().splitlines() if "_ctxt_switches" in line]
@@ -196,7 +195,7 @@ def _proportional_mib(pid: int) -> float:
 
 @contextlib.contextmanager
 def running(root: Path, folder: Path, models: Path) -> Iterator[Side]:
-    """The service and the client of a checkout, ended at the end."""
+    """Run the service and the client of a checkout during the block."""
     folder.mkdir()
     config, socket = folder / "honed.toml", folder / "s"
     config.write_text(_CONFIG)

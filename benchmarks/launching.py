@@ -1,8 +1,8 @@
-"""What the host takes for a launch, and what its driver takes: `python -m benchmarks.launching MODEL...`.
+"""Times a launch on the host, and in its driver alone: `python -m benchmarks.launching MODEL...`.
 
 A model is an ONNX file, compiled here as it is first served, or a compiled file. In turns in one process the
-executor enqueues an inference, and a loop in C makes the same calls of the driver and nothing else. Printed
-are medians of the enqueueing thread in microseconds of a launch, and the ratios. Needs a C compiler.
+executor enqueues an inference, and a loop in C makes the same calls of the driver and nothing else. Prints
+medians of the enqueueing thread in microseconds of a launch, and the ratios. Needs a C compiler.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> int:
 def _loaded(path: Path, device: Device) -> Executor:
     if path.suffix == ".honed":
         return load(path, device)
-    from benchmarks.running import first_served, normalised, ready  # Which need the compiler
+    from benchmarks.running import first_served, normalised, ready  # Imports of the compiler
 
     model = normalised(path, device.profile)
     return ready(model, first_served(model, device.profile), device)

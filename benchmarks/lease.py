@@ -1,8 +1,8 @@
-"""From the arrival of a request to the device free of tuning: the distribution over many interruptions.
+"""Measures the time from the arrival of a request until the device is free of tuning, in many interruptions.
 
 A stand-in for the tuner runs real kernels of a stated time under the lease, on the OpenCL device here; an app
-interrupts it with real requests at random moments. The service's own figures are printed, with the latency
-of the interrupting requests beside that of the same requests without a tuner.
+interrupts it with real requests at random moments. The service's own figures are printed, with the latency of
+the interrupting requests beside that of the same requests without a tuner.
 
 python -m benchmarks.lease [COUNT] [KERNEL_MS] [BOUND_SECONDS]
 """
@@ -23,7 +23,7 @@ from tests.runtime.builder import add_constant
 from honed.runtime import Client
 
 SIZE = 8  # Elements of the model's input
-# Only requests count here, and the machine is idle again at once: it may be busy with other things.
+# Settings by which the machine counts as idle at once, whatever else it does, unless there are requests.
 CONFIG = """[idle]
 quiet_seconds = 0.0
 settle_seconds = 0.0
@@ -56,7 +56,7 @@ def line(name: str, values: list[float]) -> None:
 
 
 def main(count: int, kernel_ms: float, bound: float) -> int:
-    """Print the figures; gives 1 where a tuner took longer than its bound."""
+    """Print the figures; return 1 if a tuner took longer than its bound."""
     random = np.random.default_rng(0)
     folder = Path(tempfile.mkdtemp())
     service = start(folder / "state", folder / "cache", config=CONFIG)

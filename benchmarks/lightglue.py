@@ -23,8 +23,8 @@ from honed.machine import devices
 from honed.runtime.execution.executor import load
 from honed.tuner.demo import lightglue
 
-CASE_LAUNCHES = 834  # Of TVM's graph executor in cases.md, case 1
-GFLOP = 10.035  # Of MatMul at 192 keypoints
+CASE_LAUNCHES = 834  # Launches of TVM's graph executor in cases.md, case 1
+GFLOP = 10.035  # GFLOP of MatMul at 192 keypoints
 WARM_UP = 2
 
 
@@ -74,7 +74,7 @@ def _add(source: Path, compiled: Path, spec: str) -> tuple[dict[str, object], fl
 
 
 def _session(source: Path, threads: int) -> onnxruntime.InferenceSession:
-    """ONNX Runtime with all its optimisations; its threads sleep between runs, so as not to disturb ours."""
+    """Return ONNX Runtime with all its optimisations; its threads sleep between runs, to leave ours alone."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -82,7 +82,7 @@ def _session(source: Path, threads: int) -> onnxruntime.InferenceSession:
 
 
 def _interleaved(runs: int, *functions: Callable[[], object]) -> tuple[list[float], ...]:
-    """Seconds of every run, taken in turns, so that both see the same machine."""
+    """Return the seconds of every run, in turns, so that both see the same machine."""
     times: tuple[list[float], ...] = tuple([] for _ in functions)
     for i in range(runs + WARM_UP):
         for function, taken in zip(functions, times, strict=True):

@@ -1,4 +1,4 @@
-"""Where the time of a measurement goes, and what it costs beyond compiling and running the kernel.
+"""Times the phases of a measurement, and its cost beyond compiling and running the kernel.
 
     python -m benchmarks.measure [--device SPEC] [-n 10]
 
@@ -22,7 +22,7 @@ _PHASES = ("build", "first", "host", "run", "time")
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the kernels, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

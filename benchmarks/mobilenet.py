@@ -17,7 +17,7 @@ from tests.tuner.running import Tuning
 
 
 def main() -> int:
-    """Tune and print."""
+    """Tune the model, and print its tasks."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -29,7 +29,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import WIDTH, CostModel
 
 SHAPES = ((192, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096))  # m, n, k
-KIN = 24  # Of the best traces at 1024, to begin with at 4096
+KIN = 24  # Best traces at 1024 that the search at 4096 starts from
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float
 
 
 def _kernel_log() -> tuple[Reader | None, str]:
-    """The kernel log, and what it is; None with the reason where it cannot be read."""
+    """Return a reader of the kernel log and its name; None with the reason if it cannot be read."""
     try:
         reader = open_reader()
     except HonedError as error:
@@ -93,7 +93,7 @@ def _kernel_log() -> tuple[Reader | None, str]:
 
 
 def _related(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
-    """The best traces of a cube, to begin another with: TVM fits their outermost tiles to its extents."""
+    """Return the best traces of a cube, to begin another with: TVM fits their outermost tiles to it."""
     if len({*before.shape}) > 1 or len({*shape}) > 1:
         return []
     return [t for s, t in sorted((s, t) for t, s in before.known.items() if math.isfinite(s))[:KIN]]
@@ -126,7 +126,7 @@ def _row(spec: str, found: tuning.Tuned) -> dict[str, Any]:
 
 
 def vars_of(value: Any) -> dict[str, Any]:
-    """A dataclass with slots as a dict."""
+    """Return a dataclass with slots as a dict."""
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 

@@ -1,9 +1,9 @@
-"""Which models ONNX Runtime optimises wrongly: `python -m benchmarks.optimisations MODEL.onnx|FOLDER...`.
+"""Finds models ONNX Runtime optimises wrongly: `python -m benchmarks.optimisations MODEL.onnx|FOLDER...`.
 
-Each is checked as the service checks what its CPU engine serves (docs/engines.md): a row tells the level that
-serves, how far off the highest level is, the seconds that the check took, and what is wrong or why it could
-not be checked. Of a folder all `*.onnx` in it and below are taken, a file that is there twice once. With
-`--only-wrong` rows of models that are right are left out. The last line counts.
+Each is checked as the service checks models of its CPU engine (docs/engines.md): a row has the level that
+serves, the error of the highest level, the seconds of the check, and what is wrong or why it could not be
+checked. Of a folder all `*.onnx` in it and below are checked, equal files once. With `--only-wrong` rows of
+right models are left out. The last line counts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _state(found: OptimisationCheck) -> str:
 
 
 def _files(given: list[Path]) -> Iterator[Path]:
-    """Each once, by what is in it."""
+    """Yield each file once, by its content."""
     seen: set[bytes] = set()
     for path in given:
         for file in sorted(path.rglob("*.onnx")) if path.is_dir() else [path]:

@@ -1,9 +1,9 @@
-"""Models in parts: what is compiled of them, and how long that and the parts take beside the CPU engine.
+"""Models in partitions: what is compiled of them, and their times beside the CPU engine's.
 
 python -m benchmarks.parts MODEL.onnx... [--shape INPUT=1,3,640,640] [--scale X] [--yolox YOLOX.onnx]
 
 All in turns, on the first device, with kernels that need no trial. `--yolox` adds a detector out of YOLOX's
-network, with boxes decoded and non-maximum suppression behind it.
+network, followed by the decoding of boxes and non-maximum suppression.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TURNS = 60
 
 
 def main() -> None:
-    """One line for each model."""
+    """Print a row for each model."""
     parser = argparse.ArgumentParser(prog="benchmarks.parts", description=__doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,640,640")
@@ -91,7 +91,7 @@ def _made_up(executor: Executor, scale: float) -> Arrays:
 
 
 def _apart(executor: Executor, whole: Session, given: Arrays) -> str:
-    """The largest difference of outputs, or that they have other shapes."""
+    """Return the largest difference of outputs, or that they have other shapes."""
     found, expected = executor.run(given), whole.run(given)
     if any(found[name].shape != value.shape for name, value in expected.items()):
         return "other shapes"
@@ -99,7 +99,7 @@ def _apart(executor: Executor, whole: Session, given: Arrays) -> str:
 
 
 def _detector(path: Path, folder: Path) -> Path:
-    """YOLOX's network for images of 416 by 416, with what follows it in apps."""
+    """Write YOLOX's network for images of 416 by 416, with the operators that follow it in apps."""
     model = onnx.load(path)
     output = model.graph.output[0].name
     cells = []
@@ -155,7 +155,7 @@ def _detector(path: Path, folder: Path) -> Path:
 def _split(
     model: onnx.ModelProto, constants: Arrays, value: str, names: list[str], sizes: list[int]
 ) -> onnx.NodeProto:
-    """Of the last axis, as the model's opset has it."""
+    """Return a Split of the last axis, in the form of the model's opset."""
     opset = next(i.version for i in model.opset_import if i.domain in ("", "ai.onnx"))
     if opset < 13:
         return helper.make_node("Split", [value], names, split=sizes, axis=2)

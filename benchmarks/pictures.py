@@ -1,9 +1,9 @@
 """The pictures of the README, of a real service: `python -m benchmarks.pictures [FOLDER]`, some ten minutes.
 
 A service of its own serves a model of poolings and a product whose shapes no shipped table covers, so that
-tuning has something to gain on a processor, too. Requests come in bursts; between them the service tunes by
-itself. Then `hone history --served --png` draws the latency that requests saw. LightGlue (`hone demo`) joins,
-and `hone report` makes the page, of which Chromium (Debian's package) takes a picture.
+tuning can gain something on a processor, too. Requests come in bursts; between them the service tunes by
+itself. Then `hone history --served --png` draws the latency of the requests. LightGlue (`hone demo`) is
+added, and Chromium (Debian's package) takes a picture of the page of `hone report`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
 _IMAGE = (1, 16, 125, 127)
-_VERSIONS, _SECONDS, _AFTER = 3, 300.0, 45.0  # Versions to wait for, at most so long, and how long then
+_VERSIONS, _SECONDS, _AFTER = 3, 300.0, 45.0  # Versions to wait for, the limit of that, and seconds after it
 _BURST, _PAUSE_SECONDS = 5, 5.0  # Requests, and between two bursts
 
 
 def main() -> None:
-    """Make both pictures."""
+    """Write both pictures of the README."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/images"), help="to write them to")
     folder = parser.parse_args().folder.resolve()

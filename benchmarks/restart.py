@@ -1,8 +1,8 @@
 """Restart of the whole service: `python -m benchmarks.restart [--minutes 1] [--times 3]`.
 
-Real models are added; two are tuned and published, and a wrong successor is offered so that one version is
-in quarantine. The service is then stopped by SIGTERM and by kill -9 and started again, while an app for each
-model asks until it is answered rightly, and a tuner that had the lease asks for it again. Prints seconds from
+Adds real models, tunes and publishes two, and offers a wrong successor so that one version is in quarantine.
+Then stops the service by SIGTERM and by kill -9 and starts it again, while an app for each model sends
+requests until it gets a right answer, and a tuner that had the lease asks for it again. Prints seconds from
 the start of the process to each right answer, and whether versions, kernels, quarantine and programs were
 kept.
 """
@@ -37,9 +37,9 @@ from .lease import CONFIG
 
 TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 TUNED = ("lightglue", "mobilenet_v2_035_128")
-BOUND_SECONDS = 2.0  # For each model
-TOLERANCE = 1e-3  # Of an output's range, to the answers before
-PAUSE_SECONDS = 0.01  # Between two tries of an app while nobody listens
+BOUND_SECONDS = 2.0  # Limit for each model
+TOLERANCE = 1e-3  # Share of an output's range that answers may differ from those before
+PAUSE_SECONDS = 0.01  # Pause between an app's attempts while nobody listens
 Arrays = dict[str, np.ndarray]
 
 
@@ -56,7 +56,7 @@ class App:
     wrong: int = 0
 
     def ask(self) -> None:
-        """Until it is answered rightly, as apps do while a service starts."""
+        """Send a request until the answer is right, as apps do while a service starts."""
         while True:
             try:
                 with Client(self.socket) as client:
@@ -77,7 +77,7 @@ def close(expected: np.ndarray, found: np.ndarray) -> bool:
 
 
 def inputs_of(client: Client, name: str) -> Arrays:
-    """Seeded inputs of the shapes the model takes."""
+    """Return seeded inputs of the shapes that the model takes."""
     rng = np.random.default_rng(7)
     kinds = {"FP32": np.float32, "FP16": np.float16}
     return {
@@ -87,7 +87,7 @@ def inputs_of(client: Client, name: str) -> Arrays:
 
 
 def known_to(client: Client, socket: Path, name: str) -> App:
-    """An app that was served before."""
+    """Return an app that was served before."""
     given = inputs_of(client, name)
     expected, taken = client.infer(name, given), []
     for _ in range(3):
@@ -98,7 +98,7 @@ def known_to(client: Client, socket: Path, name: str) -> App:
 
 
 def tune(service: Service, name: str, minutes: float) -> None:
-    """As a user would, until the version found has proved itself in service."""
+    """Tune a model as a user would, until the new version has passed its canary."""
     command = [sys.executable, "-m", "honed.tool.main", "tune", name, f"--socket={service.socket}"]
     subprocess.run([*command, f"--minutes={minutes:g}", "--json"], check=True, stdout=subprocess.DEVNULL)
     with service.client() as client:
@@ -112,7 +112,7 @@ def tune(service: Service, name: str, minutes: float) -> None:
 
 
 def offer_wrong(service: Service, name: str, folder: Path) -> None:
-    """A successor with other weights and other probes, which the service turns away for good."""
+    """Publish a successor with other weights and other probes, which the service rejects for good."""
     given, path = folder / "given.honed", folder / "wrong.honed"
     with service.client() as client:
         with client.export(name) as served:
@@ -137,7 +137,7 @@ def offer_wrong(service: Service, name: str, folder: Path) -> None:
 
 
 def kept(service: Service, cache: Path) -> dict[str, Any]:
-    """What must be the same after a restart."""
+    """Return the state that must be the same after a restart."""
     with service.client() as client:
         found: dict[str, Any] = {"programs": sorted(p.name for p in cache.glob("programs/*/*"))}
         for model in client.models():
@@ -154,7 +154,7 @@ def kept(service: Service, cache: Path) -> dict[str, Any]:
 
 
 def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float]:
-    """Seconds from the start of the process: until it listens, by model, and until the lease is granted."""
+    """Restart; return seconds from the process's start until it listens, by model, and until the lease."""
     with LeaseHolder(0.2, socket=str(service.socket)) as lease:
         assert lease.wait_until_granted(60), lease.why
         if hard:
@@ -180,7 +180,7 @@ def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Restart the service under load, and return what clients met."""
+    """Restart the service under load, and return the clients' results."""
     cache = folder / "cache"
     service = start(folder / "state", cache, config=CONFIG)
     try:
@@ -218,7 +218,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def offer_again(service: Service, folder: Path) -> None:
-    """After all restarts the wrong one is still in quarantine."""
+    """Check after all restarts that the wrong version is still in quarantine."""
     with service.client() as client:
         name = TUNED[1]
         expected = client.show(name)["sha256"]
@@ -227,7 +227,7 @@ def offer_again(service: Service, folder: Path) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a result."""
+    """Print the result as a table."""
     rounds, models = result["rounds"], [name for name in result["kept"] if name != "programs"]
     heads = ("SIGTERM", "kill -9", "any answer")
     print(f"{'seconds from the start, median (most)':40s} {heads[0]:>16s} {heads[1]:>16s} {heads[2]:>12s}")

@@ -1,4 +1,4 @@
-"""What benchmarks that run models share: compiling without a service, made-up inputs, runs in turns."""
+"""Shared by benchmarks that run models: compiling without a service, made-up inputs, runs in turns."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Arrays = dict[str, np.ndarray]
 def normalised(
     path: Path, profile: DeviceProfile, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Normalised:
-    """A model in the types that a device has."""
+    """Return a model in the types that a device has."""
     limits = profile.limits
     return frontend.normalise(frontend.load(path), shapes=shapes or {}, fp16=limits.fp16, fp64=limits.fp64)
 
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
-    """Its kernels as the service has them before any trial."""
+    """Return the model's kernels as the service has them before any trial."""
     joins = fusion.fusion_policy(profile)
     return lower_module(frontend.import_relax(model), profile, first=untuned_kernels, joins=joins)
 
 
 def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:
-    """A lowered model to be run."""
+    """Return a lowered model, ready to run."""
     source = SourceModel(
         sha256="0" * 64, filename="bench", producer="", opset=17, precision=model.precision, notes=()
     )
@@ -48,13 +48,13 @@ def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:
 
 
 def made_up(model: Normalised) -> Arrays:
-    """Inputs of a model: normal, of a standard deviation of 0.1, the same every time."""
+    """Return inputs of a model: normal, of a standard deviation of 0.1, the same every time."""
     rng = np.random.default_rng(0)
     return {i.name: (0.1 * rng.standard_normal(i.shape)).astype(i.numpy) for i in model.inputs}
 
 
 def in_turns(runs: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Median seconds of each, after a few runs that do not count; who follows whom is left to chance.
+    """Return median seconds of each, after a few runs that do not count; the order is random.
 
     In each turn the second of two runs is timed, after all threads of this process slept: those of a session
     of ONNX Runtime with its defaults spin on for tens of milliseconds, on processors that others need.
@@ -83,7 +83,7 @@ def _let_sleep() -> None:
 
 
 def apart(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference, of the largest value."""
+    """Return the largest difference, over the largest value."""
     exact = one.astype(np.float64)
     if not exact.size:
         return 0.0

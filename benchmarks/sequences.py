@@ -1,4 +1,4 @@
-"""What keeping state in the service brings: a voice detector, its state with the service and in the app.
+"""Measures what keeping state in the service gains, for a voice detector with its state there and in the app.
 
 python -m benchmarks.sequences [COUNT]
 """
@@ -22,7 +22,7 @@ _WARM_UP = 50
 
 
 def in_turns(runs: dict[str, Callable[[], object]], count: int) -> dict[str, list[float]]:
-    """Microseconds of each run, who is first by turns."""
+    """Return microseconds of each run, the first one alternating."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(count + _WARM_UP):
         order = list(runs.items())

@@ -1,4 +1,4 @@
-"""A service of a benchmark's own."""
+"""Runs a temporary service for a benchmark."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
-_SECONDS = 120.0  # For it to be ready
+_SECONDS = 120.0  # Limit for the service to become ready
 
 
 @contextlib.contextmanager
 def service(folder: Path, config: str, environment: Mapping[str, str] | None = None) -> Iterator[Client]:
-    """A client of a service that keeps everything in `folder`; both end with the block.
+    """Yield a client of a service that keeps everything in `folder`; both end with the block.
 
-    `environment` is what it has beside what is here.
+    `environment` adds to this process's.
     """
     file, socket = folder / "honed.toml", folder / "s"
     file.write_text(config)

@@ -1,11 +1,11 @@
 """Requests in many shapes: `python -m benchmarks.shapes [MODEL.onnx INPUT=1,3,48,a ...]`.
 
-A service of its own, on the best OpenCL device there is, has a model whose sizes are open: letters in the
-shapes of its inputs; without one, a LightGlue whose two numbers of points are. Requests come with sizes drawn
-from a range, one for each letter and all different, each in turns with ONNX Runtime in this process, and
-every answer is compared with that. Some sizes are common; then nobody asks for a while, and the common ones
-are asked for again. Ratios are those of whole requests, the socket included, and of their runs alone, over
-ONNX Runtime's runs. Everything else on the machine counts as it comes.
+A service of its own, on the best OpenCL device, serves a model with open sizes: letters in the shapes of its
+inputs; by default, a LightGlue with two open numbers of points. Sizes of requests are drawn from a range, one
+for each letter and all different; each request runs in turns with ONNX Runtime in this process, and every
+answer is compared with that. Some sizes are common; after a pause the common ones are requested again. Ratios
+are those of whole requests, including the socket, and of their runs alone, over ONNX Runtime's runs. Other
+load on the machine is not excluded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from honed.onnxfile.reading import forget_names
 from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 
-_FIRST, _SHARE = 1.2, 0.3  # How slow a first answer may be; of requests that have one of the common pairs
+_FIRST, _SHARE = 1.2, 0.3  # Largest ratio of a first answer; share of common pairs
 _SIZE = 64
-_TOLERANCE = 1e-3  # Of the largest value of an output
+_TOLERANCE = 1e-3  # Share of the largest value of an output
 _CONFIG = """
 [serve]
 engine = "fastest"
@@ -48,14 +48,14 @@ max_load_per_core = 1000
 spawn = {tuner}
 """
 T = TypeVar("T")
-Sizes = tuple[int, ...]  # Of the letters, in their order
-Shapes = dict[str, tuple[str, ...]]  # Of inputs: numbers, and letters for sizes that are open
+Sizes = tuple[int, ...]  # Sizes of the letters, in order
+Shapes = dict[str, tuple[str, ...]]  # Shapes of inputs: numbers, and letters for open sizes
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's."""
+    """A request: its milliseconds, those of its run in the service, and ONNX Runtime's."""
 
     sizes: Sizes
     new: bool
@@ -67,7 +67,7 @@ class Asked:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the service took."""
+        """The service's time over ONNX Runtime's."""
         return self.honed_ms / self.onnxruntime_ms
 
 
@@ -119,7 +119,7 @@ def _given(file: Path, shapes: Sequence[str]) -> tuple[bytes, Shapes]:
 
 
 def _first(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """What the model is compiled for where it is to be compiled first."""
+    """Return the shapes that the model is compiled for first."""
     return {name: tuple(_SIZE if n.isalpha() else int(n) for n in shape) for name, shape in shapes.items()}
 
 
@@ -132,7 +132,7 @@ class _Draw:
         self.common = [self._any() for _ in range(common)]
 
     def sizes(self) -> Sizes:
-        """One of the common sets now and then, else any."""
+        """Return one of the common sets with probability _SHARE, else any."""
         if self._random.random() < _SHARE:
             return self.common[self._random.integers(len(self.common))]
         return self._any()
@@ -148,7 +148,7 @@ class _Both:
     def __init__(self, client: Client, model: bytes, shapes: Shapes, letters: Sequence[str]) -> None:
         self._client, self._shapes, self._letters = client, shapes, letters
         settings = onnxruntime.SessionOptions()
-        # Its threads would take the cores from the service after each run.
+        # Spinning threads would take the cores from the service after each run.
         settings.add_session_config_entry("session.force_spinning_stop", "1")
         self._session = onnxruntime.InferenceSession(
             _unnamed(model), settings, providers=["CPUExecutionProvider"]
@@ -172,7 +172,7 @@ class _Both:
         return Asked(sizes, new, honed_ms, answer.compute_us / 1e3, own_ms, answer.engine, error)
 
     def _inputs(self, sizes: Sizes) -> Arrays:
-        """Normal values; 0 and 1 for integers, which are words or masks."""
+        """Return normal values; 0 and 1 for integers, which are words or masks."""
         known = dict(zip(self._letters, sizes, strict=True))
         inputs: Arrays = {}
         for given in self._session.get_inputs():
@@ -185,7 +185,7 @@ class _Both:
 
 
 def _unnamed(model: bytes) -> bytes:
-    """Without names of sizes: ONNX Runtime takes those of one name to be one size."""
+    """Return the model without names of sizes: ONNX Runtime takes those of one name to be one size."""
     proto = onnx.ModelProto.FromString(model)
     forget_names(proto)
     data: bytes = proto.SerializeToString()
@@ -203,7 +203,7 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _wait(client: Client, seconds: float, common: int, *, tune: bool) -> None:
-    """Until the common pairs have variants, or so long; with a tuner always so long."""
+    """Wait until the common pairs have variants, at most `seconds`; with a tuner always `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not tune and len(client.show("model")["variants"]) >= common:

@@ -1,11 +1,11 @@
-"""The dense part of a detector of two stages: compiled for sizes that it meets, beside the CPU engine.
+"""The dense part of a two-stage detector: compiled for observed sizes, beside the CPU engine.
 
 python -m benchmarks.sizes [--device SPEC] [--rows 100,50] [--met 100,80,50,20] [--records FILE]
 
-A layer of 1024 on 256 x 7 x 7 features of each box, as Mask R-CNN has, behind non-maximum suppression and
-RoiAlign. Forms of `--rows` boxes are compiled, whatever they take. Then all that runs behind the steps is
-run for each number of `--met` boxes, with forms and without, in turns. Kernels need no trial, or
-have schedules of the records given.
+A layer of 1024 on 256 x 7 x 7 features of each box, as in Mask R-CNN, after non-maximum suppression and
+RoiAlign. Compiles specialisations for `--rows` boxes, whatever their times. Then runs the tail for each
+number of `--met` boxes, with specialisations and without, in turns. Kernels need no trial, or have schedules
+of `--records`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TURNS = 40
 
 
 def main() -> None:
-    """One line for each form, and for each number of boxes."""
+    """Print a line for each specialisation, and for each number of boxes."""
     parser = argparse.ArgumentParser(prog="benchmarks.sizes", description=__doc__)
     parser.add_argument("--device")
     parser.add_argument("--rows", default="100,50")
@@ -96,7 +96,7 @@ def _row(executor: Executor, count: int) -> str:
 
 
 def _boxes(executor: Executor, count: int) -> Arrays:
-    """What the steps would make for an image with so many objects, none over another."""
+    """Return outputs of the steps for an image with `count` objects that do not overlap."""
     rng = np.random.default_rng(0)
     made = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in executor.model.outputs}
     cells = made["proposals"].shape[1]

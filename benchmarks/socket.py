@@ -1,4 +1,4 @@
-"""What the socket costs: inferences through the service against the same executor in this process.
+"""Measures the cost of the socket: inferences through the service against the same executor in this process.
 
 python -m benchmarks.socket [COUNT]
 """
@@ -22,7 +22,7 @@ SIZES = (8, 65_536, 1_000_000)  # Elements of the input and of the output
 
 
 def median_us(call: Callable[[], object], count: int) -> float:
-    """Return the median of so many calls in microseconds."""
+    """Return the median time of `count` calls in microseconds."""
     for _ in range(count // 5 + 1):
         call()
     times = []

@@ -1,10 +1,10 @@
-"""Models that harm nobody but themselves: python -m benchmarks.stress [--minutes 10] [--seed N] [--json F].
+"""Models that harm only themselves: python -m benchmarks.stress [--minutes 10] [--seed N] [--json F].
 
 A service of its own has eight innocent models, five whose requests end ONNX Runtime's process, and one that
-hangs. Clients ask all of them at once, and some close their connection or are killed in the middle of a
-request. Each answer of an innocent model is compared with NumPy's; a single one that is wrong, refused or
-late fails the program. Prints the errors of each model, how long its requests took, and what the processes
-held at the start and the end.
+hangs. Clients send requests to all of them at once, and some close their connection or are killed in the
+middle of a request. Each answer of an innocent model is compared with NumPy's; a single one that is wrong,
+refused or late fails the program. Prints the errors of each model, the times of its requests, and the memory
+of processes at the start and the end.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 CONFIG = '[serve]\nengine = "cpu"\n' + NO_TUNER
-PATIENCE_SECONDS = 60.0  # Of a client of an innocent model, which is that of the clients' library
+PATIENCE_SECONDS = 60.0  # Timeout of a client of an innocent model, the library's default
 HANGS = 10_000_000  # Rounds, minutes
-PAUSE_SECONDS = 0.5  # Of each client, on average, between two requests
+PAUSE_SECONDS = 0.5  # Mean pause of a client between two requests
 # A client that is killed by SIGKILL: it asks a model that hangs, or sends half of a request.
 DOOMED = "import socket,sys,time; s=socket.socket(1); s.connect(sys.argv[1]); "
 DOOMED += "s.sendall(sys.stdin.buffer.read()); print(flush=True); time.sleep(600)"
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Innocent:
-    """A model, its inputs by a number, and what it answers."""
+    """A model, its inputs for a number, and its right outputs."""
 
     file: bytes
     inputs: Callable[[int], dict[str, Array]]
@@ -62,7 +62,7 @@ class Innocent:
 
 
 def innocents() -> dict[str, Innocent]:
-    """Six that add a number, and two that loop for a moment."""
+    """Return six models that add a number, and two that loop for a moment."""
 
     def vector(seed: int) -> dict[str, Array]:
         return {"x": np.random.default_rng(seed).standard_normal(1 + seed % 1000).astype(np.float32)}
@@ -76,7 +76,7 @@ def innocents() -> dict[str, Innocent]:
 
 
 def crashing() -> dict[str, tuple[bytes, Integers]]:
-    """Models, and the integers that they take."""
+    """Return models that crash, and the integers that they take."""
     kinds: list[tuple[str, Integers]] = [("Div", np.int64), ("Mod", np.int32), ("Mod", np.int64)]
     return {f"crashing-{n}": (dividing(kinds[n % 3][1], kinds[n % 3][0]), kinds[n % 3][1]) for n in range(5)}
 
@@ -92,7 +92,7 @@ class Stress:
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Start all clients."""
+        """Start the threads of all clients."""
         for name, innocent in innocents().items():
             self._start(name, partial(self._ask, name, innocent))
         for name, (_, kind) in crashing().items():
@@ -108,7 +108,7 @@ class Stress:
             thread.join()
 
     def failures(self) -> list[str]:
-        """Return what went wrong with innocent models, and what nobody foresaw."""
+        """Return the failures of innocent models, and unexpected errors of others."""
         return [f"{name}: {failed}" for name, each in self.outcomes.items() for failed in each.failed]
 
     def _start(self, name: str, ask: Callable[[Client, random.Random, Outcome], None]) -> None:
@@ -149,7 +149,7 @@ class Stress:
         outcome.ms.append((time.monotonic() - begun) * 1e3)
 
     def _die(self, client: Client, rng: random.Random, outcome: Outcome) -> None:
-        """Be killed in the middle of a request, or of its run."""
+        """Kill a client in the middle of a request, or of its run."""
         whole = _request(*rng.choice([("hanging", rounds(HANGS)), ("looping-1", rounds(100_000))]))
         sent = whole if rng.random() < 0.7 else whole[: rng.randrange(1, len(whole))]
         command = [sys.executable, "-I", "-S", "-c", DOOMED, str(self.service.socket)]
@@ -206,7 +206,7 @@ def held(service: Service) -> dict[str, dict[str, int]]:
 
 
 def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Start a service, have it asked for so long, and return the results."""
+    """Run all clients against a service for `seconds`, and return the results."""
     service = start(folder / "state", folder / "cache", config=CONFIG)
     try:
         files = {name: each.file for name, each in innocents().items()}
@@ -255,7 +255,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Stress a service; return the exit status: 1 where an innocent model failed."""
+    """Stress a service; return the exit status: 1 if an innocent model failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "")[:80])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))

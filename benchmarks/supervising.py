@@ -1,6 +1,6 @@
-"""Works off a list in children: one that crashes, hangs or faults costs one of the list, and not the rest.
+"""Processes a list in children: one that crashes, hangs or faults costs one item of the list, not the rest.
 
-Of each the child prints two lines: its number before it is begun, then its result, as JSON.
+The child prints two lines for each item: its number before it begins, then its result, as JSON.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ T = TypeVar("T", bound=Outcome)
 def work_off(
     kind: type[T], command: Sequence[str], count: int, seconds: float, *, each_seconds: float
 ) -> list[T]:
-    """The result of each of `count`, as `kind`; none is begun after `seconds`.
+    """Yield the result of each of `count`, as `kind`; begin none after `seconds`.
 
     `command` is run with the number to begin with as its last argument. A child that ends or takes longer
-    than `each_seconds` is lost, with the one it was at.
+    than `each_seconds` is lost, with the item it was at.
     """
     found, lost = list[T](), list[str]()
     end = time.monotonic() + seconds
@@ -58,7 +58,7 @@ def work_off(
 
 
 class _Child:
-    """A working process; a context manager that leaves none behind."""
+    """A working process, and a context manager that ends it."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
@@ -77,7 +77,7 @@ class _Child:
         self._log.close()
 
     def line(self) -> str:
-        """What it tells next; "" where it has ended or takes too long."""
+        """Return the child's next line; "" if it has ended or takes too long."""
         assert self._process.stdout is not None
         data, end = b"", time.monotonic() + self._seconds
         while not data.endswith(b"\n"):
@@ -90,7 +90,7 @@ class _Child:
         return data.decode()
 
     def end(self) -> str:
-        """How it came to its end, which is brought about where it hangs."""
+        """Return how the child ended, after killing it if it hangs."""
         if self._late:
             self._process.kill()
         status = self._process.wait()

@@ -1,8 +1,8 @@
 """Hot swaps under load: `python -m benchmarks.swaps`.
 
 Four client processes send 10,000 requests while ten versions of a model, each faster than the one before, are
-published. Prints requests lost and wrong, and the latencies of requests near a swap beside the median around
-them; the same load without swaps, run before and after, shows what the machine itself does to latencies.
+published. Prints lost and wrong requests, and the latencies of requests near a swap beside the median around
+them; the same load without swaps, run before and after, shows the machine's own latencies.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 CLIENTS, REQUESTS, SWAPS = 4, 10_000, 10
-NEAR_SECONDS = 2.0  # Of a publication, from its begin to this long after its end
+NEAR_SECONDS = 2.0  # Requests from a publication's begin to this long after its end are near it
 TURNS, STEP = 60_000, 0.85
-Row = tuple[float, float, str]  # When it was sent and answered, and what was wrong
+Row = tuple[float, float, str]  # Times of sending and answer, and what was wrong
 
 
 def model(folder: Path, number: int) -> Path:
-    """Faster by each version."""
+    """Write a model that is faster by each version."""
     return spin.write(folder / f"v{number}.honed", round(TURNS * STEP**number))
 
 
 def ask(socket: Path, count: int, go: Event, out: Any) -> None:
-    """One client's requests."""
+    """Send a client's requests, and put their rows into `out`."""
     rows: list[Row] = []
     with Client(socket) as client:
         go.wait()
@@ -53,7 +53,7 @@ def ask(socket: Path, count: int, go: Event, out: Any) -> None:
 
 
 def load(socket: Path, total: int) -> tuple[list[multiprocessing.Process], Event, Any]:
-    """Client processes that wait for the event."""
+    """Start client processes that wait for the event."""
     go = multiprocessing.Event()
     out: multiprocessing.Queue[Any] = multiprocessing.Queue()
     clients = [
@@ -65,7 +65,7 @@ def load(socket: Path, total: int) -> tuple[list[multiprocessing.Process], Event
 
 
 def collected(clients: list[multiprocessing.Process], out: Any) -> list[Row]:
-    """Return what all clients met, once they ended."""
+    """Return the rows of all clients, after they ended."""
     rows = sorted(row for _ in clients for row in out.get())
     for client in clients:
         client.join()
@@ -73,14 +73,14 @@ def collected(clients: list[multiprocessing.Process], out: Any) -> list[Row]:
 
 
 def slow(rows: list[Row], near: list[Row]) -> tuple[float, float, int]:
-    """Median of `rows` in ms, the largest of `near` over it, and how many of those are beyond twice."""
+    """Return the median of `rows` in ms, the largest of `near` over it, and the number over twice it."""
     middle = statistics.median(end - begin for begin, end, _ in rows)
     ratios = [(end - begin) / middle for begin, end, _ in near]
     return middle * 1e3, max(ratios, default=0.0), sum(ratio > 2 for ratio in ratios)
 
 
 def control(socket: Path, total: int) -> dict[str, Any]:
-    """The load without swaps."""
+    """Measure the load without swaps."""
     clients, go, out = load(socket, total)
     go.set()
     rows = collected(clients, out)
@@ -105,7 +105,7 @@ def main() -> None:
                 go.set()
                 swaps: list[tuple[float, float, dict[str, Any]]] = []
                 while sum(reported["published"] for _, _, reported in swaps) < SWAPS:
-                    number = len(swaps) + 1  # One that was not faster just then is followed by a faster one
+                    number = len(swaps) + 1  # A version that is not faster is replaced by a faster one
                     wait_for(lambda: not client.history("m")["on_trial"], "the trial to end", service)
                     begun = time.monotonic()
                     expected = client.show("m")["sha256"]
@@ -125,7 +125,7 @@ def report(
     before: dict[str, Any],
     after: dict[str, Any],
 ) -> None:
-    """Print what clients met."""
+    """Print the clients' results."""
     each = []
     for begun, ended, reported in swaps:
         around = [r for r in rows if begun - NEAR_SECONDS < r[0] < ended + NEAR_SECONDS]

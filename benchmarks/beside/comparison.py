@@ -29,7 +29,7 @@ import psutil
 from benchmarks.serving import service
 from honed.runtime.client import Client
 
-CLIENTS = Path("/var/cache/honed-clients")  # Where programs are installed
+CLIENTS = Path("/var/cache/honed-clients")  # Folder of installed programs
 # The machine counts as idle whatever else goes on.
 _CONFIG = """
 [tuner]
@@ -43,10 +43,10 @@ max_gpu_percent = 100
 [apps]
 compile_seconds = 86400
 """
-_REST_SECONDS = 0.2  # Before each use: after a run threads of ONNX Runtime in a program spin for a while
-_TURN_SECONDS = 2.0  # Of uses of one program while all settle
-_MOST_SECONDS = 40.0  # Of the turns of one program
-_QUIET_SECONDS = 120.0  # At most, for the service to end what it compiles
+_REST_SECONDS = 0.2  # Pause before each use: ONNX Runtime's threads spin for a while after a run
+_TURN_SECONDS = 2.0  # Length of a program's turn while all settle
+_MOST_SECONDS = 40.0  # Limit of the turns of one program
+_QUIET_SECONDS = 120.0  # Limit for the service to finish compiling
 _TOLERANCE = 1e-2
 _ROUTED = re.compile(r"^honed: .* (\d+) of (\d+) runs routed$", re.MULTILINE)
 _COST = re.compile(r"^honed: switching has cost ([\d.]+) ms in ([\d.]+) s$", re.MULTILINE)
@@ -56,15 +56,15 @@ _COLUMNS = (
     "memory own MiB,beside MiB,why not more are routed"
 )
 
-# Its command line: beside the service of a socket, or alone for "".
+# Returns the command line: beside the service of a socket, or alone for "".
 Program = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program's log says in the end: runs of ONNX Runtime, those routed, and the cost of switching.
+    """The summary in a program's log: runs of ONNX Runtime, those routed, and the cost of switching.
 
-    `why` is the most frequent reason of the kinds of runs that are not routed.
+    `why` is the most frequent reason that kinds of runs are not routed.
     """
 
     runs: int
@@ -75,7 +75,7 @@ class Ended:
 
 
 class Running:
-    """A program in a process of its own, used when it is told to."""
+    """A program in a process of its own, used on request."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -139,13 +139,13 @@ class Running:
 
 @dataclass
 class _Row:
-    """What there is to say of a program."""
+    """The results for a program."""
 
     name: str
     alone: Running
     beside: Running
     same: bool = True
-    answered: int = 0  # By the service, while it was measured
+    answered: int = 0  # Requests answered by the service while it was measured
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
     def look(self) -> None:

@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _WORDS, _WIDTH, _LAYERS = 100, 128, 4
 _FLOAT = TensorProto.FLOAT
 Tensor = tuple[str, int, Sequence[Any]]
-# What sherpa-onnx asks a model of this kind for.
+# Metadata that sherpa-onnx requires of such a model.
 _GTCRN = {
     "model_type": "gtcrn",
     "version": "1",

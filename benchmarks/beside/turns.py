@@ -1,4 +1,4 @@
-"""What each program in Python ends with: it is used once, and once more for each line of standard input."""
+"""Ends each program in Python: uses it once, and once more for each line of standard input."""
 
 from __future__ import annotations
 

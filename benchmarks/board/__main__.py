@@ -1,12 +1,12 @@
-"""What honed is on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
+"""Measures honed on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
 
-Doctor's findings, the device and its peaks, small kernels that settle what honed assumes of the machine, a
+Doctor's findings, the device and its peaks, small kernels that test what honed assumes of the machine, a
 hundred kernels predicted for a Mali-G610 and measured here, five models served and tuned for a short time
 beside what others publish of this chip, and the faults in the kernel log meanwhile. It needs no root,
 installs nothing, and leaves nothing but the report, which has no names of hosts or users in it.
 
-`python -m benchmarks.board machine` prints only what the small kernels say, in a minute, and which of honed's
-choices flip with each answer: a table, or with --json its figures.
+`python -m benchmarks.board machine` prints only the results of the small kernels, in a minute, and which of
+honed's choices each answer changes: a table, or with --json its figures.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from . import anchors, kernels, machine, measuring, models, report
 from .anonymous import anonymous, secrets
 from .hone import Failed, Service, hone
 
-_PEAKS_SHARE, _KERNELS_SHARE = 0.2, 0.3  # Of the time; the models get the rest
+_PEAKS_SHARE, _KERNELS_SHARE = 0.2, 0.3  # Shares of the time; the models get the rest
 _DOCTOR_SECONDS = 120.0
 _MACHINE_SECONDS, _MACHINE_SHARE = 60.0, 0.1
-_KERNEL_SHARE = 0.05  # Of the time, for one of them
+_KERNEL_SHARE = 0.05  # Share of the time for one kernel
 
 
 def main() -> int:
@@ -59,9 +59,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.json and options.what != "machine":
         parser.error("--json is for `machine`; the whole report is text")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the service ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the service, too
     with tempfile.TemporaryDirectory(prefix="honed-board-") as cache:
-        os.environ["XDG_CACHE_HOME"] = cache  # What drivers keep is to be gone afterwards, too
+        os.environ["XDG_CACHE_HOME"] = cache  # Removes what drivers cache, too
         if options.what == "machine":
             return _machine(options.device, as_json=options.json)
         hidden = secrets(
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def _machine(device: str | None, *, as_json: bool) -> int:
-    """Print what the small kernels say; 1 where there is no device to run them."""
+    """Print the results of the small kernels; return 1 if there is no device to run them."""
     try:
         found = devices.select(device)
     except HonedError as error:
@@ -93,7 +93,7 @@ def _machine(device: str | None, *, as_json: bool) -> int:
 
 
 def _parts(device: str | None, cache: Path, seconds: float) -> Iterator[str]:
-    """The report's parts, as they come; a part that fails says so and the rest goes on."""
+    """Yield the report's parts as they are finished; a part that fails says so, and the others follow."""
     began = time.monotonic()
     log = _KernelLog()
     yield f"honed on a board, {time.strftime('%Y-%m-%d', time.gmtime())}, report 1\n"
@@ -167,7 +167,7 @@ def _comparable(name: str) -> str:
 
 def _models(spec: str, cache: Path, end: float) -> Iterator[str]:
     try:
-        with Service(spec, cache) as service:  # On a slow machine this takes its time, too
+        with Service(spec, cache) as service:  # Starting takes long on a slow machine
             found = models.measure(service, end - time.monotonic())
             yield report.model_table(found) + anchors.beside(found)
     except Failed as failed:
@@ -175,7 +175,7 @@ def _models(spec: str, cache: Path, end: float) -> Iterator[str]:
 
 
 class _KernelLog:
-    """What of the kernel log is new since it was made."""
+    """A reader of the kernel log's records since its creation."""
 
     def __init__(self) -> None:
         self._reader: kernellog.Reader | None = None
@@ -186,7 +186,7 @@ class _KernelLog:
             self._why = str(error)
 
     def text(self) -> str:
-        """Each fault as the kernel wrote it."""
+        """Return each new fault as the kernel wrote it."""
         if self._reader is None:
             return f"not known: {self._why}\n"
         found: list[kernellog.DatedFault] = []

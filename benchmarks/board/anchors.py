@@ -1,4 +1,4 @@
-"""What a user of an RK3588 gets today, by others' programs: the bar for what honed measures and predicts."""
+"""Reads what others' programs reach on an RK3588 today: the bar for what honed measures and predicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVED = {"squeezenet": SQUEEZENET, "lightglue": LIGHTGLUE}  # The report's mod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One published figure. `source` is a key of the file's sources."""
+    """A published figure. `source` is a key of the file's sources."""
 
     value: float
     source: str
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """What others publish of one model: on four A76, on the Mali-G610 and on one core of the NPU."""
+    """The figures that others publish of a model: on four A76, on a Mali-G610 and on one core of the NPU."""
 
     model: str
     unit: str = "ms"
@@ -40,7 +40,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchors:
-    """The whole file."""
+    """The content of the file."""
 
     sources: dict[str, str]
     anchor: tuple[Anchor, ...]

@@ -1,4 +1,4 @@
-"""Takes out of a text who ran it, and where: a report is sent to strangers."""
+"""Removes from a text who ran it, and where: a report is sent to strangers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 
 def anonymous(text: str, names: Mapping[str, str]) -> str:
-    """The text with each of `names` replaced by what it maps to, where it stands for itself.
+    """Return the text with each of `names` replaced by its value, except within longer words.
 
-    Longer names go first, so that a folder is replaced before the user it belongs to. A name within a
-    longer word stays: a user called "mali" must not take `mali_kbase` with them.
+    Longer names go first, so that a folder is replaced before the user it belongs to. A user called "mali"
+    must not change `mali_kbase`.
     """
     for name in sorted(filter(None, names), key=len, reverse=True):
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", names[name], text)
@@ -18,7 +18,10 @@ def anonymous(text: str, names: Mapping[str, str]) -> str:
 
 
 def secrets(user: str, hosts: Iterable[str], home: str, folders: Mapping[str, str]) -> dict[str, str]:
-    """What must not be told, and what stands for it. "root" and "localhost" tell nothing."""
+    """Return what a report must not contain, and the replacement of each.
+
+    "root" and "localhost" reveal nothing.
+    """
     found = {host: "HOST" for name in hosts for host in (name, name.partition(".")[0])}
     found |= {user: "USER"} | dict(folders)
     if home not in ("", "/", "/root"):

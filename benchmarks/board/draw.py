@@ -1,7 +1,7 @@
-"""Makes `kernels.jsonl`: `python -m benchmarks.board.draw`, where there is TVM and the offline compiler.
+"""Makes `kernels.jsonl`: `python -m benchmarks.board.draw`, with TVM and the offline compiler installed.
 
-Of each task the default schedule, and the fastest, the median and a slow one of many draws, as the bench
-predicts them: so that what is measured on a board says whether the model of the machine ranks them right.
+For each task it has the default schedule, and the fastest, the median and a slow one of many draws, as the
+bench predicts them, so that measurements on a board show whether the model of the machine ranks them right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .kernels import FILE, Buffer, Launched, Program, save
 from .tasks import TASKS, Precision
 
 _SLOW = 0.9  # The quantile of a slow draw
-_LONGEST_US = 20_000.0  # What takes longer is left out: the boards have ten minutes
+_LONGEST_US = 20_000.0  # Slower draws are left out: the boards have ten minutes
 _LONGEST_SOURCE = 12_000  # Characters
 
 

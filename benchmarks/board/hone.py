@@ -1,4 +1,4 @@
-"""The commands of honed as a user gives them, and a service of one's own for a while."""
+"""Runs the commands of honed as a user does, and a temporary service."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_CONFIG = "[tuner]\nspawn = false\n"  # Nothing is tuned but what is asked for
+_CONFIG = "[tuner]\nspawn = false\n"  # Restricts tuning to requests
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 
 
 class Failed(Exception):
-    """A command failed; the text is what it said."""
+    """Raised when a command failed; the text is its message."""
 
 
 def hone(
     *arguments: str, seconds: float, socket: Path | None = None, enough: float | None = None
 ) -> dict[str, Any]:
-    """What `hone ARGUMENTS --json` says; raises Failed where it fails or takes longer.
+    """Return the output of `hone ARGUMENTS --json`; raise Failed if it fails or takes longer than `seconds`.
 
-    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with what it has found, for
-    which it has `seconds`.
+    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with its results, within
+    `seconds`.
     """
     command = [sys.executable, "-m", "honed.tool.main", *arguments, "--json"]
     command += [] if socket is None else [f"--socket={socket}"]
@@ -59,9 +59,9 @@ def _heard(process: subprocess.Popen[str], seconds: float, enough: float | None)
 
 
 class Service:
-    """`honed` with a state of its own that is removed afterwards; a context manager.
+    """A context manager that runs `honed` with a temporary state.
 
-    Peaks that are in `cache` already are not measured again. Raises Failed where it does not start.
+    Does not measure peaks that are in `cache` already. Raises Failed if it does not start.
     """
 
     def __init__(self, device: str, cache: Path) -> None:
@@ -94,7 +94,7 @@ class Service:
         self.close()
 
     def __call__(self, *arguments: str, seconds: float, enough: float | None = None) -> dict[str, Any]:
-        """`hone` with this service."""
+        """Run `hone` with this service."""
         return hone(*arguments, seconds=seconds, socket=self.socket, enough=enough)
 
     def close(self) -> None:

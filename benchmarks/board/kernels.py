@@ -16,7 +16,7 @@ PREDICTED_FOR = "Mali-G610"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Memory of a program: what is in it, and whether it is read, written, or both by turns (scratch)."""
+    """Memory of a program: its contents, and whether it is read, written, or both in turn (scratch)."""
 
     dtype: str
     elements: int
@@ -25,7 +25,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """One launch; `args` number the program's buffers, `grid` is in work-groups."""
+    """A launch; `args` are indices of the program's buffers, `grid` is in work-groups."""
 
     entry: str
     args: tuple[int, ...]
@@ -35,10 +35,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One schedule of a task, as OpenCL C. Schedules of one task answer the same.
+    """A schedule of a task, as OpenCL C. All schedules of a task have equal outputs.
 
     `plain_us` is the bound of its launches on a Mali-G610 with Mesa's code as it is, `packed_us` with Arm's
-    driver, where arithmetic on vectors of halves goes in pairs; `limiter` is what bounds it then.
+    driver, where arithmetic on vectors of halves goes in pairs; `limiter` is the limit then.
     """
 
     family: str
@@ -54,23 +54,23 @@ class Program:
 
     @property
     def half(self) -> bool:
-        """Whether it needs cl_khr_fp16."""
+        """Return whether the program needs cl_khr_fp16."""
         return any(buffer.dtype == "float16" for buffer in self.buffers)
 
     @property
     def tolerance(self) -> float:
-        """How far two schedules' answers may differ, of the largest value: sums of hundreds of terms."""
+        """The largest difference of two schedules' outputs, over the largest value."""
         return 0.05 if self.half else 1e-3
 
 
 def load(file: Path = FILE) -> list[Program]:
-    """All of them, in the order of the file."""
+    """Return all programs, in the order of the file."""
     with file.open() as lines:
         return [strict.from_plain(Program, json.loads(line), where="kernel") for line in lines]
 
 
 def in_turns(programs: Iterable[Program]) -> list[Program]:
-    """The first task of each family, then the second: where time is short, each family has some."""
+    """Return the first task of each family, then the second: if time is short, each family has some."""
     tasks: dict[str, list[str]] = {}
     turns: list[tuple[int, Program]] = []
     for program in programs:
@@ -82,7 +82,7 @@ def in_turns(programs: Iterable[Program]) -> list[Program]:
 
 
 def save(programs: Iterable[Program], file: Path = FILE) -> None:
-    """Write them, so that the same kernels give the same bytes."""
+    """Write the programs, so that equal kernels make equal bytes."""
     with file.open("w") as lines:
         for program in programs:
             lines.write(json.dumps(strict.to_plain(program), separators=(",", ":")) + "\n")

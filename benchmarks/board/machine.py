@@ -1,10 +1,10 @@
-"""The model of the machine, settled by small kernels: `python -m benchmarks.board machine`.
+"""Tests the model of the machine by small kernels: `python -m benchmarks.board machine`.
 
-Predictions for a Mali, and the tables and the prior that were made by them, rest on assumptions that only a
-board can settle (honed.valhall.judge). Each question here compares the times of two kernels, or a launch's
-with a figure, and says what the answer is and which of honed's choices it changes. What a turn of each loop
-has was checked by the judges: Mesa 25.0 and 26.2 give 64 FMA beside 32 CVT or 16 SFU, and one address a load.
-The kernels run in children: `python -m benchmarks.board.machine SPEC FIRST`.
+Predictions for a Mali, and the tables and the prior made from them, rest on assumptions that only a board can
+test (honed.valhall.judge). Each question here compares the times of two kernels, or a launch's with a figure,
+and says what the answer is and which of honed's choices it changes. The judges checked the instructions in an
+iteration of each loop: Mesa 25.0 and 26.2 have 64 FMA beside 32 CVT or 16 SFU, and one address a load. The
+kernels run in children: `python -m benchmarks.board.machine SPEC FIRST`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from .kernels import PREDICTED_FOR
 from .report import columns, heading
 
 COMMAND = (sys.executable, "-m", "benchmarks.board.machine")
-_EACH_SECONDS = 20.0  # Of a kernel, with what the driver takes to build it
-_LONG_SECONDS = 2e-3  # Of a launch: long beside what launching takes
+_EACH_SECONDS = 20.0  # Limit for a kernel, including its build
+_LONG_SECONDS = 2e-3  # Length of a launch, many times that of launching it
 _MOST_TURNS = 1 << 20
-_ITEMS_PER_UNIT, _GROUP = 2048, 64  # As many work-items as keep a compute unit busy
+_ITEMS_PER_UNIT, _GROUP = 2048, 64  # Work-items that keep a compute unit busy
 _LINE = 16  # Floats in a line of memory, and lanes in a warp
 _LOADS_APART = 1024  # Bytes, which 16 lanes a line apart touch
 _WAITS = 100
-_PREFIX = "machine_"  # Of the kernels' names, as `fma` is taken
+_PREFIX = "machine_"  # Prefix of the kernels' names, as `fma` is a function
 
 _CHAINS = "float a0 = x, a1 = x + 1, a2 = x + 2, a3 = x + 3, a4 = x + 4, a5 = x + 5, a6 = x + 6, a7 = x + 7;"
 _FMA = " ".join(f"a{n} = mad(a{n}, b, c);" for n in range(8))
 _SUM = " + ".join(f"a{n}" for n in range(8))
-# Each depends on the one before in a way that no compiler writes shorter.
+# Operations that each depend on the one before, so that no compiler shortens them.
 _ADDS = "i0 += i1; i2 += i3; i1 += i0; i3 += i2;"
 _MULTIPLIES = "i0 *= i1; i1 *= i0;"
 
@@ -109,8 +109,8 @@ def _texels(name: str, *, texels: bool, pairs: bool) -> str:
 _IMAGE, _IMAGE_ROWS = "image2d_t", 16
 _INTEGERS = "int i0 = l, i1 = l | 1, i2 = l + 3, i3 = l | 5;"
 _WHOLE = f"{_SUM} + i0 + i1 + i2 + i3"
-# By name. A turn of `fma` has 64 multiply-adds; beside as many `fma_add` has 32 additions of integers, and
-# `fma_mul` 16 multiplications, which keep their pipes busy for half of the time, and for as long.
+# Kernels by name. An iteration of `fma` has 64 multiply-adds; `fma_add` adds 32 additions of integers, and
+# `fma_mul` 16 multiplications, which keep their pipes busy for half of that time, and for all of it.
 KERNELS: Mapping[str, str] = {
     "fma": _arithmetic("fma", _CHAINS, " ".join([_FMA] * 8), _SUM),
     "fma_add": _arithmetic("fma_add", _CHAINS + _INTEGERS, " ".join([_FMA + _ADDS] * 8), _WHOLE),
@@ -127,7 +127,7 @@ KERNELS: Mapping[str, str] = {
     "queued": "",  # An empty kernel
     "waited": "",
 }
-_FLOATS = 8 << 10  # Of memory that is loaded from
+_FLOATS = 8 << 10  # Floats that are loaded from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +143,9 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a board may say: the figures that say it, in words, and what flips then.
+    """A possible answer of a board: its range of figures, its text, and the choices that it changes.
 
-    `flips` is empty where honed's choices were made for this answer.
+    `flips` is empty if honed's choices were made for this answer.
     """
 
     least: float
@@ -156,7 +156,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the time of one kernel over another's says; or the time of one in us, where `per` is empty."""
+    """A question answered by the time of kernel `of` over that of `per`, or its time in us without `per`."""
 
     text: str
     of: str
@@ -165,7 +165,7 @@ class Question:
 
 
 _AGAIN = "tables and prior are to be learned again by `alu`, by which larger tiles gain less"
-# The bounds lie around what the judges' counts of these kernels give by each assumption.
+# The bounds enclose the ratios that the judges' counts of these kernels have under each assumption.
 QUESTIONS = (
     Question(
         "FMA and CVT share the issue of instructions",
@@ -256,7 +256,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the device says to a question; `answer` says why there is no `figure`, where it is None."""
+    """The device's answer to a question; `answer` says why there is no `figure` if that is None."""
 
     question: str
     figure: float | None
@@ -266,7 +266,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """All of it, as `--json` prints it. `applies` is whether predictions are for this device."""
+    """The output of `--json`. `applies`: the predictions are for this device."""
 
     device: DeviceIdentity
     applies: bool
@@ -321,7 +321,7 @@ def table(found: Settled) -> str:
 
 
 def main(spec: str, first: str) -> int:
-    """Measure from kernel FIRST on, and tell each result."""
+    """Measure from kernel FIRST on, and print each result."""
     with os.fdopen(os.dup(1), "w", buffering=1) as printed:
         os.dup2(2, 1)  # Drivers print
         bench = Bench(devices.select(spec))
@@ -370,7 +370,7 @@ def _turn(bench: Bench, kernel: Any, *images: Any) -> float:
 def _waited(bench: Bench) -> float:
     """Return the microseconds of a launch that the host waits for, by its clock: the median of many."""
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
-    queue = cl.CommandQueue(bench.context)  # As the executor's, which takes no times
+    queue = cl.CommandQueue(bench.context)  # Takes no times, like the executor's
     sink, taken = bench.buffer(64), list[float]()  # Kernels do not hold their buffers
     kernel.set_args(sink)
     for _ in range(_WAITS):

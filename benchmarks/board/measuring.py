@@ -1,7 +1,7 @@
 """Measures the kernels, in a process that may be lost: `python -m benchmarks.board.measuring SPEC FIRST`.
 
-From number FIRST on, each gets two lines on standard output: its number before it is built, then what came
-of it.
+From number FIRST on, prints two lines for each on standard output: its number before it is built, then its
+result.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from honed.runtime.execution.programs import OPTIONS
 from .kernels import Program, in_turns, load
 
 COMMAND = (sys.executable, "-m", "benchmarks.board.measuring")
-_SECONDS = 0.4  # Of runs, for one kernel
+_SECONDS = 0.4  # Seconds of runs for one kernel
 _LEAST, _MOST = 7, 100  # Runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of one kernel: the median and the shortest run by the device's clock, or why there is none.
+    """The result of one kernel: the median and the shortest run by the device's clock, or the failure.
 
-    `differs` is how far its answers are from those of the task's first schedule, of the largest value;
-    None where there is nothing to compare with.
+    `differs` is the largest difference of its outputs from those of the task's first schedule, over the
+    largest value; None without a schedule to compare with.
     """
 
     us: float | None = None
@@ -46,7 +46,7 @@ class Measured:
 
 
 def main(spec: str, first: str) -> int:
-    """Measure, and tell."""
+    """Measure the kernels from number `first` on, and print two lines for each."""
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # Drivers print
         _measure_all(spec, int(first), out)
@@ -95,7 +95,7 @@ def _measured(device: Device, queue: Any, program: Program, answers: dict[str, l
 
 
 def _buffer(queue: Any, program: Program, number: int) -> Any:
-    """Memory with numbers that are the same for all schedules of a task; what is written begins as NaN."""
+    """Return memory with numbers that are the same for all schedules of a task; outputs begin as NaN."""
     about = program.buffers[number]
     if about.role != "in":
         values = np.full(about.elements, np.nan).astype(about.dtype)
@@ -119,7 +119,7 @@ def _commands(built: Any, program: Program, buffers: list[Any]) -> list[tuple[An
 
 
 def _run(queue: Any, commands: list[tuple[Any, Any, Any]]) -> float:
-    """Seconds of all launches, by the device's clock."""
+    """Return the seconds of all launches, by the device's clock."""
     events = [cl.enqueue_nd_range_kernel(queue, *command) for command in commands]
     queue.finish()
     return sum(map(event_seconds, events))
@@ -133,7 +133,7 @@ def _read(queue: Any, program: Program, number: int, buffer: Any) -> np.ndarray:
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference over the largest expected value; infinite where a value is no number."""
+    """Return the largest difference over the largest expected value; infinite if a value is no number."""
     wide, right = found.astype(np.float64), expected.astype(np.float64)
     if not (np.isfinite(wide).all() and np.isfinite(right).all()):
         return float("inf")

@@ -1,4 +1,4 @@
-"""Five models as a user meets them: served at first, tuned for a short time, and served then."""
+"""Adds five models as a user does: measures them when first served, and after a short time of tuning."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _RUNS = 10
 # Seconds of tuning that are worth beginning: it makes and times every default schedule first, which takes
 # up to twice as long as adding the model did (MobileNet on PoCL, on two busy cores).
 _LEAST, _BASELINE = 40.0, 2.0
-_FEW = 60.0  # Seconds for what is short, and for ending what was begun
+_FEW = 60.0  # Seconds for short commands, and for ending what was begun
 
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """One model: seconds until it was served, milliseconds of an inference at first and tuned.
+    """The results for a model: seconds until it was served, milliseconds of an inference at first and tuned.
 
-    What failed says so in `text`, as the tuner says what it won.
+    `text` is the tuner's summary, or what failed.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Served:
 
 
 def measure(service: Service, seconds: float) -> list[Served]:
-    """All are served first, then tuned as far as the time goes, those first that need least of it.
+    """Add all models, then tune them as time permits, those first that need least of it.
 
-    One model may take half of the time to be added, so that on a slow machine another has its turn.
+    Adding a model may take half of the time, so that on a slow machine another has its turn.
     """
     end = time.monotonic() + seconds
     found = [_served(service, *model, end, seconds / 2) for model in _MODELS]
     waiting = sorted((one.added_s or 0.0, one.name, one) for one in found if one.first_ms is not None)
     for n, (added, _, one) in enumerate(waiting):
-        # What tuning finds is compiled and compared after it, which takes about as long as adding did.
+        # The result of tuning is compiled and compared afterwards, which takes about as long as adding did.
         left = end - time.monotonic() - added
         least = _LEAST + _BASELINE * added
         if left < least:

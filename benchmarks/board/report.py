@@ -1,4 +1,4 @@
-"""The report's text: tables in plain columns, and what the figures of a family say together."""
+"""The report's text: tables in plain columns, and a summary of each family's figures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Row = Sequence[str]
 
 
 def heading(text: str) -> str:
-    """A section's head."""
+    """Return the heading of a section."""
     return f"\n== {text} ==\n"
 
 
 def columns(rows: Iterable[Row]) -> str:
-    """Rows as lines, their cells one below the other."""
+    """Return rows as lines of aligned cells."""
     rows = [list(row) for row in rows]
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))] if rows else []
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -27,7 +27,7 @@ def columns(rows: Iterable[Row]) -> str:
 
 
 def kernel_tables(programs: Sequence[Program], measured: Sequence[Measured]) -> str:
-    """Predicted and measured times side by side, family by family."""
+    """Return predicted and measured times side by side, family by family."""
     text = ""
     for family in FAMILIES:
         pairs = [(p, m) for p, m in zip(programs, measured, strict=True) if p.family == family]
@@ -74,13 +74,13 @@ def _together(pairs: Sequence[tuple[Program, Measured]]) -> str:
 
 
 def _regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """What trusting the prediction costs: of equally predicted ones the slowest counts."""
+    """Return the cost of trusting the prediction: the slowest of those predicted best, over the fastest."""
     least = min(predicted for predicted, _ in pairs)
     return max(us for predicted, us in pairs if predicted == least) / min(us for _, us in pairs)
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rank correlation of pairs, ties ranked in the middle; 0 where one side is all the same."""
+    """Return Spearman's rank correlation of pairs, ties ranked in the middle; 0 if one side is constant."""
     first, second = (_ranks([pair[n] for pair in pairs]) for n in (0, 1))
     middle = (len(pairs) - 1) / 2
     across = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
@@ -94,7 +94,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def model_table(models: Iterable[Served]) -> str:
-    """The models, one a row."""
+    """Return the table of models, one a row."""
 
     def figure(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"

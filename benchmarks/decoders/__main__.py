@@ -21,8 +21,8 @@ SEED: Final = 0
 # Layers, hidden size, heads, heads of keys and values, inner size, vocabulary.
 LLAMA: Final = {
     "small": (4, 256, 4, 2, 688, 1000),
-    "135m": (30, 576, 9, 3, 1536, 49152),  # As SmolLM-135M
-    "500m": (24, 896, 14, 2, 4864, 151936),  # As Qwen2.5-0.5B
+    "135m": (30, 576, 9, 3, 1536, 49152),  # Sizes of SmolLM-135M
+    "500m": (24, 896, 14, 2, 4864, 151936),  # Sizes of Qwen2.5-0.5B
 }
 # Layers of each of encoder and decoder, hidden size, heads, inner size, vocabulary.
 WHISPER: Final = {
@@ -46,7 +46,7 @@ def llama(sizes: dict[str, int], context: int) -> Any:
         intermediate_size=sizes["inner"],
         vocab_size=sizes["vocab"],
         max_position_embeddings=context,
-        initializer_range=sizes["hidden"] ** -0.5,  # Each product keeps the size of what it is given
+        initializer_range=sizes["hidden"] ** -0.5,  # Products then keep the scale of their inputs
     )
     return LlamaForCausalLM(config)
 
@@ -105,7 +105,7 @@ def export_with_genai(source: Path, output: Path, precision: str, options: dict[
 
     build: Callable[..., None] = create_model
     weights, _, activations = precision.partition("-")
-    provider = "webgpu" if "fp16" in (weights, activations) else "cpu"  # For a CPU it writes float32 alone
+    provider = "webgpu" if "fp16" in (weights, activations) else "cpu"  # "cpu" writes only float32
     with tempfile.TemporaryDirectory() as cache:
         build("", str(source), str(output), weights, provider, cache, **options)
 

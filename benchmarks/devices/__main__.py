@@ -28,10 +28,10 @@ from .beds import Bed
 from .kernels import Made
 from .running import Executed
 
-_SECONDS = 7200.0  # Of one device
-_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # Of one file; llvmpipe takes seconds to build a kernel
+_SECONDS = 7200.0  # Limit of one device
+_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # Limits of a file; llvmpipe builds a kernel in seconds
 _WIDTH = 120  # Columns, at least
-_PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # In the order of their files' names
+_PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # Sorted like their files' names
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def _kernels(made: Sequence[Made], found: Sequence[Bed]) -> int:
 
 
 def _summed(came: Sequence[Executed]) -> str:
-    """`12 of 12, 1.2e-06`: how many were right, and the largest error; why where none was executed."""
+    """Return the number of right ones and the largest error, as in `12 of 12, 1.2e-06`."""
     if all(one.error is None for one in came):
         return "not executed"
     right = sum(one.error is not None and not one.wrong for one in came)
@@ -97,7 +97,7 @@ def _models(paths: Sequence[Path], precision: Precision, folder: Path, found: Se
 
 
 def _explain(found: Sequence[Bed], executed: Sequence[Sequence[Executed]], names: Sequence[str]) -> None:
-    """Print why what was not executed was not, and what is wrong."""
+    """Print the reasons of files that were not executed, and the errors of wrong ones."""
     for bed, came in zip(found, executed, strict=True):
         for why, times in Counter(one.failed for one in came if one.failed).items():
             print(f"{bed.name}, {times} not executed: {why}")

@@ -14,7 +14,7 @@ from honed.protocol.errors import DeviceError
 ROOT = Path("/var/cache/honed-rusticl")
 CLONE = Path(__file__).parents[2]
 _MODULE = "benchmarks.devices.running"
-# llvmpipe has halves, but does not report them unless told to (facts/testbeds.md).
+# The driver llvmpipe has halves, but reports them only with this variable (facts/testbeds.md).
 _RUSTICL = {
     "RUSTICL_ENABLE": "llvmpipe",
     "RUSTICL_FEATURES": "fp16",
@@ -38,14 +38,14 @@ class Bed:
 
 
 def here(specs: Sequence[str], files: Path) -> list[Bed]:
-    """The devices of this machine that `specs` name, all of them without any; raises as `devices.select`."""
+    """Return this machine's devices that `specs` name, or all without any; raise as `devices.select`."""
     found = [devices.select(spec) for spec in specs] if specs else devices.discover()
     command = (sys.executable, "-m", _MODULE, str(files))
     return [Bed(one.profile.identity.platform, one.spec, command) for one in found]
 
 
 def rusticl(root: Path, files: Path) -> Bed:
-    """Rusticl on llvmpipe in what `benchmarks/devices/build` makes; raises DeviceError without it."""
+    """Return rusticl on llvmpipe in the root that `benchmarks/devices/build` makes; raise DeviceError."""
     if not (root / "etc/OpenCL/vendors/rusticl.icd").exists():
         raise DeviceError(f"rusticl is not in {root}; make it with `benchmarks/devices/build {root}`")
     if os.geteuid() != 0:

@@ -32,7 +32,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A compiled file: what it computes, by which schedule, and how far its output may be off."""
+    """A compiled file: its task and schedule, and the allowed error of its output."""
 
     task: str
     precision: Precision
@@ -41,7 +41,7 @@ class Made:
 
 
 def mali() -> DeviceProfile:
-    """The bench's Mali-G610, with buffers that other devices can have, too."""
+    """Return the bench's Mali-G610, with buffers that other devices can have, too."""
     one = profile()
     return replace(one, limits=replace(one.limits, base_align_bytes=_ALIGNMENT))
 
@@ -95,7 +95,7 @@ def write_one(path: Path, load: Workload, schedule: str, lowered: Lowered, devic
 
 
 def _program(load: Workload, schedule: str, lowered: Lowered) -> LoweredModel:
-    """The function as a model of one call."""
+    """Return the function as a model of one call."""
     outputs = load.outputs
     inputs = tuple(n for n in range(len(load.parameters)) if n not in outputs)
     function = Function(
@@ -118,7 +118,7 @@ def _program(load: Workload, schedule: str, lowered: Lowered) -> LoweredModel:
 
 
 def _expected(load: Workload, signature: Normalised) -> ReferenceProbes:
-    """The sets of inputs that candidates are checked with, as probes."""
+    """Return the sets of inputs that candidates are checked with, as probes."""
 
     def arrays(number: int, specs: tuple[StaticTensorSpec, ...]) -> dict[str, np.ndarray]:
         return {spec.name: np.load(load.folder / f"{number}.{spec.name[1:]}.npy") for spec in specs}

@@ -13,7 +13,7 @@ from .kernels import mali
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A compiled model: what its arithmetic is, why `--precision auto` chose so, and what is allowed."""
+    """A compiled model: its arithmetic, the reason of `--precision auto` for it, and the allowed error."""
 
     name: str
     arithmetic: str

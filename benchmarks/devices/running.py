@@ -1,8 +1,8 @@
 """Executes compiled files, in a process that may be lost.
 
 `python -m benchmarks.devices.running FILES SPEC FIRST`: FILES is a folder. From file number FIRST on, in the
-order of their names, each gets two lines on standard output: its number before it is built, then what came
-of its probes.
+order of their names, prints two lines for each on standard output: its number before it is built, then the
+results of its probes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from honed.runtime.execution.executor import Executor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """The result of one file: the largest error over probes and outputs, of an output's range.
+    """The result of one file: the largest error over probes and outputs, over an output's range.
 
-    `wrong` is what the worst of them differs by where that is more than is allowed.
+    `wrong` describes the worst difference, if it is above the allowed one.
     """
 
     error: float | None = None
@@ -36,7 +36,7 @@ class Executed:
 
 
 def main(files: str, spec: str, first: str) -> int:
-    """Execute, and tell."""
+    """Execute the files from number `first` on, and print two lines for each."""
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # Drivers print
         _execute_all(Path(files), spec, int(first), out)

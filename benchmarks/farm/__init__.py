@@ -1,1 +1,1 @@
-"""What a farm of four boards gains over one."""
+"""Measures what a farm of four boards gains over one."""

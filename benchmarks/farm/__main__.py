@@ -1,10 +1,10 @@
-"""What boards add to a search: `python -m benchmarks.farm`.
+"""Measures what boards add to a search: `python -m benchmarks.farm`.
 
-LightGlue with 64 keypoints is tuned by a farm of one real board, an OpenCL device of this machine, which is
+A farm of one real board, an OpenCL device of this machine, tunes LightGlue with 64 keypoints, and is
 recorded. Then farms of one, two and four stand-ins with the recorded times, each a process, take turns at the
-same candidates, through the real scheduler and TLS: once as if they were proposed in no time, once with the
-recorded seconds of searching, of which a batch's go on while the one before is measured. Printed are
-candidates a second, and the seconds to 90 % of the final gain.
+same candidates, through the real scheduler and TLS: once as if proposing took no time, once with the recorded
+seconds of searching, which for each batch run while the previous one is measured. Prints candidates a second,
+and the seconds to 90 % of the final gain.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from honed.tuner.records.verdict import Outcome
 from .recorded import Recording, keep, record
 
 _BOARDS = (1, 2, 4)
-_SHARE = 0.9  # Of the final gain
+_SHARE = 0.9  # Share of the final gain
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Candidates judged in so many seconds, of which `ninety` until 90 % of the gain."""
+    """A replay: candidates judged in `seconds`, and the seconds to 90 % of the gain, `ninety`."""
 
     candidates: int
     seconds: float
@@ -46,7 +46,7 @@ class Replayed:
 
 
 def main() -> None:
-    """Record, replay, print."""
+    """Record one board, replay farms, and print the times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.farm", description=__doc__)
     parser.add_argument("--trials", type=int, default=192, help="candidates to record (192)")
     parser.add_argument("--turns", type=int, default=2, help="of each farm (2)")
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _farm(recording: Recording, folder: Path, count: int, searching: bool) -> Replayed:
-    """A farm of stand-ins, and the recorded search by it."""
+    """Start a farm of stand-ins, and replay the recorded search on it."""
     certificates = folder / "certificates"
     with RunningFarm(folder, certificates, folder / "cache") as farm:
         command = [sys.executable, "-m", "benchmarks.farm.standin", str(folder / "recording")]

@@ -1,4 +1,4 @@
-"""A search as one real board of a farm measured it: what was sent, what came back, and how long it took."""
+"""Records a search as one real board of a farm measured it: messages, rulings, and times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BATCH, _THREADS = 32, 2
 
 @dataclass
 class Batch:
-    """One round: candidates in their order, and the seconds that proposing and learning took."""
+    """A round: candidates in order, and the seconds that proposing and learning took."""
 
     task: str
     candidates: list[str]
@@ -37,7 +37,7 @@ class Batch:
 
 @dataclass
 class Recording:
-    """By candidate's id what was sent of it and the ruling on it; by task its memory, and seconds to load."""
+    """The messages and rulings by candidate's id, and the memory and seconds of loading by task."""
 
     weights: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, float] = field(default_factory=dict)  # Seconds of default schedules
@@ -48,7 +48,7 @@ class Recording:
     loading: dict[str, float] = field(default_factory=dict)
 
     def total(self, best: dict[str, float]) -> float:
-        """What an inference's kernels take with these times, in seconds."""
+        """Return the time of an inference's kernels with these times, in seconds."""
         return sum(weight * best[task] for task, weight in self.weights.items())
 
 
@@ -59,30 +59,30 @@ class Recorder:
         self._boards, self._recording = boards, recording
         self._loads: dict[int, tuple[str, float]] = {}
         self._judged: dict[int, str] = {}
-        self.order: list[str] = []  # Of candidates that were judged
+        self.order: list[str] = []  # Candidates in the order of their rulings
 
     def present(self) -> frozenset[str]:
-        """As in `DaskBoards`, like all below."""
+        """Return what `DaskBoards` does, as all methods below do."""
         return self._boards.present()
 
     def greet(self, address: str) -> int:
-        """As in `DaskBoards`."""
+        """Pass the call on to `DaskBoards`."""
         return self._boards.greet(address)
 
     def settle(self, address: str) -> int:
-        """As in `DaskBoards`."""
+        """Pass the call on to `DaskBoards`."""
         return self._boards.settle(address)
 
     def give_up(self, number: int) -> None:
-        """As in `DaskBoards`."""
+        """Pass the call on to `DaskBoards`."""
         self._boards.give_up(number)
 
     def close(self) -> None:
-        """As in `DaskBoards`."""
+        """Pass the call on to `DaskBoards`."""
         self._boards.close()
 
     def load(self, address: str, memory: bytes) -> int:
-        """As in `DaskBoards`."""
+        """Pass the call on, and record the task's memory."""
         task = rows.unpack(rows.BoardMemory, memory).workload["task"]
         self._recording.memories[task] = memory
         number = self._boards.load(address, memory)
@@ -90,7 +90,7 @@ class Recorder:
         return number
 
     def judge(self, address: str, trial: bytes) -> int:
-        """As in `DaskBoards`."""
+        """Pass the call on, and record the candidate that is sent."""
         candidate = rows.unpack(rows.FarmTrial, trial).candidate
         self._recording.sent[candidate["id"]] = candidate
         number = self._boards.judge(address, trial)
@@ -98,7 +98,7 @@ class Recorder:
         return number
 
     def came(self, seconds: float) -> BoardAnswer | None:
-        """As in `DaskBoards`."""
+        """Return the board's answer, and record seconds of loading or the ruling."""
         came = self._boards.came(seconds)
         if came is None or came.data is None:
             return came
@@ -156,19 +156,19 @@ def record(farm: RunningFarm, device: Device, model: Path, folder: Path, trials:
 
 
 def keep(recording: Recording, path: Path) -> None:
-    """For `kept`."""
+    """Write a recording for `kept`."""
     path.write_bytes(pickle.dumps(recording))
 
 
 def kept(path: Path) -> Recording:
-    """What `keep` wrote: a file of one's own."""
+    """Return the recording that `keep` wrote; unpickling is safe only for one's own file."""
     found = pickle.loads(path.read_bytes())
     assert isinstance(found, Recording)
     return found
 
 
 def steady(rulings: Iterable[bytes]) -> float:
-    """The median yardstick of rulings, in seconds."""
+    """Return the median yardstick of rulings, in seconds."""
     found = sorted(
         answer.verdict["yardstick_s"]
         for answer in map(rows.answer, rulings)

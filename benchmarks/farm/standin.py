@@ -1,7 +1,7 @@
-"""A recorded-time stand-in for a board: `python -m benchmarks.farm.standin RECORDING CERTIFICATES URL`.
+"""A stand-in for a board: `python -m benchmarks.farm.standin RECORDING CERTIFICATES URL`.
 
-It measures nothing: it waits as long as a real board took for that candidate, and answers what that did. The
-yardstick is the same in all its answers, as boards of one speed would have it.
+It measures nothing: it waits as long as a real board took for that candidate, and returns that board's
+ruling. The yardstick is the same in all its answers, as if boards had one speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .recorded import Recording, kept, steady
 
 
 class StandIn:
-    """`Board` with recorded times."""
+    """A `FarmBoard` with recorded times."""
 
     threads = 1
 
@@ -30,7 +30,7 @@ class StandIn:
         self._yardstick = steady(recording.rulings.values())
 
     def greet(self) -> rows.Greeting:
-        """Some device: the same for all stand-ins."""
+        """Describe a device, the same for all stand-ins."""
         profile = profilefile.to_dict(predicted("mali-g610"))
         return rows.Greeting(
             version=rows.VERSION, honed="", host="stand-in", bench="", depth=DEPTH, profile=profile
@@ -42,25 +42,25 @@ class StandIn:
         return rows.BoardReady(rate=0.0)
 
     def judge(self, trial: rows.FarmTrial) -> rows.Answer:
-        """The recorded ruling, in the recorded time."""
+        """Return the recorded ruling, after the recorded time."""
         ruling = rows.answer(self._recording.rulings[trial.candidate["id"]])
         assert isinstance(ruling, rows.BoardVerdict)
         time.sleep(ruling.verdict["seconds"])
         return replace(ruling, verdict=ruling.verdict | {"yardstick_s": self._yardstick}, faults=())
 
     def settle(self) -> rows.Answer:
-        """Nothing can fault."""
+        """Report no faults, as nothing runs."""
         return rows.BoardVerdict(verdict={}, phases={}, faults=())
 
     def rest(self) -> None:
-        """There is nothing to leave."""
+        """Do nothing: there is no device to leave."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 def main(recording: str, certificates: str, url: str) -> None:
-    """Serve until told to stop."""
+    """Serve until the process is ended."""
     board = cast("FarmBoard", StandIn(kept(Path(recording))))
     serve(url, Path(certificates), board, lambda text: print(text, flush=True))
 

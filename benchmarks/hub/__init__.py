@@ -1,1 +1,1 @@
-"""What a hub is worth: one machine tunes, others have it without a search."""
+"""Measures what a hub is worth: one machine tunes, and others get its results without a search."""

@@ -63,16 +63,16 @@ class Machine:
     folder: Path
     client: Client
     pulled: int = 0
-    ways: Counter[str] = field(default_factory=Counter)  # Trials, by how the search came to them
+    ways: Counter[str] = field(default_factory=Counter)  # Trials, by search strategy
     tuning_seconds: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
     def hone(self, *arguments: str) -> dict[str, Any]:
-        """What a command prints as JSON."""
+        """Return the JSON output of a command."""
         return hone(*arguments, f"--socket={self.folder / 's'}")
 
     def tune(self, trials: int) -> None:
-        """Tune by hand, and count what was tried."""
+        """Tune by `hone tune`, and count trials by search strategy."""
         began = time.monotonic()
         self.hone("tune", MODEL, "--trials", str(trials))
         self.tuning_seconds = time.monotonic() - began
@@ -81,17 +81,17 @@ class Machine:
             self.ways = Counter(dict(rows))
 
     def push(self) -> int:
-        """Put its records into the hub; gives how many."""
+        """Push the machine's records into the hub; return their number."""
         answer: int = self.hone("hub", "push", f"--folder={self.folder / 'hub'}")["records"]
         return answer
 
     def pull(self) -> None:
-        """Take what is there."""
+        """Pull the hub's records."""
         self.pulled = self.hone("hub", "pull", f"--folder={self.folder / 'hub'}")["added"]
 
 
 def main() -> int:
-    """Show it; gives 1 where a service that pulled is over 1.1 times as slow, or searched."""
+    """Print the results; return 1 if a service that pulled is over 1.1 times as slow, or searched."""
     options = _options()
     with tempfile.TemporaryDirectory(prefix="hub-") as text, contextlib.ExitStack() as running:
         folder = Path(text)
@@ -135,7 +135,7 @@ def _options() -> argparse.Namespace:
 
 
 def hone(*arguments: str) -> dict[str, Any]:
-    """What a command prints as JSON; its progress goes to nobody, unless it fails."""
+    """Return the JSON output of a command; show its progress only if it fails."""
     command = [sys.executable, "-m", "honed.tool.main", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -152,7 +152,7 @@ def _lightglue(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _nginx(folder: Path) -> Iterator[int]:
-    """A web server of the folder www; gives its port."""
+    """Run a web server of the folder www, and yield its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -192,7 +192,7 @@ def _environment(folder: Path, name: str) -> Mapping[str, str]:
 
 
 def _time(machines: Sequence[Machine], turns: int) -> None:
-    """What the kernels of an inference take by the device's clock, of all in turns."""
+    """Measure the kernels of an inference by the device's clock, on all machines in turns."""
     for turn in range(turns + 1):
         for machine in machines:
             seconds = 1e-6 * machine.client.profile(MODEL, runs=3)["sum_us"]

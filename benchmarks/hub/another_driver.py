@@ -1,7 +1,7 @@
-"""Has every process of a service say that its devices' driver is another one.
+"""Makes every process of a service report another driver version for its devices.
 
-Named `sitecustomize` in a folder of PYTHONPATH, it is imported when Python starts. The driver is the same:
-what is shown is what honed does where the driver's version differs, and not how such a driver computes.
+Named `sitecustomize` in a folder of PYTHONPATH, it is imported when Python starts. The driver is the same: it
+shows what honed does if the driver's version differs, not how such a driver computes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """That module's, whose loader also changes it."""
+        """Return the spec of honed.machine.devices, whose loader also changes the module."""
         if name != "honed.machine.devices":
             return None
         sys.meta_path.remove(self)

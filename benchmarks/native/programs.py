@@ -32,7 +32,7 @@ def install(folder: Path) -> None:
     """Install the programs, and write their models, unless they are there."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "installed").exists():
-        # Their install scripts fetch libraries for GPUs, which need not be had.
+        # Scripts of npm packages would fetch libraries for GPUs, which are not needed.
         npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
         subprocess.run([*npm, *_NPM], check=True, stdout=subprocess.DEVNULL)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
@@ -92,7 +92,7 @@ def programs(folder: Path, library: Path) -> Mapping[str, Program]:
 
 
 def debian_programs(folder: Path, library: Path) -> Mapping[str, Program]:
-    """Return how Debian 13's programs run; none where they cannot be installed."""
+    """Return how to run Debian 13's programs; none if they cannot be installed."""
     if os.geteuid() or not shutil.which("debootstrap"):
         print("Debian's programs are left out: they need root and debootstrap", file=sys.stderr)
         return {}

@@ -1,10 +1,10 @@
 """Files that requests, an ONNX file and a candidate pass through: python -m benchmarks.passage CHECKOUT...
 
-Counted are the files of which a function runs, in any process, in a real service on the first OpenCL
-device: all that a client's first request passes through; of warm requests those that each of several
-passes through; of the others all that one passes through, from `hone add` to READY, and from when the
-machine is idle to a version that the tuner found, without those in which something runs in ten seconds of
-rest. Modules that only hold data are not counted, nor is what this model or device does not need.
+Counts the files in which a function runs, in any process, of a real service on the first OpenCL device: all
+that a client's first request passes through; of warm requests those that each of several passes through; of
+the others all that one passes through, from `hone add` to READY, and from when the machine is idle until the
+tuner's new version, without files in which something runs in ten seconds of rest. Modules that only hold data
+are not counted, nor code that this model or device does not need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOLDERS: Final = ("", "daemon", "runtime", "tuner")
 
 
 def passed(root: Path) -> dict[int, set[str]]:
-    """Files by the windows of `scenario`, below the root of a checkout."""
+    """Return the files by the windows of `scenario`, below the root of a checkout."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HONED_", "XDG_"))}
     with tempfile.TemporaryDirectory(prefix="honed-passage-") as name:
         folder = Path(name)
@@ -45,7 +45,7 @@ def passed(root: Path) -> dict[int, set[str]]:
 
 
 def ways(found: Mapping[int, set[str]]) -> dict[str, list[str]]:
-    """Files by what passes through them."""
+    """Return the files by what passes through them."""
     from .scenario import CANDIDATE, FILE, REQUEST, REQUESTS, REST
 
     warm = [found[REQUEST + n] for n in range(1, REQUESTS)]
@@ -58,7 +58,7 @@ def ways(found: Mapping[int, set[str]]) -> dict[str, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print the table of files."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.passage", description=__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[_HERE.parents[1]])
     parser.add_argument("--names", action="store_true", help="name the files, too")

@@ -1,4 +1,4 @@
-"""What is looked at, done with the packages that PYTHONPATH names: python scenario.py FOLDER."""
+"""Does what `benchmarks.passage` records, with the packages in PYTHONPATH: python scenario.py FOLDER."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECONDS = 900.0
 
 
 def write_model(path: Path, image: tuple[int, ...] = (1, 9, 61, 63)) -> None:
-    """A small network with windows, a product and a softmax, which its first schedules leave much to win."""
+    """Write a small network with windows, a product and a softmax, whose first schedules are slow."""
     window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
     nodes = [
         helper.make_node("MaxPool", ["x"], ["highest"], **window),
@@ -64,7 +64,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def window(self, number: int) -> Iterator[None]:
-        """Files are noted as of this number."""
+        """Record files under this number during the block."""
         os.pwrite(self._window, bytes([number]), 0)
         try:
             yield
@@ -73,7 +73,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def service(self, config: str) -> Iterator[Client]:
-        """A client of a service whose state stays in the folder."""
+        """Yield a client of a service whose state stays in the folder."""
         file, socket = self._folder / "honed.toml", self._folder / "s"
         file.write_text(config)
         command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={file}"]
@@ -89,7 +89,7 @@ class Scenario:
             process.wait()
 
     def run(self) -> None:
-        """All of it, one after the other."""
+        """Run all parts of the scenario, in order."""
         path = self._folder / "m.onnx"
         write_model(path)
         with self.service(_ASLEEP) as client:
@@ -113,14 +113,14 @@ class Scenario:
                 wait_for(lambda: _awake(client) and client.history("m")["version"] > 1, "a tuned version")
 
     def _rest(self) -> None:
-        """What runs where nothing is asked for."""
+        """Record what runs without requests."""
         time.sleep(2.0)
         with self.window(REST):
             time.sleep(10.0)
 
 
 def wait_for(what: Callable[[], object], name: str) -> None:
-    """Until it is so; raises SystemExit after a long time."""
+    """Wait until `what` returns true; raise SystemExit after a long time."""
     end = time.monotonic() + _SECONDS
     while time.monotonic() < end:
         with contextlib.suppress(HonedError):

@@ -1,4 +1,4 @@
-"""What the priors that ship are made from: generated layers, and records of schedules for them.
+"""Generates the priors that ship, from generated layers and records of schedules for them.
 
 The prior of processors comes from `records/cpu-11.jsonl.gz` and the layers that these records belong to:
 

@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _measured(task: Workload, tried: list[Tried], measurer: Measurer, turn: Path) -> Iterator[Verdict]:
-    """A verdict on each."""
+    """Yield a verdict on each."""
     candidates = [Candidate.of(str(n), each.lowered) for n, each in enumerate(tried)]
     measurer.load(task)
     measurer.build(candidates)

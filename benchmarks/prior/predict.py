@@ -1,8 +1,8 @@
 """Records for the prior of Malis: `python -m benchmarks.prior.predict OUT.jsonl [--layers N] [--seed S]`.
 
-Draws schedules of made-up layers in halves and in singles and has the Valhall bench judge them for a class of
-drivers: predicted times, as there is no Mali to measure on. The code of Mesa 25.0 gives two records of each,
-of its own driver and, where halves go in pairs, of Arm's.
+Draws schedules of made-up layers in halves and in singles, and the Valhall bench judges them for a class of
+drivers: predicted times, as there is no Mali to measure on. Mesa 25.0's code makes two records of each, for
+its own driver and, with paired halves, for Arm's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _tasks(paths: Iterable[Path], seed: int, end: float) -> Iterator[Extracted]:
-    """Those of the models, a quarter of them in singles, until the monotonic clock says `end`."""
+    """Yield the models' tasks, a quarter of them in singles, until the monotonic clock reaches `end`."""
     rng = random.Random(seed)
     for path in paths:
         if time.monotonic() > end:
@@ -80,13 +80,13 @@ def _tasks(paths: Iterable[Path], seed: int, end: float) -> Iterator[Extracted]:
 def _begun(
     tasks: Iterable[Extracted], judge: MachineCodeJudge, seed: int, profile: DeviceProfile
 ) -> Iterator[tuple[Extracted, list[tuple[Tried, Future[Dump]]]]]:
-    """Each task's schedules, being compiled side by side."""
+    """Yield each task with its schedules, which are being compiled in parallel."""
     for one in tasks:
         yield one, [(each, judge.begin(each.lowered.source)) for each in schedules(one, profile, seed)]
 
 
 def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
-    """The items, each when the next was taken: kernels of one are compiled while the next are lowered."""
+    """Yield each item after the next was taken: kernels of one are compiled while the next are lowered."""
     last: list[_Item] = []
     for item in items:
         yield from last
@@ -95,7 +95,7 @@ def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
 
 
 def _judged(one: Extracted, tried: Tried, begun: Future[Dump], judge: MachineCodeJudge) -> list[JudgedLaunch]:
-    """The launches of a schedule in each inference; none where Mesa's compiler does not build it."""
+    """Return the launches of a schedule in each inference; none if Mesa's compiler cannot build it."""
     task = workload(one.task.key, one.func, one.task.outputs, Path(), None, one.task.constants)
     launches = inference_launches(task, Candidate.of("", tried.lowered))
     try:

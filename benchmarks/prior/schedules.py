@@ -1,4 +1,4 @@
-"""What a prior chooses from, as records: a function's schedule by default rules, and draws from its space."""
+"""Draws what a prior chooses from, as records: a function's schedule by default rules, and others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tried:
 
 
 def schedules(one: Extracted, profile: DeviceProfile, seed: int) -> Iterator[Tried]:
-    """Each of a task that can be lowered, the rule's first; the same for one seed."""
+    """Yield each schedule of a task that can be lowered, the rule's first; equal for equal seeds."""
     target = target_for(profile)
     ruled = by_rule(one.func, target, profile)
     if ruled is not None:
@@ -50,7 +50,7 @@ def record(
     *,
     quarantined: bool = False,
 ) -> bytes:
-    """The result of a schedule, as a line of `hone records export`."""
+    """Return the result of a schedule, as a line of `hone records export`."""
     now = time.time()
     return written(
         Line(

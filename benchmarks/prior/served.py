@@ -1,8 +1,8 @@
-"""How fast models are served before any tuning: `python -m benchmarks.prior.served MODEL.onnx...`.
+"""Times models as served before any tuning: `python -m benchmarks.prior.served MODEL.onnx...`.
 
 Compiles each model twice, with default rules alone and as it is first served, and runs both in turns, beside
-ONNX Runtime on the processors where that is installed. Its threads do not spin while others have their turns;
-as it is by default, spinning, it runs alone afterwards. Prints medians and how far the answers are apart.
+ONNX Runtime on the processors if that is installed. Its threads do not spin during others' turns; with its
+default, spinning, it runs alone afterwards. Prints medians and the differences of the outputs.
 """
 
 from __future__ import annotations

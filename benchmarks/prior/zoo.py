@@ -1,7 +1,7 @@
-"""Made-up models with the layers that networks are made of, at sizes that vary: what a prior is learned from.
+"""Made-up models with common layers of networks, at varying sizes, for training a prior.
 
-`python -m benchmarks.prior.zoo FOLDER` writes them, as `hone hub learn` wants them: with the same number,
-seed and kinds the same that records are made of.
+`python -m benchmarks.prior.zoo FOLDER` writes them for `hone hub learn`: equal number, seed and kinds give
+the models that records were made of.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LENGTHS = (1, 16, 49, 50, 64, 77, 100, 128, 196, 197, 256, 384, 400)
 _ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "LeakyRelu(c)", "Identity(c)")
 _BOUNDS = "<float low = {0.0}, float high = {6.0}>"
 _WEIGHTS = ("w", "s", "b")  # Inputs that are constants in networks
-_MOST_OPERATIONS = 1.5e9  # Of one layer: a candidate must be quick to measure
+_MOST_OPERATIONS = 1.5e9  # Limit for one layer: a candidate must be quick to measure
 
 
 def main() -> int:
@@ -44,14 +44,14 @@ def main() -> int:
 
 
 def add_kinds(parser: argparse.ArgumentParser) -> None:
-    """The option that says which kinds of layers there are to be."""
+    """Add the option that selects kinds of layers."""
     parser.add_argument(
         "--kinds", nargs="+", choices=_KINDS, default=_USUAL, help="of layers, in turns (the first eight)"
     )
 
 
 def write(folder: Path, count: int, seed: int, kinds: Sequence[str]) -> list[Path]:
-    """`count` models of one layer each."""
+    """Write `count` models of one layer each."""
     rng = random.Random(seed)
     made: list[Path] = []
     while len(made) < count:
@@ -68,7 +68,7 @@ def write(folder: Path, count: int, seed: int, kinds: Sequence[str]) -> list[Pat
 
 
 def _settle(model: onnx.ModelProto, seed: int) -> None:
-    """Make weights of the inputs that are called so: what is constant may be laid out anew beforehand."""
+    """Turn inputs named in _WEIGHTS into constants, which the compiler may lay out in advance."""
     rng = np.random.default_rng(seed)
     for given in [value for value in model.graph.input if value.name in _WEIGHTS]:
         shape = [axis.dim_value for axis in given.type.tensor_type.shape.dim]
@@ -180,7 +180,7 @@ def _move(rng: random.Random) -> str:
 
 
 def _join(rng: random.Random) -> str:
-    """Images of two scales beside each other, as detectors give them, or channels of one."""
+    """Return images of two scales beside each other, as in detectors, or channels of one."""
     first, second, side = rng.choice(_CHANNELS), rng.choice(_CHANNELS), rng.choice((*_SIDES, *_ODD_SIDES))
     half = (side + 1) // 2
     match rng.randrange(3):
@@ -201,7 +201,7 @@ def _join(rng: random.Random) -> str:
 
 
 def _tail(rng: random.Random) -> str:
-    """What comes behind products: a norm with GELU, pixels out of channels, or heads."""
+    """Return operators that follow products: a norm with GELU, pixels out of channels, or heads."""
     match rng.randrange(3):
         case 0:
             width = rng.choice(_WIDTHS)

@@ -21,13 +21,13 @@ class CudaGraph:
     """A model in float32 without TF32: `run` copies inputs to the GPU, replays, and copies outputs back."""
 
     def __init__(self, path: Path, given: Arrays) -> None:
-        """`given` are inputs of the shapes that all runs have; raises NotImplementedError at an operator."""
+        """Capture the model; `given` are inputs of the shapes of all runs. Raise NotImplementedError."""
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = True  # cuDNN's fastest, found while warming up
         model = onnx.load(path)
         self._nodes, self._outputs = model.graph.node, [each.name for each in model.graph.output]
-        self._softmax_axis = 1 if model.opset_import[0].version < 13 else -1  # Where a node names none
+        self._softmax_axis = 1 if model.opset_import[0].version < 13 else -1  # Default of the attribute
         self._constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
         self._kept = {name: _tensor(array) for name, array in self._constants.items()}
         self._inputs = {name: _tensor(array) for name, array in given.items()}
@@ -46,14 +46,14 @@ class CudaGraph:
         torch.cuda.current_stream().wait_stream(stream)
 
     def run(self, given: Arrays) -> dict[str, np.ndarray]:
-        """Infer; the outputs by name."""
+        """Run an inference, and return the outputs by name."""
         for name, array in given.items():
             self._inputs[name].copy_(torch.from_numpy(array))
         self._graph.replay()
         return {name: value.cpu().numpy() for name, value in self._results.items()}
 
     def device_us(self, times: int = 50) -> float:
-        """What a replay takes by the device's clock, without transfers."""
+        """Return microseconds of a replay by the device's clock, without transfers."""
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(times):
@@ -82,7 +82,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array.copy()).cuda()
 
 
-# Each takes operands on the GPU, the same as arrays where they are constants, and attributes.
+# Operators take operands on the GPU, the same as arrays if they are constants, and attributes.
 _Operator = Callable[[list[Tensor], list[Any], dict[str, Any]], Tensor]
 
 
@@ -119,7 +119,7 @@ def _slice(x: list[Tensor], known: list[Any], a: dict[str, Any]) -> Tensor:
 
 
 def _padded(value: Tensor, pads: list[int], fill: float) -> Tensor:
-    """Of ONNX's `pads`: all that come before, then all that come behind; PyTorch has the last axis first."""
+    """Pad by ONNX's `pads`: all sizes before axes, then all after; PyTorch starts with the last axis."""
     half = len(pads) // 2
     pairs = [size for i in reversed(range(half)) for size in (pads[i], pads[i + half])]
     return functional.pad(value, pairs, value=fill) if any(pairs) else value

@@ -1,14 +1,14 @@
 """A service under mixed load for an hour: python -m benchmarks.soak [--minutes 60] [--faults] [--out DIR].
 
-A detector, a voice detector, a decoder and a model with open sizes are added by plain `hone add` on the best
-OpenCL device here. Clients come and go: each opens a connection, sends a burst and closes it. Every answer
-is compared with ONNX Runtime's, which computes them in this process without optimisations. Between bursts
-everybody rests, so that the service compiles and tunes. Meanwhile the service is restarted twice and workers
-are killed three times. With --faults all of `faults` is injected instead: processes are killed and stopped,
-the disk is filled, wrong and crashing versions are offered, and a GPU's fault record is written.
+Plain `hone add` adds a detector, a voice detector, a decoder and a model with open sizes on the best OpenCL
+device here. Clients come and go: each opens a connection, sends a burst and closes it. Every answer is
+compared with ONNX Runtime's in this process, without optimisations. Between bursts all clients pause, so that
+the service compiles and tunes. Meanwhile the service is restarted twice and workers are killed three times.
+With --faults all of `faults` is injected instead: processes are killed and stopped, the disk is filled, wrong
+and crashing versions are offered, and a GPU's fault record is written.
 
-Prints requests, failures, wrong answers, the memory of each process at the start and the end, and what was
-published and taken back; with --out DIR also as JSON.
+Prints requests, failures, wrong answers, the memory of each process at the start and the end, and versions
+published and rolled back; with --out DIR also as JSON.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ engine = "fastest"
 spawn = true
 """
 CLIENTS: Final = 3
-BUSY_SECONDS, REST_SECONDS = 45.0, 75.0  # Of a cycle
-KILLED_SECONDS: Final = 30.0  # In which sequences may be lost that a killed worker had
-STEPS: Final = 12  # Of a sequence
+BUSY_SECONDS, REST_SECONDS = 45.0, 75.0  # Phases of a cycle
+KILLED_SECONDS: Final = 30.0  # Time after a kill in which a worker's sequences may be lost
+STEPS: Final = 12  # Steps of a sequence
 INPUTS: Final = 4  # Sets of inputs for each model
-TOLERANCE: Final = 2e-3  # Of the range of an output
+TOLERANCE: Final = 2e-3  # Share of the range of an output
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Row:
-    """A request: when, of which model, how long it took, and what became of it."""
+    """The time, model, duration and result of a request."""
 
     at: float
     model: str
@@ -108,7 +108,7 @@ def answered(session: ort.InferenceSession, inputs: Arrays) -> Arrays:
 
 
 def detector(folder: Path) -> Subject:
-    """YOLOX-nano on made-up pictures."""
+    """Return YOLOX-nano on made-up pictures."""
     path = models.path("yolox_nano")
     session = reference(path)
     (image,) = session.get_inputs()
@@ -118,7 +118,7 @@ def detector(folder: Path) -> Subject:
 
 
 def voice(folder: Path) -> Subject:
-    """Silero VAD, which carries its state from a window of sound to the next."""
+    """Return Silero VAD, which carries its state from a window of sound to the next."""
     path = models.path("silero_vad")
     session = reference(path)
     rng = np.random.default_rng(1)
@@ -135,7 +135,7 @@ def voice(folder: Path) -> Subject:
 
 
 def decoder(folder: Path) -> Subject:
-    """A small decoder, whose keys and values grow: a prompt, then a token at a time."""
+    """Return a small decoder, whose keys and values grow: a prompt, then a token at a time."""
     path = decoders.decoder(folder / "decoder.onnx")
     rng = np.random.default_rng(2)
     courses = []
@@ -148,7 +148,7 @@ def decoder(folder: Path) -> Subject:
 
 
 def open_sizes(folder: Path) -> Subject:
-    """A convolution, a softmax and a mean on images of any size."""
+    """Return a convolution, a softmax and a mean on images of any size."""
     rng = np.random.default_rng(3)
     weights = numpy_helper.from_array(rng.standard_normal((8, 3, 3, 3)).astype(np.float32), "w")
     nodes = [
@@ -188,7 +188,7 @@ def _sequence(
 
 
 def difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """Return the largest difference over the range of what is expected; infinite for other shapes or NaN."""
+    """Return the largest difference over the expected output's range; infinite for NaN or other shapes."""
     if expected.shape != found.shape or not np.array_equal(np.isnan(expected), np.isnan(found)):
         return float("inf")
     scale = float(np.nanmax(np.abs(expected), initial=0.0)) or 1.0
@@ -201,7 +201,7 @@ class Load:
     def __init__(self, service: Service, subjects: list[Subject], seconds: float) -> None:
         self.rows: list[Row] = []
         self.disturbed = threading.Event()  # The service is being restarted
-        self.killed = float("-inf")  # When a worker was, last
+        self.killed = float("-inf")  # Time of a worker's last kill
         self._service = service
         self._subjects = subjects
         self.began = time.monotonic()
@@ -243,7 +243,7 @@ class Load:
             with Client(self._service.socket) as client:
                 for course in courses:
                     self._course(client, subject, course)
-        except HonedError as error:  # Of the connection
+        except HonedError as error:  # Connection error
             row.failed, row.disturbed = f"{type(error).__name__}: {error}", self.disturbed.is_set()
             self.rows.append(row)
 
@@ -311,7 +311,7 @@ class Events:
 
 
 def processes(service: Service) -> dict[str, psutil.Process]:
-    """Return the processes of a service by what they run."""
+    """Return the processes of a service by the program that they run."""
     found: dict[str, psutil.Process] = {}
     for process in [daemon := psutil.Process(service.process.pid), *daemon.children(recursive=True)]:
         try:
@@ -375,7 +375,7 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def figures(
     service: Service, load: Load, subjects: list[Subject], before: dict[str, int], story: list[str]
 ) -> dict[str, Any]:
-    """Return what is to be printed."""
+    """Return the figures to print."""
     wait_for(service.answers, "the service to answer", service)
     rows = load.rows
     with service.client() as client:
@@ -407,7 +407,7 @@ def figures(
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table."""
+    """Print the result as a table."""
     rows = [
         ("device", f"{result['device']['name']}, driver {result['device']['driver_version']}"),
         ("time", f"{result['seconds']:.0f} s"),

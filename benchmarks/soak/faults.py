@@ -1,4 +1,4 @@
-"""Everything that can go wrong around the service, on purpose, while a soak runs (`soak --faults`)."""
+"""Injects everything that can go wrong around the service, while a soak runs (`soak --faults`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from honed.runtime.compiled.model import CompiledModel, Launch, Step
 from honed.runtime.errors import HonedError
 
 EVERY_SECONDS = (15.0, 30.0)
-MARK = 12345.0  # As the first element of an input, where a successor crashes
+MARK = 12345.0  # First element of an input on which a successor crashes
 WILD = "{ ((volatile __global int*)0)[get_global_id(0) + (1L << 40)] = 1; }"
 FOREIGN = f"""
 import sys
@@ -48,7 +48,7 @@ class Holder:
         self._shim = folder / "clock.so"
 
     def open(self) -> dict[str, str]:
-        """Mount it; gives the environment for the service, with a wall clock that can be set."""
+        """Mount the state folder; return environment variables for a service whose wall clock can be set."""
         self.state.mkdir()
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MIB}m", "soak", str(self.state)], check=True
@@ -60,12 +60,12 @@ class Holder:
         return {"LD_PRELOAD": str(self._shim), "HONED_TEST_CLOCK": str(self.clock)}
 
     def set_clock(self, ahead: int) -> None:
-        """Seconds that the service's wall clock is ahead; its processes have the file mapped."""
+        """Set the seconds that the service's wall clock is ahead; its processes have the file mapped."""
         with self.clock.open("r+b" if self.clock.exists() else "wb", buffering=0) as file:
             file.write(ahead.to_bytes(8, sys.byteorder, signed=True))
 
     def close(self) -> None:
-        """Unmount it, if it was mounted."""
+        """Unmount the state folder, if it is mounted."""
         subprocess.run(["umount", "-l", str(self.state)], check=False, capture_output=True)
 
 
@@ -75,7 +75,7 @@ class Faults:
     def __init__(
         self, service: Service, holder: Holder, folder: Path, inputs: dict[str, dict[str, np.ndarray]]
     ) -> None:
-        """`inputs` are right ones of each model."""
+        """Set up the faults; `inputs` are valid ones of each model."""
         self.story: list[str] = []
         self._inputs = inputs
         self._service = service
@@ -99,7 +99,7 @@ class Faults:
         ]
 
     def run(self, seconds: float) -> None:
-        """For so long, every kind in turn."""
+        """Inject faults for `seconds`, every kind in turn."""
         end = time.monotonic() + seconds
         begun, number = time.monotonic(), 0
         while time.monotonic() < end:
@@ -145,7 +145,7 @@ class Faults:
         return f"answers after {answered:.1f} s, every model ready after {time.monotonic() - begun:.1f} s"
 
     def _wrong(self) -> str:
-        """Weights changed, its sources in form, and no probe with it: only the old version can tell."""
+        """Offer changed weights, with valid sources and without probes: only the old version can tell."""
 
         def spoil(model: CompiledModel, constants: dict[int, np.ndarray]) -> CompiledModel:
             assert model.proof is not None
@@ -166,7 +166,7 @@ class Faults:
         return self._offer(spoil)
 
     def _crashing_later(self) -> str:
-        """Right and fast until a client sends what no probe has: that costs one retry, and the version."""
+        """Offer a right and fast version that crashes on an input of no probe: one retry, and a rollback."""
         with self._service.client() as client:
             histories = {model["name"]: client.history(model["name"]) for model in client.models()}
         for name, history in histories.items():
@@ -252,7 +252,7 @@ class Faults:
         return "every model was served meanwhile" if serving else "not every model was served meanwhile"
 
     def _foreign(self) -> str:
-        """On a GPU a real fault with a real record; on a processor it ends that process alone."""
+        """Make another process fault: on a GPU with a real record; on a processor only that process ends."""
         command = [sys.executable, "-c", FOREIGN, self._service_device()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         with self._service.client() as client:
@@ -289,7 +289,7 @@ class Faults:
 
 
 def _with_statement(model: CompiledModel, step: Step, statement: str) -> CompiledModel:
-    """The kernel of a launch begins with a statement, in which ARGn is its argument n."""
+    """Return the model with a statement at the start of a launch's kernel; ARGn is its argument n."""
     assert isinstance(step, Launch)
     kernel = model.kernels[step.kernel]
     source = model.sources[kernel.source]

@@ -1,10 +1,10 @@
-"""Pictures through `honed-frigate`, so many a second, with the bridge and the service killed in between.
+"""Sends pictures through `honed-frigate` at a rate, with the bridge and the service killed in between.
 
     python -m benchmarks.soak.frigate --minutes 10 --rate 30
 
-The CPU engine serves YOLOX-nano, the detector behaves as Frigate's plug-in, and every answer is compared with
-what ONNX Runtime and the reference of the tests give. Prints a line at the end; exit status 1 where one was
-wrong, or more were lost than were under way when something was killed.
+The CPU engine serves YOLOX-nano, the detector behaves like Frigate's plug-in, and every answer is compared
+with those of ONNX Runtime and of the tests' reference. Prints a line at the end; exit status 1 if one was
+wrong, or if more were lost than were in flight at the kills.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def soak(options: argparse.Namespace, service: Service, bridge: Bridge, endpoint
 
 
 def kill(victim: Bridge | Service) -> None:
-    """With SIGKILL; another takes its place at once, as systemd has it."""
+    """Kill by SIGKILL, and start another at once, as systemd does."""
     victim.kill()
     if isinstance(victim, Bridge):
         victim.start()

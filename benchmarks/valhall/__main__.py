@@ -1,15 +1,15 @@
 """Kernels for a Mali-G610 judged by their machine code: `python -m benchmarks.valhall`.
 
 Without arguments: the bench's tasks, with the default schedule, the one that is first served, and the best of
-many draws; for matrix products also the one first served and the one written by hand, neither with what the
-task computes of it. Nothing runs on a GPU: times are bounds (honed.valhall.judge) of the launches in each
-inference: weights are packed before. They are given by the busiest pipe, by Mesa's `alu`, where pipes share
+many draws; for matrix products also the one first served and the hand-written one, both without the task's
+other operators. Nothing runs on a GPU: times are bounds (honed.valhall.judge) of the launches in each
+inference: weights are packed before. There are bounds by the busiest pipe, by Mesa's `alu`, where pipes share
 the issue of instructions, and by the busiest pipe for Arm's driver, which multiplies halves in pairs and has
-constants in the offsets of loads. `--judges 25.0,26.2` gives those of both compilers side by side. With
-`models`: whole models, and which kernels are refused or spill; with `--draws 8` also how far tables are from
-the best, with `--by-task` what limits each task. With `check`: the bench beside what others measured on the
-chip. With `winograd`: what Winograd's convolutions could take at least. With `dots`: products and
-convolutions of bytes. With `nodes`: which kernels of ONNX's node tests are refused.
+constants in the offsets of loads. `--judges 25.0,26.2` prints those of both compilers side by side. With
+`models`: whole models, and which kernels are refused or spill; with `--draws 8` also the distance of tables
+from the best, with `--by-task` the limit of each task. With `check`: the bench beside others' measurements on
+the chip. With `winograd`: bounds of Winograd's convolutions. With `dots`: products and convolutions of bytes.
+With `nodes`: which kernels of ONNX's node tests are refused.
 """
 
 from __future__ import annotations

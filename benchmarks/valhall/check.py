@@ -1,8 +1,8 @@
-"""The bench beside what others measured on the chip: `python -m benchmarks.valhall check`.
+"""The bench beside others' measurements on the chip: `python -m benchmarks.valhall check`.
 
-Where the kernel behind a figure is known in kind (clpeak's, a tile of Arm's), one of that kind is judged.
-Where it is not (the case's, ncnn's), our own kernels for the same work are, so that a ratio there holds the
-difference of the kernels, too.
+If the kind of kernel of a figure is known (clpeak's, a tile of Arm's), a kernel of that kind is judged. If it
+is not (the case's, ncnn's), our own kernels for the same work are, so that the ratio includes the difference
+of the kernels.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Row:
     unit: str
     measured: float
     predicted: float
-    same: str  # How far the kernel is the same
+    same: str  # Similarity of the kernels
 
     @property
     def optimism(self) -> float:
-        """How many times better the prediction is than what was measured."""
+        """The factor by which the prediction is better than the measurement."""
         better = self.predicted / self.measured
         return 1 / better if self.unit in ("us", "ms") else better
 
@@ -99,7 +99,7 @@ def _arm(judge: MachineCodeJudge) -> Iterator[Row]:
 
 
 def _case(judge: MachineCodeJudge) -> Iterator[Row]:
-    """LightGlue with default rules as TVM prints them, for each call of the case's table and as a whole."""
+    """Yield LightGlue with default rules as TVM prints them, for each call of the case's table and in all."""
     with tempfile.TemporaryDirectory(prefix="honed-check-") as folder:
         found = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile()).tasks
     total, calls = 0.0, dict[str, float]()
@@ -124,7 +124,7 @@ def _ncnn(judge: MachineCodeJudge) -> Iterator[Row]:
 
 
 def _taken(judge: MachineCodeJudge, one: Extracted, lowered: Lowered) -> float:
-    """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
+    """Return the seconds of a call; 0, with a message, for one that Mesa's compiler cannot build."""
     try:
         return seconds(judge.judge(lowered.source, launches(one, lowered)))
     except OfflineCompileFailed as failed:
@@ -158,5 +158,5 @@ def _roomy() -> DeviceProfile:
 
 
 def _shapes(one: Extracted) -> list[tuple[int, ...]]:
-    """Of the parameters, without axes of one element."""
+    """Return the shapes of the parameters, without axes of one element."""
     return [tuple(int(e) for e in p.shape if int(e) != 1) for p in one.func.params]

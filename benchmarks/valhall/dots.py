@@ -1,7 +1,7 @@
 """Products and convolutions of bytes on a Mali: as integers, by dot products, and the same in halves.
 
-Dot products are judged as an instruction, which Arm's compiler has (`honed.valhall.compiler` says what
-stands for it), and as Mesa writes them out.
+Dot products are judged as an instruction, which Arm's compiler has (`honed.valhall.compiler` says how they
+are represented), and as Mesa expands them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Layer:
 
     image: tuple[int, ...]
     weights: tuple[int, ...]
-    operations: int  # Of one run
+    operations: int  # Operations of one run
     attributes: Mapping[str, list[int]]
 
     def model(self, *, bytes_: bool) -> onnx.ModelProto:
-        """Quantised bytes in and out, or halves."""
+        """Return the layer with quantised bytes in and out, or halves."""
         rng = np.random.default_rng(0)
         is_conv = len(self.image) == 4
         kind: type[np.generic] = np.uint8 if bytes_ else np.float16
@@ -89,7 +89,7 @@ LAYERS = {
 
 
 def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
-    """Print each layer in each form: the best of what is first served and `count` draws a sketch."""
+    """Print each layer in each form: the best of the kernels first served and `count` draws a sketch."""
     table = Table(
         "layer", *_FORMS, "gain over integers", "over halves", title=f"Mesa {mesa}, us, with 4 us a launch"
     )
@@ -103,7 +103,7 @@ def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
 
 
 def _layer(layer: Layer, form: str, judge: MachineCodeJudge, count: int) -> float:
-    """Seconds of a layer's launches in an inference."""
+    """Return the seconds of a layer's launches in an inference."""
     device, precision = profile(), _PRECISIONS.get(form, "auto")
     if form == "integers":
         device = replace(device, limits=replace(device.limits, int8_dots=False))

@@ -16,20 +16,20 @@ from honed.tuner.search import draw
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """One draw with its kernels."""
+    """A draw with its kernels."""
 
     draw: draw.ScheduleSample
     lowered: Lowered
 
 
 def default(func: tirx.PrimFunc, profile: DeviceProfile) -> tuple[str, Lowered]:
-    """The default schedule's rule and kernels."""
+    """Return the default schedule's rule and kernels."""
     rule, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
     return rule, lowered
 
 
 def draws(func: tirx.PrimFunc, profile: DeviceProfile, count: int, seed: int = 1) -> Iterator[Drawn]:
-    """About `count` schedules from each sketch of the function's space; fewer where they do not lower."""
+    """Yield about `count` schedules from each sketch of the function's space, fewer if some do not lower."""
     target = target_for(profile)
     for one in draw.draws(narrow_indices(func), profile, count, seed):
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
-ROWS, COLUMNS, STEPS = 4, 8, 4  # Of a work-item's tile, and of the reduction at once
+ROWS, COLUMNS, STEPS = 4, 8, 4  # Size of a work-item's tile, and steps of the reduction at once
 _ALONG, _GROUP = 16, 64  # Work-items of a group along the columns at most, and in all
 
 
@@ -27,7 +27,7 @@ class Product:
 
 
 def product(what: Product) -> tuple[str, KernelLaunch]:
-    """The product and nothing else, halves added up in halves, in OpenCL C, and how it is launched.
+    """Return a product alone, accumulating halves in halves, as OpenCL C, and its launch.
 
     The batch is the launch's third dimension. Rows and columns must be multiples of a group's, and the
     reduction of `STEPS`.

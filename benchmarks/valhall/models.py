@@ -1,19 +1,19 @@
 """Whole models by each judge: `python -m benchmarks.valhall models --judges 25.0,26.2`.
 
-What is first served of LightGlue and of the models in tests/models, in halves, to each judge's class of
-drivers: where the schedules come from, how many kernels a compiler refuses and how many spill registers, and
-what an inference takes by both bounds, as the compiler has it. The program fails where a compiler refuses a
-kernel, or a tile of a table spills.
+Judges the kernels first served of LightGlue and of the models in tests/models, in halves, for each judge's
+class of drivers: the sources of their schedules, how many kernels a compiler refuses and how many spill
+registers, and the time of an inference by both bounds. The program fails if a compiler refuses a kernel, or a
+tile of a table spills.
 
 With `--draws N`, how much longer than the best known a tile of a table takes at worst, by the busiest pipe:
 the best of the rows of all classes' tables, those that a search tries first, and N draws from each sketch.
 
-With `--by-task`, in the place of the comparison, each task's limit, and how far the bound by pipes is above
-it. A limit is arithmetic at the peak for halves or memory, with each of the function's values moved once,
-whichever takes longer, and the launches of the kernels that there are.
+With `--by-task`, instead of the comparison, each task's limit, and how far the bound by pipes is above it. A
+limit is arithmetic at the peak for halves or memory, with each of the function's values moved once, whichever
+takes longer, and the launches of its kernels.
 
-With `--decoder FILE...` the models are the forms of decoders (`benchmarks.decoders`) for one token and for
-64, with room for 512.
+With `--decoder FILE...` the models are decoders (`benchmarks.decoders`) compiled for one token and for 64,
+with room for 512.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TOKENS, _ROOM = (1, 64), 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What a class of drivers is first served for a task, being built, and what it may be compared with."""
+    """The kernels first served to a class of drivers for a task, while they are built, and their rivals."""
 
     task: Extracted
     origin: ScheduleProvenance
@@ -68,14 +68,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTimes:
-    """What an inference spends in a task, in ms, and the least that limits allow."""
+    """The times of a task in an inference, in ms, and the limits of them."""
 
     name: str
     arithmetic: float
     memory: float
     launches: float
     origin: str
-    limiter: str  # Of the launch that takes longest by pipes
+    limiter: str  # Limit of the launch that takes longest by pipes
     pipes: float
     alu: float
 
@@ -86,7 +86,7 @@ class TaskTimes:
 
     @property
     def cells(self) -> list[str]:
-        """Those of one judge."""
+        """The cells of one judge in the report."""
         gap = f"{self.pipes - self.least:.2f}"
         return [self.origin, self.limiter, f"{self.pipes:.2f}", f"{self.alu:.2f}", gap]
 
@@ -96,16 +96,16 @@ class Totals:
     """The kernels of a model's inference by one judge. Times are without the refused."""
 
     kernels: int = 0
-    launches: int = 0  # Of an inference
-    served: Counter[str] = field(default_factory=Counter)  # Functions, by what speaks for their schedules
+    launches: int = 0  # Launches of an inference
+    served: Counter[str] = field(default_factory=Counter)  # Functions, by source of their schedules
     refused: list[str] = field(default_factory=list)
     spilling: list[str] = field(default_factory=list)
-    spilling_tiles: int = 0  # Of those, from tables
-    uncertain: list[str] = field(default_factory=list)  # Whose loops count once: how many turns is unknown
+    spilling_tiles: int = 0  # Spilling functions with schedules from tables
+    uncertain: list[str] = field(default_factory=list)  # Loops count once: iterations are unknown
     pipes: float = 0.0
     alu: float = 0.0
-    losses: list[tuple[float, str]] = field(default_factory=list)  # Of tables' tiles to the best known
-    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # By their keys
+    losses: list[tuple[float, str]] = field(default_factory=list)  # Losses of tables' tiles to the best known
+    tasks: dict[str, TaskTimes] = field(default_factory=dict)  # Times by the tasks' keys
 
     def add(self, one: Served, judge: MachineCodeJudge) -> None:
         """Add a task's kernels."""
@@ -135,7 +135,7 @@ class Totals:
 
     @property
     def cells(self) -> list[str]:
-        """Those of the report's columns."""
+        """The cells of the report's columns."""
         loss = max(self.losses, default=None)
         return [
             ", ".join(f"{count} {source}" for source, count in sorted(self.served.items())),
@@ -147,7 +147,7 @@ class Totals:
         ]
 
     def notes(self) -> Iterator[str]:
-        """Yield what is wrong, and how far the worst tiles are from the best."""
+        """Yield errors, and the distance of the worst tiles from the best."""
         yield from (f"refuses {each}" for each in self.refused)
         yield from (f"spills {each}" for each in self.spilling)
         yield from (f"has loops of unknown turns, counted once: {each}" for each in self.uncertain)
@@ -155,8 +155,8 @@ class Totals:
 
 
 _HEADS = ("served", "refused", "spilling (of tables)", "ms by pipes", "by alu", "worst of tables")
-_NAME = 40  # Characters of a task's
-_WORST = 4  # Of the losses that are printed
+_NAME = 40  # Characters of a task's name
+_WORST = 4  # Number of losses to print
 
 
 def report(
@@ -167,10 +167,10 @@ def report(
     *,
     by_task: bool = False,
 ) -> bool:
-    """Print the table, of `decoders` where there are any, and which kernels are refused or spill.
+    """Print the table, including `decoders` if any, and the kernels that are refused or spill.
 
     Return whether none is refused and no table's tile spills. `count` are the draws from each sketch that
-    tables' tiles are compared with; `by_task` has the tasks of each model printed in the comparison's place.
+    tables' tiles are compared with; with `by_task`, prints the tasks of each model instead of the comparison.
     """
     heads = [f"{name}: {what}" for name in judges for what in _HEADS]
     table = Table("model", "kernels", "launches", *heads)
@@ -237,7 +237,7 @@ def _print_tasks(model: str, by_judge: Mapping[str, Totals]) -> None:
 
 
 def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
-    """The models with their tasks; without those that cannot be compiled."""
+    """Yield the models with their tasks; skip those that cannot be compiled."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         lightglue_192 = lightglue.write(Path(folder) / "lightglue_192.onnx", 192)
         for path in (lightglue_192, *sorted(_MODELS.glob("*.onnx"))):
@@ -249,7 +249,7 @@ def _found(only: str) -> Iterator[tuple[str, list[Extracted]]]:
 
 
 def _forms(decoders: Sequence[Path]) -> Iterator[tuple[str, list[Extracted]]]:
-    """The forms of decoders with their tasks."""
+    """Yield the compiled shapes of decoders with their tasks."""
     for path in decoders:
         known = decoder_in(path)
         for form in (DecoderBucket(tokens, _ROOM) for tokens in _TOKENS):
@@ -278,7 +278,7 @@ def _rivals(one: Extracted, device: DeviceProfile, count: int) -> Iterator[Lower
 
 
 def _seconds(one: Extracted, lowered: Lowered, dump: Future[Dump], judge: MachineCodeJudge) -> float | None:
-    """Return what a rival takes by Mesa's code; None where it is refused or spills."""
+    """Return the seconds of a rival by Mesa's code; None if it is refused or spills."""
     try:
         judged = judge.judge(lowered.source, launches(one, lowered), dump)
     except OfflineCompileFailed:

@@ -1,9 +1,9 @@
 """The kernels of ONNX's node tests by each judge: `python -m benchmarks.valhall nodes --judges 25.0,26.2`.
 
-Whether they build, and which spill. What is first served to each judge's class of drivers of each test that
-can be compiled, in the model's own types; functions of equal text count once. Some are built as one program,
-which takes an emulated compiler little longer than one of them; where it refuses that, both halves are built
-again.
+Finds whether they build, and which spill: the kernels first served to each judge's class of drivers of each
+test that can be compiled, in the model's own types; functions of equal text count once. Several are built as
+one program, which takes an emulated compiler little longer than one of them; if it refuses that, both halves
+are built again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KERNEL = "__kernel"
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The kernels of a function as OpenCL C, and the first test that has them."""
+    """The kernels of a function as OpenCL C, and the first test with them."""
 
     test: str
     source: str
@@ -46,7 +46,7 @@ class Function:
 
 @dataclass(slots=True)
 class Counts:
-    """What was found for a class of drivers: tests with kernels, tests without, and kernels."""
+    """The counts for a class of drivers: tests with kernels, tests without, and kernels."""
 
     tests: int = 0
     refused: int = 0
@@ -98,7 +98,7 @@ def joined(functions: Sequence[Function]) -> str:
 
 def _programs(counts: Counts, only: str, device: DeviceProfile) -> Iterator[list[Function]]:
     """Yield functions that make one program, as the tests are compiled."""
-    waiting = dict[str, list[Function]]()  # By what is before their kernels
+    waiting = dict[str, list[Function]]()  # Functions by the text before their kernels
     seen = set[str]()
     names = [name for name in sorted(cases.all_cases()) if only in name]
     for n, name in enumerate(names):
@@ -126,7 +126,7 @@ def _programs(counts: Counts, only: str, device: DeviceProfile) -> Iterator[list
 
 
 def _sources(case: cases.Case, device: DeviceProfile) -> Iterator[str]:
-    """Yield the OpenCL C of a test's functions; raises HonedError where it cannot be compiled."""
+    """Yield the OpenCL C of a test's functions; raise HonedError if it cannot be compiled."""
     model = case.model()
     folder = (case.sets() or [case.folder])[0]
     given = case.data("input", folder, list(model.graph.input))
@@ -141,7 +141,7 @@ def _sources(case: cases.Case, device: DeviceProfile) -> Iterator[str]:
 def _built(
     judge: MachineCodeJudge, functions: list[Function], dump: Future[Dump]
 ) -> Iterator[tuple[list[Function], Dump | OfflineCompileFailed]]:
-    """Yield what became of functions: together where they build, else each with the compiler's words."""
+    """Yield functions with their build: together if they build, else each with the compiler's error."""
     try:
         yield functions, dump.result()
     except OfflineCompileFailed as failed:

@@ -6,12 +6,12 @@ from honed.runtime.compiled.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch
 
 _GROUPS, _ITEMS = 2048, 256
-_TURNS, _MADS = 64, 32  # Of the loop, and multiply-adds written out in it
-_LOADS = 16  # Of a work-item
+_TURNS, _MADS = 64, 32  # Iterations of the loop, and multiply-adds in one
+_LOADS = 16  # Loads of a work-item
 
 
 def arithmetic(dtype: str, width: int) -> tuple[str, KernelLaunch]:
-    """Two values of `width` elements ("float" or "half") that are multiplied and added in turns."""
+    """Return a kernel that multiplies and adds two values of `width` elements ("float" or "half")."""
     vector = f"{dtype}{width if width > 1 else ''}"
     pair = ["    x = mad(y, x, y);", "    y = mad(x, y, x);"]
     lines = [
@@ -31,7 +31,7 @@ def arithmetic(dtype: str, width: int) -> tuple[str, KernelLaunch]:
 
 
 def loads(width: int) -> tuple[str, KernelLaunch]:
-    """Sums of vectors of `width` floats, neighbours in a group loading neighbours in memory."""
+    """Return a kernel that sums vectors of `width` floats; neighbours in a group load adjacent ones."""
     vector = f"float{width}"
     lines = [
         f"__kernel __attribute__((reqd_work_group_size({_ITEMS}, 1, 1)))",

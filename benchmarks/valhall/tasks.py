@@ -26,7 +26,7 @@ from honed.valhall.compiler import ROOTS
 
 from .hand import Product
 
-# By name: the graph, and the shape of its weights.
+# Graph and shape of the weights, by name.
 _CONVOLUTIONS = {
     "conv 3x3 64, 56x56": (
         "(float[1,64,56,56] x) => (float[1,64,56,56] y) { c = Conv <pads=[1,1,1,1]> (x, w, b) y = Relu(c) }",
@@ -53,7 +53,7 @@ _PRODUCTS = 6
 class BenchTask:
     """A function to schedule; `workload` has no inputs.
 
-    `product` is the matrix product that a function begins with, to compare it with one by hand.
+    `product` is the matrix product that a function begins with, for comparison with a hand-written one.
     """
 
     name: str
@@ -65,12 +65,12 @@ class BenchTask:
 
 
 def profile(judge: str = "") -> DeviceProfile:
-    """The Mali-G610 that is judged for, with the driver of a judge, else with Arm's."""
+    """Return the Mali-G610 that is judged for, with the driver of a judge, else with Arm's."""
     return predicted("mali-g610", judge if judge in ROOTS else "")
 
 
 def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
-    """All of them."""
+    """Yield all tasks of the bench."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
         found = extract(file, {}, precision, profile()).tasks
@@ -87,7 +87,7 @@ def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
 
 
 def alone(what: Product) -> tirx.PrimFunc:
-    """A product of matrices in halves, without what a task computes of it."""
+    """Return a product of matrices in halves, without the other operators of its task."""
     x = te.placeholder((what.batch, what.m, what.k), "float16", "x")
     y = te.placeholder((1 if what.shared else what.batch, what.k, what.n), "float16", "y")
     k = te.reduce_axis((0, what.k), "k")
@@ -114,7 +114,7 @@ def _task(one: Extracted, name: str, product: Product | None) -> BenchTask:
 
 
 def _products(found: Sequence[Extracted]) -> Iterator[tuple[Extracted, Product]]:
-    """The first matrix products, one of each shape."""
+    """Yield the first matrix products, one of each shape."""
     shapes = set[Product]()
     for one in found:
         if "matmul" not in one.task.name:
@@ -128,7 +128,7 @@ def _products(found: Sequence[Extracted]) -> Iterator[tuple[Extracted, Product]]
 
 
 def _product(func: tirx.PrimFunc) -> Product:
-    """Of the function's reduction, whose last two axes of the output are rows and columns."""
+    """Return the product of a function's reduction, whose last two output axes are rows and columns."""
     schedule = Schedule(func)
     (block,) = (one for one in blocks(schedule) if part_of(schedule, one).is_reduction)
     *batch, rows, columns, inner = (int(axis.dom.extent) for axis in schedule.get(block).iter_vars)

@@ -1,8 +1,8 @@
-"""What Winograd's convolutions could take at least, beside ours: `python -m benchmarks.valhall winograd`.
+"""Bounds the times of Winograd's convolutions, beside ours: `python -m benchmarks.valhall winograd`.
 
 F(m x m, 3x3) computes tiles of m x m pixels by products of matrices, (m+2)^2 of them at once, of transformed
 weights and transformed tiles of the image (Lavin and Gray, "Fast Algorithms for Convolutional Neural
-Networks", 2015). Weights are transformed ahead. What is told is a bound by the machine's model: each launch
+Networks", 2015). Weights are transformed ahead. Printed is a bound by the machine's model: each launch
 takes what its arithmetic or its memory does, whichever is longer.
 """
 
@@ -38,7 +38,7 @@ _WINDOW = 3
 # Additions and multiplications by constants that transform a tile of the image, and one of the sums (Lavin
 # and Gray, 4.1 to 4.3), by m.
 _TRANSFORMS = {2: (32, 24), 4: (156, 90)}
-# Of the peak, what our best products reach (docs/dev/measurements.md).
+# Share of the peak that our best products reach (docs/dev/measurements.md).
 _SHARE = 0.66
 _SEED = 1
 
@@ -66,7 +66,7 @@ class Bounds:
 
 
 def bounds(layer: Layer, m: int, precision: Precision) -> Bounds:
-    """Those of a layer."""
+    """Return the bounds of a layer."""
     size, peak = (2, FP16_FLOPS) if precision == "fp16" else (4, FP32_FLOPS)
     points, pixels = (m + _WINDOW - 1) ** 2, layer.rows * layer.columns
     tiles = math.ceil(layer.rows / m) * math.ceil(layer.columns / m)
@@ -87,7 +87,7 @@ def bounds(layer: Layer, m: int, precision: Precision) -> Bounds:
 
 
 def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
-    """Print the table; ours is the best of what is first served and `count` draws of each packed sketch."""
+    """Print the table; ours is the best kernel of those first served and of `count` draws a packed sketch."""
     heads = ("layer", "direct, us", "F(2x2), us", "in one", "F(4x4), us", "in one", "F(2x2) faster", "F(4x4)")
     for precision in ("fp16", "fp32"):
         table = Table(*heads, title=f"Mesa {mesa}, {precision}, 4 us for each launch")
@@ -101,7 +101,7 @@ def report(judge: MachineCodeJudge, mesa: str, count: int) -> None:
 
 
 def layers() -> Iterator[Layer]:
-    """Those of the models at hand, one of each shape, and of a ResNet."""
+    """Yield the layers of the models at hand, one of each shape, and of a ResNet."""
     for name in _MODELS:
         model = onnx.load(Path(__file__).parents[2] / f"tests/models/{name}.onnx")
         yield from dict.fromkeys(_layers(name, onnx.shape_inference.infer_shapes(model).graph))
@@ -124,14 +124,14 @@ def _layers(name: str, graph: onnx.GraphProto) -> Iterator[Layer]:
 
 
 def _direct(layer: Layer, precision: Precision, judge: MachineCodeJudge, count: int) -> float:
-    """Seconds of our best kernels for the direct sum, its weights constant."""
+    """Return the seconds of our best kernels for the direct sum, its weights constant."""
     func = _function(layer, "float16" if precision == "fp16" else "float32")
     made = workload(str(layer), func, 1, Path(), None, (1,))
     return min(_taken(made, lowered, judge) for lowered in _kernels(func, count))
 
 
 def _function(layer: Layer, dtype: str) -> tirx.PrimFunc:
-    """Of image, weights and bias: their convolution and a ReLU."""
+    """Return a function of image, weights and bias: their convolution and a ReLU."""
     x = te.placeholder((1, layer.channels, layer.rows, layer.columns), dtype, "x")
     w = te.placeholder((layer.outputs, layer.channels, _WINDOW, _WINDOW), dtype, "w")
     b = te.placeholder((1, layer.outputs, 1, 1), dtype, "b")

@@ -1,1 +1,1 @@
-"""What the service, the tool and the tuner agree on: jobs of `python -m honed.tuner`, and what it tells."""
+"""The interface between service, tool and compiler: jobs of `python -m honed.tuner`, and their events."""

@@ -45,10 +45,10 @@ _CHOICES = {"precision": PRECISIONS, "model": ("lightglue",)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Generic[R]):
-    """A run of the child whose last word, if all goes well, is an R. `memory_mib` bounds it, 0: nothing."""
+    """A run of the compiler child whose last event is an R. `memory_mib` limits its memory, 0: no limit."""
 
     command: ClassVar[tuple[str, ...]]
-    positional: ClassVar[str] = ""  # The field that is no option
+    positional: ClassVar[str] = ""  # Field that is the positional argument
     memory_mib: int = 0
 
     @classmethod
@@ -75,24 +75,25 @@ class Job(Generic[R]):
     def derived(self, kind: type[J], *defaults: str, **changes: Any) -> J:
         """Return a job of class `kind` with this job's values of the fields that both have, and `changes`.
 
-        `defaults` names the fields that keep their defaults; TypeError is raised for others that are left.
+        `defaults` names the fields that keep their defaults; any other field without a value raises
+        TypeError.
         """
         return strict.copy_fields(kind, self, *defaults, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelJob(Job[R]):
-    """What is done with an ONNX file, which the user calls `name`.
+    """A job on an ONNX file, which the user calls `name`.
 
     `shapes` are those of open inputs. `calibration` is a folder of inputs to measure errors in fp16 on.
-    `device` is a spec, None for the best there is.
+    `device` is a spec, None for the best device.
     """
 
     positional = "file"
     file: Path
     name: str | None = None
     shapes: Shapes = field(default_factory=dict)
-    precision: str = "auto"  # Of PRECISIONS
+    precision: str = "auto"  # A member of PRECISIONS
     calibration: Path | None = None
     device: str | None = None
 
@@ -147,11 +148,10 @@ class Compile(ModelJob[CompileDone]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search(ModelJob[R]):
-    """A session of tuning. `current` is the version served now, which chose the precision.
+    """A session of tuning. `current` is the version served now, whose precision is used.
 
-    Peaks and cost models are kept in `cache_dir`. With `instrument`, the name of an extension's, that judges
-    candidates, as its `settings` say, in place of a device here. Of a task so many `hints` of a hub may be
-    tried in a day.
+    `cache_dir` stores peaks and cost models. `instrument` names an extension's judge of candidates, which has
+    `settings` and replaces a device here. Up to `hints` of a hub are tried for a task in a day.
     """
 
     current: Path | None = None
@@ -182,7 +182,7 @@ class Tune(Search[Tuned]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsJob(Job[R]):
-    """What is done with the records of tuning, a file."""
+    """A job on the file of tuning records."""
 
     records: Path
 
@@ -263,12 +263,12 @@ JOBS: tuple[type[Job[Any]], ...] = (
     Compile, Check, Fit, CheckOptimisations, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Learn,
     Demo,
 )  # fmt: skip
-Work = Callable[[Any, Callable[[News], None]], Any]  # Does a job, reports news, and returns the result
+Work = Callable[[Any, Callable[[News], None]], Any]  # Does a job, reports news, returns the result
 
 
 def extension(name: str) -> Mapping[type[Job[Any]], Work]:
-    """Return what does the jobs of an extension, those whose command begins with `name`; raise NotFound."""
-    from importlib.metadata import entry_points  # Takes long
+    """Return the functions that do an extension's jobs, whose command begins with `name`; raise NotFound."""
+    from importlib.metadata import entry_points  # Imported late, as it takes long
 
     for each in entry_points(group="honed.jobs", name=name):
         found: Mapping[type[Job[Any]], Work] = each.load()
@@ -279,7 +279,7 @@ def extension(name: str) -> Mapping[type[Job[Any]], Work]:
 def parse(arguments: Sequence[str], about: str) -> Job[Any]:
     """Return the job that a command line describes; `about` is shown by --help.
 
-    Exits with status 2 where the command line is invalid, and raises InvalidArgument for an invalid shape.
+    Exits with status 2 if the command line is invalid, and raises InvalidArgument for an invalid shape.
     """
     kinds = JOBS
     if arguments and arguments[0].isidentifier() and arguments[0] not in {job.command[0] for job in JOBS}:
@@ -354,7 +354,7 @@ def _sizes(text: str) -> ObservedSizes:
         raise InvalidArgument(f"--sizes {text!r} is not of the form PART:100,7") from None
 
 
-# Options that may be given again: how one is read, and what all of them are put into.
+# Options that may be repeated: the parser of each value, and the collection of all values.
 _REPEATED: Mapping[str, tuple[Callable[[str], Any], Callable[[Iterable[Any]], Any]]] = {
     "shapes": (shape, dict),
     "settings": (_setting, dict),
@@ -383,11 +383,11 @@ def _texts(flag: str, value: Any) -> list[str]:
     return [f"{flag}={value:.12g}" if isinstance(value, float) else f"{flag}={value}"]
 
 
-# ---- What a child that does a job has told so far, and what it comes to ----
+# ---- The events of a child that does a job, and its result ----
 
 
 class Listener(Generic[R]):
-    """Hears the lines of one child."""
+    """A parser of the output lines of one child."""
 
     def __init__(self, job: Job[R]) -> None:
         self._result = job.result()
@@ -395,9 +395,9 @@ class Listener(Generic[R]):
         self._crash = CrashHeard()
 
     def hear(self, line: bytes) -> News | None:
-        """Return the news that a line holds, or None for the last event, which is kept for `result`.
+        """Return the news in a line, or None for the last event, which is kept for `result`.
 
-        Returns None for what tells of a crash, too; raises NoEvent for anything else.
+        Returns None for a crash report, too; raises NoEvent for any other line.
         """
         if self._crash.hears(line):
             return None
@@ -408,7 +408,7 @@ class Listener(Generic[R]):
         return None
 
     def result(self, death: ExitInfo) -> R:
-        """Return the job's result, once the child has ended; raise the error that it reported, or Died."""
+        """Return the job's result, after the child has ended; raise the error it reported, or JobCrashed."""
         if isinstance(self._last, HonedError):
             raise self._last
         if self._last is None or death.status != 0:
@@ -417,9 +417,9 @@ class Listener(Generic[R]):
 
 
 def do(job: Job[R], bounds: ResourceLimits = FREE, *, seconds: float) -> R:
-    """Have a child do a job within `seconds`, and return the result.
+    """Run a job in a child within `seconds`, and return the result.
 
-    Raises the error that the child reports, Died, and NoEvent for other output.
+    Raises the error that the child reports, JobCrashed, and NoEvent for other output.
     """
     listener = Listener(job)
     with started(job.program(), bounds, seconds=seconds) as child:

@@ -1,7 +1,7 @@
-"""What `python -m honed.tuner` tells: JSON maps, one a line, whose `event` names the kind.
+"""The events of `python -m honed.tuner`: JSON maps, one a line, whose `event` names the kind.
 
-News while it works, then one last word: the result of its job, or why there is none. Times are microseconds
-where a name ends in `us`, else seconds.
+A job reports news while it works, then one last event: its result, or an error. Times are in microseconds if
+the name ends in `us`, else in seconds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from honed.protocol.params import TuningFigures
 from honed.protocol.results import OptimisationCheck
 from honed.protocol.strict import shown
 
-_MAX_TEXT = 1000  # Letters of what is shown of a stage
+_MAX_TEXT = 1000  # Characters of a stage's text that are kept
 
 
 class NoEvent(ValueError):
-    """A line, or a map, that is no event; the message says why."""
+    """Raised when a line or map is no event; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,54 +39,54 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something the user should know."""
+    """A fact for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """What is known of a task. `filtered` candidates were refused before they ran, `failures` after."""
+    """The state of a task. `filtered` counts candidates refused before they ran, `failures` those after."""
 
     task: str
     name: str
-    weight: int  # How often one inference runs it
+    weight: int  # Number of runs in one inference
     flops: int
     bytes: int
     roofline_us: float
     default_us: float | None
     best_us: float | None
-    gflops: float | None  # A second
+    gflops: float | None  # Rate per second
     roofline_share: float | None
     trials: int
     filtered: int = 0
-    failures: dict[str, int] = field(default_factory=dict)  # By outcome
+    failures: dict[str, int] = field(default_factory=dict)  # Counts by outcome
     state: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one inference is estimated to take, with default schedules and now."""
+    """The estimated time of one inference, with default schedules and now."""
 
     before_us: float
     now_us: float
 
 
-FusionChoice = Literal["joined", "apart"]  # Of work: one kernel, or several of which each is read by the next
+FusionChoice = Literal["joined", "apart"]  # Kernels for the same work: one, or several in a chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionRow:
-    """The same work as one kernel or as several: which of both is taken, and why.
+    """The choice between one kernel and several for the same work.
 
-    Times are of the best known schedules, with what launches cost besides; None where one was not timed.
+    Times are of the best known schedules, including launches; None if one was not timed.
     """
 
     name: str
-    joined: str  # Its task
-    apart: tuple[str, ...]  # Their tasks
-    calls: int  # In one inference
+    joined: str  # Task of the one kernel
+    apart: tuple[str, ...]  # Tasks of the several kernels
+    calls: int  # Number in one inference
     taken: FusionChoice
     joined_us: float | None
     apart_us: float | None
@@ -94,7 +94,7 @@ class FusionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """The tasks of a model, the costliest first; `forms` are those that take the place of each other."""
+    """The tasks of a model, the costliest first; `forms` are choices between alternative kernels."""
 
     tasks: tuple[TaskRow, ...]
     model: Estimate
@@ -103,12 +103,12 @@ class TaskTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksFound(TaskTable):
-    """The search begins: every default schedule was timed."""
+    """The search began; every default schedule was timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Seconds by what was waited for; what goes on beside something else does not count twice."""
+    """Seconds by the activity waited for; activity in parallel is not counted twice."""
 
     search: float = 0.0  # Proposing, lowering and learning
     build: float = 0.0  # The driver's compiler, and the first launch
@@ -125,30 +125,30 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """How well a batch was ranked before it was measured."""
+    """The quality of a batch's ranking, made before it was measured."""
 
     correlation: float  # Spearman's, of predicted scores and measured speed; nan for a batch of equals
-    best_rank: int  # Where the batch's fastest stood in the predicted order; 1 is first
+    best_rank: int  # Predicted rank of the batch's fastest; 1 is first
     batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round(TaskTable):
-    """A batch of a task's candidates was measured; `way` is how it came to be."""
+    """A batch of a task's candidates was measured; `way` is the search strategy that proposed it."""
 
     round: int
     task: str
     way: str
     spent: Spent
     ranking: Ranking | None
-    trials: int  # Of all rounds
+    trials: int  # Trials of all rounds
     seconds: float
     seconds_left: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A candidate ran. `us` is its time where it was right, `best_us` the task's best now."""
+    """A candidate ran. `us` is its time if it was right, `best_us` the task's best now."""
 
     task: str
     outcome: str
@@ -159,14 +159,14 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What all tuning has done so far."""
+    """The totals of all tuning so far."""
 
     tuning: TuningFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfTask:
-    """What befell a task, and why."""
+    """The base of events of one task, with a reason."""
 
     task: str
     reason: str
@@ -179,25 +179,25 @@ class Filtered(OfTask):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchCrashed(OfTask):
-    """Its search broke."""
+    """The search of a task crashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateCondemned(OfTask):
-    """A candidate that was found right has turned out to have faulted."""
+    """A candidate that had been measured as right turned out to have faulted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Nothing is to be told of the result."""
+    """The result of jobs that have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPart:
-    """So many nodes of a file, and an estimate of their operations, that `engine` ("gpu", "cpu") would run.
+    """A partition of a file that `engine` ("gpu", "cpu") would run: nodes, and their estimated operations.
 
-    `why` the CPU engine would, each reason once. One that is `sized` would be compiled for the sizes that it
-    meets, which depend on the data.
+    `why` lists the reasons against compiling it. If `sized`, it would be compiled for the sizes that it
+    observes, which depend on the data.
     """
 
     engine: str
@@ -209,10 +209,10 @@ class FittedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What of a file would run where; `parts` in their order, `reasons` why nothing of it is compiled.
+    """The partitions of a file, in order, or the `reasons` that nothing of it is compiled.
 
-    `inputs` and `outputs` are described as the file has them. `cpu_engine`: it is installed, so that what
-    cannot be compiled is served, too.
+    `inputs` and `outputs` are described as in the file. `cpu_engine`: it is installed, so that what cannot be
+    compiled is served, too.
     """
 
     parts: tuple[FittedPart, ...]
@@ -220,15 +220,15 @@ class Fitted:
     notes: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nbytes: int  # Of the model, its data included
+    nbytes: int  # Size of the model, its data included
     cpu_engine: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofReport:
-    """How the answers of a compiled model were judged; errors and tolerances by output.
+    """The verification of a compiled model; errors and tolerances by output.
 
-    `device` is None where they were not: then that is done where the model is added.
+    `device` is None if the outputs were not compared: then the service compares them when it adds the model.
     """
 
     reference: str
@@ -240,12 +240,12 @@ class ProofReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileDone:
-    """A compiled file was written; `fell_back` is why default rules alone made it, "" where they did not."""
+    """A compiled file was written; `fell_back` is the reason if only default rules were used, else ""."""
 
     output: str
-    sha256: str  # Of the source
+    sha256: str  # SHA-256 of the source
     precision: str
-    why: str  # It was chosen
+    why: str  # Reason for the precision
     notes: tuple[str, ...]
     fell_back: str = ""
     kernels: int
@@ -256,9 +256,9 @@ class CompileDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned(TaskTable):
-    """A search ended. `output` is the tuned file, None where nothing faster was found; counts are of tasks.
+    """A search ended. `output` is the tuned file, None if nothing faster was found; counts are of tasks.
 
-    `before_us` and `after_us` are what an inference takes, measured side by side; None where it was not.
+    `before_us` and `after_us` are times of an inference, measured in turns; None if not measured.
     """
 
     output: str | None
@@ -284,7 +284,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """So many records were written."""
+    """`count` records were written."""
 
     output: str
     count: int
@@ -292,7 +292,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """`count` records are new, `merged` were there already, `refused` says why others cannot be used."""
+    """Records were imported: `count` are new, `merged` were present; `refused` has the reasons for others."""
 
     count: int
     merged: int
@@ -301,7 +301,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A model's estimated latency at one moment, after so many trials of all runs."""
+    """A model's estimated latency at one time, after `trials` trials of all runs."""
 
     time: float  # Seconds since 1970
     us: float
@@ -311,7 +311,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedVersion:
-    """A version that tuning made, and what it measured of it."""
+    """A version that tuning compiled, and its measured time."""
 
     version: int
     why: str
@@ -322,7 +322,7 @@ class TunedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What tuning has made of a model."""
+    """The results of tuning a model over time."""
 
     points: tuple[Point, ...]
     versions: tuple[TunedVersion, ...]
@@ -353,7 +353,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTask:
-    """How a prior that saw nothing of a task does on it.
+    """The quality of a prior for a task that it was not trained on.
 
     `prior` is the best recorded time over that of its pick, 1 for the best. `without` is the best recorded
     time over that of the default `rule`, or of a random candidate on average if the rule was not recorded.
@@ -361,7 +361,7 @@ class LearnedTask:
 
     task: str
     candidates: int
-    correlation: float  # Spearman's, of predicted scores and speed; 0 where all are equal
+    correlation: float  # Spearman's correlation of predicted scores and speed; 0 if all are equal
     prior: float
     without: float
     rule: bool
@@ -369,9 +369,10 @@ class LearnedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """A prior was learned from so many candidates; `output` is None where it is no better than none.
+    """A prior was learned from `candidates` candidates; `output` is None if it is no better than none.
 
-    `prior`, `without` and `correlation` are means over the tasks held out, `left_out` counts records by why.
+    `prior`, `without` and `correlation` are means over the tasks held out; `left_out` counts records by
+    reason.
     """
 
     output: str | None
@@ -390,7 +391,7 @@ Result = (
     | Learned
 )  # fmt: skip
 R = TypeVar("R", bound=Result)
-_NAMES: dict[type, str] = {  # As they travel; all other results are "done"
+_NAMES: dict[type, str] = {  # Names of events on the wire; all other results are "done"
     Stage: "stage",
     Note: "note",
     TasksFound: "tasks",
@@ -407,7 +408,7 @@ _NEWS: dict[str, type[News]] = {_NAMES[kind]: kind for kind in get_args(News)}
 
 
 def to_map(event: News | Result | HonedError) -> dict[str, Any]:
-    """Return an event as the map that travels."""
+    """Return an event as its map on the wire."""
     if isinstance(event, ModelRefused):
         files = {"external_data": list(event.files)} if isinstance(event, MissingFiles) else {}
         return {"event": "refused", "message": str(event), "reasons": list(event.reasons), **files}

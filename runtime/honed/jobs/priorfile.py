@@ -1,7 +1,7 @@
-"""The file of a learned prior, and where an administrator's own lie.
+"""Reads and writes the file of a learned prior, and finds an administrator's own.
 
-A line of JSON says what it is, then comes what XGBoost reads. That library ends the process on some files
-that are damaged (5 of 40 that were changed at random), so nothing is given to it before the hash is right.
+A line of JSON describes the file, and XGBoost's model follows. XGBoost ends the process on some damaged files
+(5 of 40 that were changed at random), so it gets none before the hash is verified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from honed.protocol.errors import InvalidArgument
 
 # Raised when features change, so that older files are not used.
 FORMAT: Final = 1
-SUFFIX: Final = ".prior"  # Behind the family's name
+SUFFIX: Final = ".prior"  # Suffix of the family's name
 SYSTEM: Final = Path("/etc/honed/priors")
 _MAX_BYTES: Final = 16 << 20
 _MAX_HEADER: Final = 1024
@@ -33,14 +33,14 @@ class _PriorHeader:
     honed_prior: int  # FORMAT
     family: str
     knows_rules: bool
-    sha256: str  # Of all that follows
+    sha256: str  # SHA-256 of the rest of the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorFile:
-    """What is in the file: `model` is XGBoost's, as UBJSON.
+    """A prior: `model` is XGBoost's, as UBJSON.
 
-    `knows_rules`: it learned how default rules do beside draws, and scores them rightly.
+    `knows_rules`: it also learned from default rules, so that its scores of them compare with those of draws.
     """
 
     family: str
@@ -49,7 +49,7 @@ class PriorFile:
 
     @property
     def digest(self) -> str:
-        """By which it is told from others."""
+        """The first 8 hexadecimal digits of the model's SHA-256, which identify it."""
         return _sha256(self.model)[:8]
 
     def written(self) -> bytes:
@@ -64,7 +64,7 @@ class PriorFile:
 def _sha256(model: bytes) -> str:
     """Return the SHA-256 of a model, in hexadecimal digits.
 
-    The model has about a megabyte, and the digest is asked for with each function that is compiled.
+    It is cached: the model has about a megabyte, and each compiled function needs the digest.
     """
     return hashlib.sha256(model).hexdigest()
 
@@ -72,7 +72,7 @@ def _sha256(model: bytes) -> str:
 def read(path: Path) -> PriorFile:
     """Return the prior in a file.
 
-    Raises InvalidArgument where the file cannot be read, is no prior, is damaged, or was learned by another
+    Raises InvalidArgument if the file cannot be read, is no prior, is damaged, or was learned by another
     version of honed.
     """
     try:
@@ -105,9 +105,9 @@ def own_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def own(family: str) -> PriorFile | None:
-    """Return the administrator's own prior of a family as its file is now, or None where there is none.
+    """Return the administrator's own prior of a family, or None if there is none.
 
-    A file that cannot be used is logged and skipped.
+    Reads a changed file again. Logs and skips a file that cannot be used.
     """
     for folder in own_folders(os.environ):
         path = folder / f"{family}{SUFFIX}"
@@ -125,9 +125,9 @@ def own(family: str) -> PriorFile | None:
 
 @functools.lru_cache(maxsize=8)
 def _kept(path: Path, *_state: int) -> PriorFile | None:
-    """Return the prior in a file whose state is `_state`; log and return None where it cannot be used.
+    """Return the prior in a file whose state is `_state`; log and return None if it cannot be used.
 
-    The result is kept as long as the state of the file stays the same.
+    The result is cached until the state of the file changes.
     """
     try:
         return usable(path)

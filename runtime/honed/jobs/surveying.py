@@ -1,9 +1,9 @@
-"""Looks at a device in a process of its own: drivers keep the memory they once took, crash and hang.
+"""Examines a device in a process of its own, as drivers keep memory that they once took, crash and hang.
 
 python -m honed.jobs.surveying SPEC CACHE_DIR [again]
 
-It prints JSON maps on the stdout it was given, each on a line: the device without its peaks, then with them.
-What drivers print goes to its stderr.
+It prints JSON maps on its original stdout, each on a line: the device without its peaks, then with them. What
+drivers print goes to its stderr.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from honed.process.children import answering, python, run
 from honed.protocol.errors import DeviceError, HonedError, error_from_map, error_to_map
 from honed.protocol.strict import Map
 
-SECONDS = 120.0  # For finding the device and measuring its peaks
+SECONDS = 120.0  # Seconds for finding the device and measuring its peaks
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The device that was found. Its profile has no peaks where they cannot be had; `no_peaks` is why."""
+    """The device that was found. Its profile has no peaks if they cannot be measured; `no_peaks` is why."""
 
     spec: str
     profile: DeviceProfile
     no_peaks: str
 
     def measured(self) -> DeviceProfile:
-        """Return the profile with its peaks; raise DeviceError where it has none."""
+        """Return the profile with its peaks; raise DeviceError if it has none."""
         if self.profile.peaks is None:
             raise DeviceError(self.no_peaks)
         return self.profile
@@ -48,10 +48,9 @@ def survey(
     """Return the device that `spec` names (see `devices.select`), with its peaks.
 
     The peaks are measured once and kept in `cache_dir`. With `again` they are measured now, and the best of
-    both measurements is kept: a peak that was measured while the machine was busy is too low. Where the
-    survey takes more than `seconds` (None: no limit), a device that was found by then has no peaks. Raises
-    what `select` raises, and DeviceError where the driver ends the process that asks it or shows no device in
-    time.
+    both measurements is kept: a peak measured on a busy machine is too low. If the survey takes more than
+    `seconds` (None: no limit), a device found by then has no peaks. Raises what `select` raises, and
+    DeviceError if the driver ends the process that queries it or shows no device in time.
     """
     program = python(__name__, spec or "", os.fspath(cache_dir), *(("again",) if again else ()))
     answers, death = run(program, seconds=seconds)
@@ -73,7 +72,7 @@ def _survey(answer: Map) -> Survey:
 
 
 def main(spec: str, cache_dir: str, *again: str) -> int:
-    """Write the answer on the standard output."""
+    """Write the device without and then with its peaks, or the error, to the standard output."""
     with answering() as say:
         try:
             for answer in _answers(select(spec or None), cache_dir, again=bool(again)):

@@ -1,1 +1,1 @@
-"""What the service and the tuner both need of the machine they run on."""
+"""Describes the machine: its devices, processors, kernel log and files of /proc and /sys."""

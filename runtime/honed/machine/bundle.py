@@ -1,4 +1,4 @@
-"""Finds what Debian packages bring along for children of honed alone, which no other program should see."""
+"""Finds modules that Debian packages ship for honed's own children, hidden from other programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-_NAME = "bundled"  # Beside the package that needs it
+_NAME = "bundled"  # Folder beside the package that needs it
 
 
 def folder(package: str) -> Path | None:
@@ -16,7 +16,7 @@ def folder(package: str) -> Path | None:
 
 
 def use(package: str) -> None:
-    """Let this process import from the bundle, where there is one, before anything of the same name."""
+    """Let this process import from the bundle, if there is one, before other modules of the same name."""
     found = folder(package)
     if found is not None and str(found) not in sys.path:
         sys.path.insert(0, str(found))

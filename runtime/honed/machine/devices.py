@@ -1,6 +1,6 @@
 """The OpenCL devices of this machine and their profiles.
 
-python -m honed.machine.devices     tells what there is, a job for a process that must not load it
+python -m honed.machine.devices lists them, for processes that must not load their drivers
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 from .vendors import apart
 
 PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader found no driver
-_LISTING_SECONDS = 30.0  # For one driver to show its devices
+_LISTING_SECONDS = 30.0  # Seconds for one driver to list its devices
 _KERNEL_DRIVERS = {"mali": "kbase", "panthor": "panthor", "panfrost": "panfrost", "nvidia": "nvidia"}
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One usable OpenCL device. `spec` selects it again on this machine, also after a reboot."""
+    """A usable OpenCL device. `spec` selects it again on this machine, also after a reboot."""
 
     profile: DeviceProfile
     spec: str
@@ -35,21 +35,21 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """What the driver calls it: "GPU", "accelerator" or "CPU"."""
+        """The driver's word for it: "GPU", "accelerator" or "CPU"."""
         if self.cl.type & cl.device_type.GPU:
             return "GPU"
         return "accelerator" if self.cl.type & cl.device_type.ACCELERATOR else "CPU"
 
     def clock_hz(self) -> int | None:
-        """Return the clock at which it runs now; None for a processor, and where it cannot be read."""
+        """Return the present clock in Hz; None for a processor, or if it cannot be read."""
         return None if self.profile.family.processor else gpu_hz()
 
 
 def discover() -> list[Device]:
     """Return every device that can compile and run kernels, ordered by platform name, then device name.
 
-    It loads all drivers that this process sees: `select` has it see one where PoCL is beside another. Raises
-    DeviceError where the loader itself fails; no device at all is an empty list.
+    It loads all drivers that this process sees: `select` restricts it to one if PoCL is installed beside
+    another. Raises DeviceError if the loader itself fails; no device at all is an empty list.
     """
     found: list[tuple[DeviceProfile, Any]] = []
     for platform in _platforms():
@@ -66,11 +66,11 @@ def select(spec: str | None = None) -> Device:
     """Return the device that `spec` names, or $HONED_DEVICE, or else the best: a GPU, an accelerator, a CPU.
 
     `spec` is a number (of `discover`'s order), a kind ("gpu", "accelerator" or "cpu": the first of it), or
-    part of "platform/device", in either case. Raises NotFound where it fits none or several, DeviceError
-    where there is no device at all.
+    part of "platform/device", ignoring case. Raises NotFound if it fits none or several, DeviceError if there
+    is no device at all.
 
-    Where PoCL is installed beside another driver, this process and its children load the driver of this
-    device alone from now on.
+    If PoCL is installed beside another driver, this process and its children load only this device's driver
+    from now on.
     """
     spec = spec or os.environ.get("HONED_DEVICE") or None
     if len(views := apart(os.environ)) > 1:
@@ -80,7 +80,7 @@ def select(spec: str | None = None) -> Device:
 
 
 def _chosen(spec: str | None, devices: Sequence[tuple[str, str]]) -> int:
-    """Return which of some devices, given by name and kind, a spec names; raise as `select`."""
+    """Return the index of the device that a spec names among names and kinds; raise as `select`."""
     if not devices:
         raise DeviceError("there is no usable OpenCL device on this machine; run `hone doctor` to see why")
     names, kinds = [name for name, _ in devices], [kind.casefold() for _, kind in devices]
@@ -96,10 +96,10 @@ def _chosen(spec: str | None, devices: Sequence[tuple[str, str]]) -> int:
 
 
 def _see_one_driver(spec: str | None, views: Sequence[Mapping[str, str]]) -> str:
-    """Have this process see the driver of the device that `spec` names alone; return the device's name.
+    """Restrict this process to the driver of the device that `spec` names; return the device's name.
 
-    Each of the `views`, variables by which a process loads one driver, is looked at in a process of its own,
-    until a device has `spec` for its whole name.
+    Lists the devices of each of the `views`, variables that load one driver, in a process of its own, until
+    `spec` is the whole name of a device.
     """
     found: list[tuple[str, str, str, Mapping[str, str]]] = []
     for view in views:
@@ -115,7 +115,7 @@ def _see_one_driver(spec: str | None, views: Sequence[Mapping[str, str]]) -> str
 
 
 def _shown(view: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return platform, name and kind of the devices of one driver; none where it fails."""
+    """Return platform, name and kind of the devices of one driver; none if it fails."""
     answers, _ = run(python(__name__), seconds=_LISTING_SECONDS, environment={**os.environ, **view})
     return [(each["platform"], each["name"], each["kind"]) for each in answers]
 
@@ -123,7 +123,7 @@ def _shown(view: Mapping[str, str]) -> list[tuple[str, str, str]]:
 def matching(spec: str, names: Sequence[str]) -> list[int]:
     """Return the indices of the names that a spec fits: by number, else whole name, else part of a name.
 
-    " #0" may be missing in a whole name or be too much: it comes and goes with the second of two devices.
+    " #0" in a whole name is optional: a name has it only while a second device has the same name.
     """
     if spec.isascii() and spec.isdigit():
         return [int(spec)] if int(spec) < len(names) else []
@@ -145,7 +145,7 @@ def profile_of(device: Any) -> DeviceProfile:
         platform=platform,
         vendor=vendor,
         name=name,
-        # Arm's CL_DRIVER_VERSION is just "3.0"; its release stands in CL_DEVICE_VERSION.
+        # Arm's CL_DRIVER_VERSION is just "3.0"; CL_DEVICE_VERSION has its release.
         driver_version=f"{_text(device.driver_version)}; {_text(device.version)}",
         kernel_driver=kernel_driver(family, platform, vendor),
     )
@@ -168,7 +168,7 @@ def rules_for(family: DeviceFamily, limits: DeviceLimits) -> ScheduleRules:
 def kernel_driver(family: DeviceFamily, platform: str, vendor: str, sys: Path = Path("/sys")) -> str:
     """Return the name of the kernel driver bound to the device, as `sys` shows it.
 
-    The name is "kbase", "panthor", "panfrost", "nvidia" or, where none is found, "".
+    The name is "kbase", "panthor", "panfrost", "nvidia", or "" if none is found.
     """
     maker = f"{platform}/{vendor}".casefold()
     wanted = next((names for part, names in family.drivers if part in maker), ())
@@ -214,14 +214,14 @@ def _limits(device: Any) -> DeviceLimits:
 
 
 def _numbered(names: Sequence[str], i: int) -> str:
-    """Return names[i], with a number where several devices share the name."""
+    """Return names[i], with a number if several devices share the name."""
     if names.count(names[i]) == 1:
         return names[i]
     return f"{names[i]} #{names[:i].count(names[i])}"
 
 
 def _text(reported: str) -> str:
-    """Return a driver's string without the padding and zero bytes that some drivers put around it."""
+    """Return a driver's string without the padding and zero bytes that some drivers add."""
     return reported.replace("\0", "").strip()
 
 

@@ -1,19 +1,18 @@
-"""The families of devices: what all devices of one have in common, a row of data for each; and Mali's models.
+"""The families of devices: a row of data for what all devices of one have in common; and Mali's models.
 
-What a schedule may look like on a family is a row of its own in `tuner/search/rules.py`, for the compiler
-alone.
+The compiler has further rows, on the schedules of each family, in `tuner/search/rules.py`.
 
 Sources of the rules of Mali's profiles:
 
-- `local_memory`: on Mali GPUs local memory is ordinary memory behind the same cache. Arm's "Mali GPU OpenCL
-  Developer Guide" advises against copying into it: the copies and their barriers gain nothing.
+- `local_memory`: on Mali GPUs local memory is ordinary memory in the same cache. Arm's "Mali GPU OpenCL
+  Developer Guide" advises against copying to it: the copies and their barriers gain nothing.
 - `max_vector_bytes`: clpeak on a Mali-G610 (libmali g6p0) reads 27.2 GB/s with float4 and 13.6 GB/s with
-  float8. Arm's guide asks for loads of 128 bits, too.
+  float8. Arm's guide recommends loads of 128 bits, too.
 - `max_threads`: Arm's best-practice guides name 64 registers a thread, and the full number of threads up to
   32. Work-groups of 256 leave the compiler room, and Mesa's driver allows no more.
 - `max_unroll`, `max_source_bytes`: more unrolling spills registers, and sources beyond 64 KiB have crashed
-  compilers of drivers.
-- `max_queued_launches`: on RK3588 the driver returns CL_OUT_OF_HOST_MEMORY (-6) when too many launches are
+  drivers' compilers.
+- `max_queued_launches`: on RK3588 the driver returns CL_OUT_OF_HOST_MEMORY (-6) if too many launches are
   queued before a finish.
 
 Sources of the table of Mali's models: kbase's `mali_kbase_gpu_id.h` for internal names and GPU_ID, Mesa's
@@ -32,19 +31,19 @@ from typing import Literal
 
 
 class DriverClass(Enum):
-    """Drivers of Malis whose compilers want schedules of their own. In priors each is its number."""
+    """A class of Mali drivers whose compilers need different schedules. Priors store it as its number."""
 
-    MESA = 0  # Before 26.1: a half takes a register of its own
-    ARM = 1  # And whatever else is not Mesa's: it packs halves, and what spills there is not known here
-    MESA_26 = 2  # 26.1 and later: two halves share a register, in loops, too
+    MESA = 0  # Mesa up to 26.0: a half takes a whole register
+    ARM = 1  # Arm's, and any other but Mesa's: packs halves; spills are not known here
+    MESA_26 = 2  # Mesa 26.1 and later: two halves share a register, in loops, too
 
 
-_PAIRED = 26, 1  # The first Mesa of the last class
+_PAIRED = 26, 1  # First Mesa of class MESA_26
 _NAMED = "Mesa "
 
 
 def mesa_version(text: str) -> tuple[int, int] | None:
-    """Return the version that a text begins with, as Mesa's drivers and Debian's packages of it say it."""
+    """Return the version at the start of a text, as in versions of Mesa's drivers or its Debian packages."""
     found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", text)
     return found and (int(found[1]), int(found[2]))
 
@@ -52,7 +51,7 @@ def mesa_version(text: str) -> tuple[int, int] | None:
 def driver_class(platform: str, driver_version: str) -> DriverClass:
     """Return the class of a driver by the OpenCL platform and by the version that it reports.
 
-    A bench names the Mesa that it stands for before the version: "Mesa 26.2".
+    A bench writes the Mesa that it simulates before the version: "Mesa 26.2".
     """
     if "rusticl" not in platform.casefold() and not driver_version.startswith(_NAMED):
         return DriverClass.ARM
@@ -61,47 +60,47 @@ def driver_class(platform: str, driver_version: str) -> DriverClass:
 
 
 class Packing(Enum):
-    """Whose weights a family's sketches lay out in a launch of their own, before a model is served."""
+    """The operators whose weights a family's sketches lay out in a separate launch when a model is loaded."""
 
     NONE = auto()
-    WINDOWS = auto()  # Convolutions' over a window, or over images whose pixels no vector divides
-    OPERANDS = auto()  # All that are summed with another operand
+    WINDOWS = auto()  # Convolutions over a window, or over images whose pixels no vector divides
+    OPERANDS = auto()  # Products that are summed with another operand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFigures:
-    """What one compute unit reaches, and what a launch takes; round figures."""
+    """The rates of one compute unit, and the time of a launch; round figures."""
 
     gflops: float
-    gbs: float  # Out of the cache that all units share, when all read
-    alone_gbs: float  # When few others do
+    gbs: float  # GB/s from the cache that all units share, when all read
+    alone_gbs: float  # GB/s when few other units read
     launch_us: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFamily:
-    """What a family's devices are called, what they can do, and the rules of their profiles."""
+    """A family of devices: their names, their abilities, and the rules of their profiles."""
 
     name: str
     brands: tuple[str, ...]  # Parts of its devices' names, in lower case; "": any
-    # Names of kernel drivers, the first that is bound, by a part of the platform's or the vendor's name.
+    # Names of kernel drivers, by a part of the platform's or vendor's name; the first bound counts.
     drivers: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    target_device: str = ""  # What the target of TVM's rules calls it
+    target_device: str = ""  # Name in the targets of TVM's rules
 
-    # What it is.
-    processor: bool  # The host's own: it shares its cores, a work-group is one thread, its clock is up
-    contracts: bool  # Its compiler fuses products with sums, and writes out `mad` as two operations
-    keeps_builds: bool  # Its driver is known to keep what another process built
-    accumulators: int  # As scalars, beyond which a work-item of the longest vectors spills
+    # Facts.
+    processor: bool  # The host's own: shares its cores, a work-group is one thread, its clock is up
+    contracts: bool  # Compiler fuses products with sums, and splits `mad` into two operations
+    keeps_builds: bool  # Driver is known to cache what another process built
+    accumulators: int  # Scalars, beyond which a work-item of the longest vectors spills
 
-    # What pays.
-    winograd: bool  # Convolutions by transformed tiles
+    # Choices that are faster.
+    winograd: bool  # Convolutions on transformed tiles
     vectors_of_channels: bool  # Convolutions with their output channels along the lanes, laid out so
-    blocks_of_channels: bool  # Images laid out so from one convolution to the next
-    parts_of_buffers: bool  # As arguments of kernels, in the place of launches that copy
+    blocks_of_channels: bool  # Images laid out in blocks of channels from one convolution to the next
+    parts_of_buffers: bool  # Sub-buffers as arguments of kernels, in place of launches that copy
     packing: Packing
     rows: bool  # A norm of one row in one kernel with the products that read it, where groups share the row
-    joined: UnitFigures | None  # By which functions may be faster in one kernel; None: they never are
+    joined: UnitFigures | None  # Decides whether one kernel may be faster than several; None: never
 
     # Rules of the profile; docs/dev/devices.md says what each is.
     max_threads: int
@@ -109,9 +108,9 @@ class DeviceFamily:
     max_vector_bytes: int
     max_unroll: int
     max_source_bytes: int
-    max_queued_launches: int = 0  # No cap
+    max_queued_launches: int = 0  # Launches; 0: no cap
 
-    by_driver_class: bool = False  # Its drivers' compilers want schedules of their own
+    by_driver_class: bool = False  # Drivers' compilers need different schedules
 
 
 # A device is of the first family that fits it.
@@ -132,7 +131,7 @@ _ROWS = (
         parts_of_buffers=True,
         packing=Packing.WINDOWS,
         rows=True,
-        # What a row's products with packed weights reach by the bench; 64 bytes a clock of the cache for two
+        # Rates of a row's products with packed weights, by the bench; 64 bytes a clock of the cache for two
         # units. No sketch keeps the scores of an attention here: by the bench one kernel would be no faster.
         joined=UnitFigures(gflops=150.0, gbs=30.0, alone_gbs=30.0, launch_us=4.0),
         max_threads=256,
@@ -156,7 +155,7 @@ _ROWS = (
         parts_of_buffers=True,
         packing=Packing.OPERANDS,
         rows=False,
-        # What tuned products reach on a core of PoCL with AVX-512.
+        # Rates of tuned products on a core of PoCL with AVX-512.
         joined=UnitFigures(gflops=50.0, gbs=30.0, alone_gbs=30.0, launch_us=20.0),
         max_threads=256,
         local_memory=False,
@@ -178,8 +177,8 @@ _ROWS = (
         parts_of_buffers=False,  # NVIDIA's driver takes 10 to 18 us longer for a launch with one
         packing=Packing.NONE,
         rows=True,
-        # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
-        # the 10 with the host's part. A unit alone: half of what it can take in, not measured.
+        # A fifth of the rate of an H100's units, and between the 3 us of a launch in its queue and the 10 us
+        # with the host's part. A unit alone: half of its maximal input, not measured.
         joined=UnitFigures(gflops=100.0, gbs=25.0, alone_gbs=60.0, launch_us=5.0),
         max_threads=512,
         local_memory=True,
@@ -206,25 +205,25 @@ _FASTEST_HZ = 1.5e9
 
 @dataclass(frozen=True, slots=True)
 class MaliModel:
-    """One model of Arm's Mali GPUs. Multiply-adds are of the widest shader core that it is sold with.
+    """A model of Arm's Mali GPUs. Multiply-adds are of the widest shader core that it is sold with.
 
     Sources: `products` and `codes`, kbase's `mali_kbase_gpu_id.h` (GPU_ID_PRODUCT_*), (9, 3) Mesa's
     `pan_model.c`. `warp`, and `fma_fp32` and `fma_fp16` up to the G78: *Arm Mali GPU Datasheet* of 2021 (half
-    of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of
-    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610.
+    of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of 25 May
+    2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610.
     """
 
     name: str
     codes: tuple[str, ...]  # Internal names, as drivers report them
     products: tuple[tuple[int, int], ...]  # GPU_ID's architecture (bits 28 to 31), product (16 to 19)
     architecture: Literal["Bifrost", "Valhall"]
-    generation: int  # Of the architecture, as Arm counts
-    warp: int  # Work-items that run in step
-    fma_fp32: int  # Multiply-adds a core does in one clock
+    generation: int  # Number of the generation, as Arm counts
+    warp: int  # Work-items that run in lockstep
+    fma_fp32: int  # Multiply-adds of a core in one clock
     fma_fp16: int
 
     def most_gflops(self, cores: int, *, half: bool) -> float:
-        """Return the GFLOP/s, at half or single precision, that no chip with `cores` such cores reaches."""
+        """Return an upper bound in GFLOP/s, at half or single precision, of chips with `cores` cores."""
         return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * _FASTEST_HZ
 
 
@@ -248,10 +247,10 @@ _MALIS = {name: model for model in MALI_MODELS for name in (model.name.removepre
 
 
 def mali_model(name: str) -> MaliModel | None:
-    """Return the Mali model that a device's reported name means; None for unknown models and other devices.
+    """Return the Mali model of a device's reported name; None for unknown models and other devices.
 
-    One GPU goes by several names: Arm's driver reports `Mali-G610 r0p0` or, where it does not know the
-    product by its name, the internal one (`Mali-LODX r0p0`); Mesa reports `Mali-G610 MC4 (Panfrost)`.
+    One GPU has several names: Arm's driver reports `Mali-G610 r0p0` or, if it does not know the product by
+    its name, the internal one (`Mali-LODX r0p0`); Mesa reports `Mali-G610 MC4 (Panfrost)`.
     """
     found = _MALI_NAME.search(name.casefold())
     return _MALIS.get(found[1].upper()) if found else None

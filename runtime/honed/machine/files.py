@@ -1,7 +1,7 @@
-"""Files that are either whole or not there, files that are no trap to read, and those of /proc and /sys.
+"""Writes files atomically, reads files that may be traps, and reads those of /proc and /sys.
 
-Writing: to a temporary name, fsync, rename, fsync the folder. Reading: whatever stands in a file's place (a
-folder, a FIFO, a device) is an error at once.
+Writing: to a temporary name, fsync, rename, fsync the folder. Reading: if a folder, a FIFO or a device is in
+the file's place, that is an error at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MAX_SYSTEM_BYTES = 64 << 10
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a binary file that replaces `path` when the block ends without an error; it is readable, too.
 
-    Until then `path` keeps its contents, also after a crash or a power cut. Raises ResourceExhausted where
-    the disk is full, PermissionDenied or InvalidArgument where the file cannot be made.
+    Until then `path` keeps its contents, also after a crash or a power cut. Raises ResourceExhausted if the
+    disk is full, PermissionDenied or InvalidArgument if the file cannot be created.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
@@ -72,7 +72,7 @@ def read_regular(path: Path, limit: int) -> bytes:
 
 
 def put_aside(path: Path) -> str:
-    """Rename an unusable file to `.damaged`, for people to look at; return a few words on where it is."""
+    """Rename an unusable file to `.damaged`, for users to look at; return a few words on where it is."""
     aside = path.with_name(path.name + ".damaged")
     try:
         path.replace(aside)
@@ -99,10 +99,10 @@ def _explained(path: Path, error: OSError) -> Exception:
 
 
 def system_text(file: Path) -> str | None:
-    """Return the text of a small file of /proc or /sys, without the white space around it.
+    """Return the text of a small file of /proc or /sys, without surrounding white space.
 
-    Returns None for a file that cannot be read. There are many reasons (not there, not permitted, driver
-    suspended, device unplugged meanwhile) and one answer to all: this machine does not show that signal now.
+    Returns None for a file that cannot be read, whatever the reason (missing, forbidden, driver suspended,
+    device unplugged meanwhile): this machine does not show that signal now.
     """
     try:
         with file.open("rb") as stream:
@@ -112,7 +112,7 @@ def system_text(file: Path) -> str | None:
 
 
 def system_number(file: Path) -> int | None:
-    """Return the whole number that a file of /proc or /sys holds; None where there is none to read."""
+    """Return the whole number in a file of /proc or /sys; None if it cannot be read."""
     text = system_text(file)
     try:
         return int(text) if text is not None else None
@@ -121,7 +121,7 @@ def system_number(file: Path) -> int | None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return the paths of what lies in a folder, sorted by name; none where the folder cannot be read."""
+    """Return the paths in a folder, sorted by name; none if the folder cannot be read."""
     try:
         return sorted(folder / name for name in os.listdir(folder))
     except OSError:
@@ -129,11 +129,11 @@ def entries(folder: Path) -> list[Path]:
 
 
 def gpu_hz(root: Path = Path("/")) -> int | None:
-    """Return the present clock of the first GPU that devfreq scales, in Hz; None where it cannot be read."""
+    """Return the present clock of the first GPU that devfreq scales, in Hz; None if it cannot be read."""
     return next((system_number(folder / "cur_freq") for folder in gpu_clocks(root)), None)
 
 
 def gpu_clocks(root: Path) -> list[Path]:
-    """Return the folders of GPUs in devfreq, which scales their clocks; `root` is the file system's root."""
+    """Return devfreq's folders of GPUs, whose clocks it scales; `root` is the file system's root."""
     folders = entries(root / "sys/class/devfreq")
     return [folder for folder in folders if "gpu" in folder.name or "mali" in folder.name]

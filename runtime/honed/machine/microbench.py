@@ -1,6 +1,6 @@
-"""Microbenchmarks: what a device can do at most, by its own clock.
+"""Microbenchmarks: measure a device's peaks by its own clock.
 
-Devices differ in what they like, so several forms of each kernel are tried and the best counts.
+Devices differ, so several forms of each kernel are tried and the best counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from honed.machine.opencl import cl, context, driver_call, event_seconds
 from honed.machine.profile import DeviceLimits, DevicePeaks
 from honed.protocol.errors import DeviceError
 
-PATIENCE = 8  # Launches
+PATIENCE = 8  # Launches without improvement before a measurement ends
 
 
 class Bench:
-    """One device, opened for measuring.
+    """A device, opened for measuring.
 
-    Its methods raise pyopencl's errors, and DeviceError where the device's clock is no good.
+    Its methods raise pyopencl's errors, and DeviceError if the device's clock is unusable.
     """
 
     def __init__(self, device: Device) -> None:
@@ -46,7 +46,7 @@ class Bench:
     def seconds(self, kernel: Any, items: int, group: int, *args: Any) -> float:
         """Return the seconds that one launch ran by the device's clock.
 
-        Raises DeviceError where the device reports no time.
+        Raises DeviceError if the device reports no time.
         """
         kernel.set_args(*args)
         event = cl.enqueue_nd_range_kernel(self.queue, kernel, (items,), (group,))
@@ -57,9 +57,9 @@ class Bench:
         return seconds
 
     def shortest(self, kernel: Any, items: int, group: int, *args: Any) -> float:
-        """Return the seconds of the fastest launch, tried until PATIENCE launches in a row were no faster.
+        """Return the seconds of the fastest launch; stop after PATIENCE launches without improvement.
 
-        So a device that is clocking up, or busy with something else for a moment, still shows its peak.
+        So a device whose clock is rising, or that is busy for a moment, still shows its peak.
         """
         best, stale = float("inf"), 0
         while stale < PATIENCE:
@@ -73,10 +73,10 @@ _LAUNCHES = 500
 
 
 def empty_kernels(bench: Bench) -> tuple[float, float]:
-    """Empty kernels in a long queue, microseconds at the least.
+    """Return two least times of empty kernels in a long queue, in microseconds.
 
-    From one's start to the next one's, where with a fast device the host is what limits; and from START to
-    END of one. Raises DeviceError where the device reports no time for all of them.
+    The first is from one start to the next, which the host limits on a fast device; the second from START to
+    END of one. Raises DeviceError if the device reports no time for all of them.
     """
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
     sink = bench.buffer(64)  # Kernels do not hold their buffers
@@ -87,45 +87,47 @@ def empty_kernels(bench: Bench) -> tuple[float, float]:
     for _ in range(PATIENCE):
         events = [cl.enqueue_nd_range_kernel(bench.queue, kernel, (1,), (1,)) for _ in range(count)]
         bench.queue.finish()
-        alone = min(alone, *(event_seconds(event) for event in events))  # Each must have completed
+        alone = min(alone, *(event_seconds(event) for event in events))  # Raises unless each completed
         apart = min(apart, (events[-1].profile.end - events[0].profile.start) * 1e-3 / count)
     if not apart > 0:
         raise DeviceError(f"{bench.device.spec} reports no time for {count} launches; update its driver")
     return apart, alone * 1e6
 
 
-# What a form must get right differs: a CPU wants vectors of just its registers' width, and as many
-# independent chains as its units hold in flight, yet no more than it has registers; a GPU wants few
-# registers a work-item.
-# Independent accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
+# Good forms differ: a CPU needs vectors as wide as its registers, and as many independent chains as its units
+# hold in flight, yet no more than it has registers; a GPU needs few registers a work-item. Independent
+# accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
 _CHAINS = {1: (8,), 2: (8,), 4: (4, 8, 12), 8: (4, 8, 12), 16: (4, 8, 12)}
-_UNROLLED = 4  # Steps of all chains in one turn of the loop, so that the loop itself costs nothing
+_UNROLLED = 4  # Steps of all chains in one iteration of the loop, to hide the loop's own cost
 _GROUPS = (64, 256)  # Work-items
-_ITEMS_PER_UNIT = 2048  # What the largest compute units hold at once
-_SHORT_SECONDS = 1e-3  # Of a launch in the first round
+_ITEMS_PER_UNIT = 2048  # Work-items that the largest compute units hold at once
+_SHORT_SECONDS = 1e-3  # Seconds of a launch in the first round
 _SHORT_TRIES = 3
-_LONG_SECONDS = 0.02  # Of a launch at the end: enough for a clock to rise, too little for any watchdog
-_SHORTER = 16  # A launch as much shorter fits between the interruptions of a busy CPU
+_LONG_SECONDS = 0.02  # Seconds of a final launch: enough for a clock to rise, too short for any watchdog
+_SHORTER = 16  # A launch shorter by this factor fits between the interruptions of a busy CPU
 _FINALISTS = 2
 _MOST_ITERATIONS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticForm:
-    """One way of keeping the device busy. `fma` is one instruction or, on some devices, slower than `mad`."""
+    """A kernel form that keeps the device busy.
 
-    width: int  # Of its vectors
+    `fma` is one instruction or, on some devices, slower than `mad`.
+    """
+
+    width: int  # Width of its vectors
     chains: int
     function: Literal["fma", "mad"] = "fma"
     group: int = _GROUPS[0]  # Work-items of a work-group
 
     @property
     def name(self) -> str:
-        """The name of its kernel; the work-group is no part of that."""
+        """The name of its kernel, which does not depend on the work-group."""
         return f"{self.function}_{self.width}_{self.chains}"
 
     def operations(self, items: int) -> float:
-        """Return the operations of `items` work-items in one turn of the loop; a multiply-add is two."""
+        """Return the operations of `items` work-items in one iteration of the loop; a multiply-add is two."""
         return 2.0 * self.width * self.chains * _UNROLLED * items
 
 
@@ -209,12 +211,12 @@ def _calibrated(bench: Bench, kernel: Any, form: ArithmeticForm, items: int, sin
         iterations = min(int(iterations * min(growth, 16.0)) + 1, _MOST_ITERATIONS)
 
 
-_BEYOND_BYTES = 64 << 20  # Of each of two buffers: in no cache of the devices at hand
+_BEYOND_BYTES = 64 << 20  # Bytes of each of two buffers: more than any cache of the devices at hand
 _SIZES = tuple(64 << 10 << 2 * n for n in range(5))  # Bytes of a working set: 64 KiB to 16 MiB
 _WIDTHS = (1, 4, 16)  # Floats of a load
-_LOADS = 16  # Of a work-item that only reads
+_LOADS = 16  # Loads of a work-item that only reads
 _GROUP = 64  # Work-items
-_FEW_ITEMS_PER_UNIT = 256  # Of the forms with few, long work-items, which suit CPUs
+_FEW_ITEMS_PER_UNIT = 256  # Work-items of the forms with few, long ones, which suit CPUs
 
 
 Way = Literal["copy", "read", "sweep"]
@@ -223,14 +225,14 @@ _WAYS: tuple[Way, ...] = ("copy", "read", "sweep")
 
 @dataclass(frozen=True, slots=True)
 class MemoryForm:
-    """One way of moving memory: copying (both sides count), or summing up in short or in long work-items."""
+    """A kernel form that moves memory: copies (both sides count), or sums in short or in long work-items."""
 
     what: Way
     width: int
 
     @property
     def name(self) -> str:
-        """The name of its kernel."""
+        """The name of its kernel, after kind and width."""
         return f"{self.what}{self.width}"
 
 
@@ -280,12 +282,12 @@ def gbs(bench: Bench) -> tuple[tuple[tuple[int, float], ...], float]:
 
 
 def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tuple[Any, Any]) -> float:
-    """Return GB/s of a form that goes once through the first `nbytes` of the buffers; 0 for too few bytes."""
+    """Return GB/s of one pass of a form over the first `nbytes` of the buffers; 0 for too few bytes."""
     elements = nbytes // (4 * form.width)
     items = elements // _LOADS if form.what == "read" else elements
     each = 1
     if form.what == "sweep":
-        # As many work-items as share the elements evenly, down to four elements each.
+        # The elements are shared evenly, with at least four elements for each work-item.
         items = min(bench.limits.compute_units * _FEW_ITEMS_PER_UNIT, elements // 4)
         each = elements // items // 4 * 4
     items = items // _GROUP * _GROUP
@@ -295,12 +297,12 @@ def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tup
     return moved / bench.shortest(kernel, items, _GROUP, *buffers, np.uint32(each)) * 1e-9
 
 
-_LEAST = 10  # Ticks between two readings that say anything; a tick is 10 ms
+_LEAST = 10  # Ticks of 10 ms between two readings, at least, for a meaningful share
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReading:
-    """Seconds since the machine started, of all CPUs together; `own` are this process's."""
+    """The seconds since the machine started, of all CPUs together; `own` are this process's."""
 
     total: float
     busy: float
@@ -308,7 +310,7 @@ class LoadReading:
 
 
 def read_load(stat: Path = Path("/proc/stat")) -> LoadReading | None:
-    """Return the CPU times now; None where /proc does not have them."""
+    """Return the CPU times now; None if /proc does not have them."""
     try:
         return parse_load(stat.read_text(), time.process_time())
     except (OSError, ValueError):
@@ -316,9 +318,9 @@ def read_load(stat: Path = Path("/proc/stat")) -> LoadReading | None:
 
 
 def parse_load(stat: str, own: float) -> LoadReading:
-    """Return a reading from the text of /proc/stat; raise ValueError where it has no line for all CPUs.
+    """Return a reading from the text of /proc/stat; raise ValueError if it has no line for all CPUs.
 
-    Time that a hypervisor gave to others ("steal") counts as busy. Guests' time stands in "user" already.
+    Time that a hypervisor gave to others ("steal") counts as busy. "user" includes guests' time.
     """
     name, *fields = stat.partition("\n")[0].split()
     if name != "cpu" or len(fields) < 8:
@@ -330,7 +332,7 @@ def parse_load(stat: str, own: float) -> LoadReading:
 
 
 def others_load(before: LoadReading | None, after: LoadReading | None) -> float | None:
-    """Return the share, 0 to 1, of all CPUs' time that other processes used; None where it is not known."""
+    """Return the share, 0 to 1, of all CPUs' time that other processes used; None if unknown."""
     if before is None or after is None:
         return None
     total = after.total - before.total
@@ -341,7 +343,7 @@ def others_load(before: LoadReading | None, after: LoadReading | None) -> float 
 
 
 def measure(device: Device) -> DevicePeaks:
-    """Return the peaks of `device`, measured now; raise DeviceError where a kernel or the clock fails."""
+    """Return the peaks of `device`, measured now; raise DeviceError if a kernel or the clock fails."""
     before = read_load()
     with driver_call("measure the device's peaks"):
         bench = Bench(device)

@@ -1,4 +1,4 @@
-"""pyopencl, and its errors as honed's: the one place that imports it."""
+"""Imports pyopencl, for all of honed, and converts its errors to honed's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ except ImportError as error:
         f"pyopencl cannot be imported ({error}); install it (apt install python3-pyopencl) to run models here"
     ) from error
 
-# Some compilers remark on every kernel they build; what fails raises.
+# Some compilers warn about every kernel they build; failures raise.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
 __all__ = [
@@ -35,8 +35,8 @@ __all__ = [
     "refused",
 ]
 
-# The loader that pyopencl itself calls, wherever it came with it: found through what pyopencl's own library
-# is linked to. The interpreter's lock is kept during a call, as pyopencl keeps it while it enqueues.
+# The OpenCL loader that pyopencl calls, found through the library that pyopencl links to. PyDLL keeps the
+# interpreter's lock during a call, as pyopencl does while it enqueues.
 LOADER = ctypes.PyDLL(cl._cl.__file__)
 
 DOTS_EXTENSION = "cl_khr_integer_dot_product"
@@ -53,11 +53,11 @@ def context(device: Any) -> Any:
 
 
 def accelerates_dots(device: Any) -> bool:
-    """Return whether a pyopencl device computes `dot_acc_sat_4x8packed_ss_int` by instructions of its own.
+    """Return whether a pyopencl device has instructions for `dot_acc_sat_4x8packed_ss_int`.
 
-    The driver answers that for each product, so that one that writes them out as shifts and products is not
-    taken for one that has them. The first version of the extension has no such answer: there the extension
-    itself is the answer.
+    The driver reports acceleration for each product, so that a driver that emulates it with shifts and
+    products does not count. The first version of the extension lacks that query: there the extension itself
+    counts.
     """
     if DOTS_EXTENSION not in device.extensions.split():
         return False
@@ -75,8 +75,8 @@ def accelerates_dots(device: Any) -> bool:
 def most_work_items(built: Any, device: Any, block: tuple[int, int, int]) -> int:
     """Return the most work-items that a built pyopencl Kernel can have in a work-group of size `block`.
 
-    For a kernel that was compiled for this size, these are the work-items of the size itself: NVIDIA's driver
-    reports 256 even then. Raises pyopencl's errors.
+    For a kernel compiled for this size, that is the number of work-items in `block`: NVIDIA's driver reports
+    256 even then. Raises pyopencl's errors.
     """
     info = cl.kernel_work_group_info
     if tuple(built.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, device)) == block:
@@ -111,7 +111,7 @@ def refused(doing: str, routine: str, code: int) -> DeviceError:
 def event_seconds(event: Any) -> float:
     """Return the seconds that a profiled command ran, by the device's clock.
 
-    Raises DeviceError unless it is complete and did not end before it started.
+    Raises DeviceError unless it is complete and its end is not before its start.
     """
     status = event.command_execution_status
     if status != cl.command_execution_status.COMPLETE:

@@ -1,4 +1,4 @@
-"""A device's peaks, kept: measured once, and again where what is kept cannot be relied on.
+"""Measures a device's peaks once and stores them; measures again if the stored ones are unreliable.
 
 docs/devices.md says how they are measured and when again.
 """
@@ -20,7 +20,7 @@ from .devices import Device
 from .files import replacing
 from .profile import DevicePeaks, DeviceProfile
 
-# A machine that is always busy is not asked again at every start of a worker.
+# Seconds between measurements on a machine that is always busy, so that not every start of a worker measures.
 AGAIN_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
@@ -28,10 +28,9 @@ _log = logging.getLogger(__name__)
 def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool = False) -> DeviceProfile:
     """Return the device's profile with its peaks, from a file below `cache_dir` or else measured.
 
-    Measured peaks are kept in that file. Measuring takes a few seconds. The file is named by device and
-    driver version. Its figures are measured again where the file is damaged or `outdated`, or with `again` in
-    any case, and the best of both is kept. Raises DeviceError where a kernel fails or its figures are
-    impossible.
+    Measuring takes a few seconds, and stores the peaks in that file, named by device and driver version.
+    Measures again if the file is damaged or `outdated`, or with `again` in any case, and keeps the best of
+    both. Raises DeviceError if a kernel fails or its figures are impossible.
     """
     path = _path(device.profile, cache_dir)
     kept = _kept(path, device.profile)
@@ -47,14 +46,14 @@ def measured(device: Device, cache_dir: str | os.PathLike[str], *, again: bool =
 
 
 def known(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
-    """Return whether peaks are kept that `measured` returns without measuring."""
+    """Return whether stored peaks exist that `measured` returns without measuring."""
     path = _path(device.profile, cache_dir)
     kept = _kept(path, device.profile)
     return kept is not None and not outdated(kept, _age(path))
 
 
 def outdated(kept: DevicePeaks, age: float) -> str:
-    """Return why peaks kept `age` seconds ago are to be measured again; "" where they are not."""
+    """Return why peaks stored `age` seconds ago must be measured again; "" if they need not be."""
     if not kept.caches_gbs:
         return "they were kept by an older version, which measured no caches"
     if kept.empty_us is None:
@@ -65,7 +64,7 @@ def outdated(kept: DevicePeaks, age: float) -> str:
 
 
 def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
-    """Keep a profile's peaks below `cache_dir` for `measured`; a warning is logged where that fails."""
+    """Store a profile's peaks below `cache_dir` for `measured`; log a warning if that fails."""
     path = _path(profile, cache_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +75,7 @@ def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
 
 
 def keep_higher(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
-    """Keep what a profile's peaks have above those that are kept already."""
+    """Store those of a profile's peaks that are above the stored ones."""
     if profile.peaks is None:
         return
     kept = _kept(_path(profile, cache_dir), profile)
@@ -96,7 +95,7 @@ def _path(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> Path:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was written; 0 where it is gone."""
+    """Return the seconds since a file was written; 0 if it is gone."""
     try:
         return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:

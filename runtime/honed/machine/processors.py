@@ -1,8 +1,8 @@
-"""The processors of a machine, as /sys shows them, and which of them ONNX Runtime is given first.
+"""The processors of a machine, from /sys, and those on which ONNX Runtime runs first.
 
-Boards have kinds of cores: an RK3588 has four A55 beside four A76. A run ends with its slowest thread, and a
-thread on an A55 gets less than half as far as one on an A76 meanwhile. So a model runs on the big cores, with
-one thread for each; a second thread on a core, as SMT has it, shares the arithmetic units that are busy.
+Boards have kinds of cores: an RK3588 has four A55 and four A76. A run ends with its slowest thread, and a
+thread on an A55 does less than half the work of one on an A76. So a model runs on the big cores, with one
+thread for each; a second thread on a core with SMT would share its busy arithmetic units.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 
 from .files import entries, system_number, system_text
 
-BIG: Final = 0.8  # Of the largest capacity; clusters of one kind differ by a few percent in their clocks
+BIG: Final = 0.8  # Share of the largest capacity; clocks of clusters of one kind differ by a few percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """A processor as the scheduler counts them; those with one `core` are hardware threads of that core.
+    """A processor in the scheduler's numbering; processors with one `core` are hardware threads of that core.
 
-    `capacity` is what it computes at its highest clock beside the others; 0 where the machine does not tell.
+    `capacity` is its relative speed at its highest clock; 0 if the machine does not show it.
     """
 
     number: int
@@ -34,23 +34,23 @@ class Processor:
 class ThreadPlacement:
     """Threads of one run, and the processors that they run on.
 
-    0 threads: as many as ONNX Runtime likes. No processors: any.
+    0 threads: ONNX Runtime's choice. No processors: any.
     """
 
     threads: int
     processors: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """Return it for people, as in "4 threads on processors 4-7"."""
+        """Return the placement as text for users, as in "4 threads on processors 4-7"."""
         threads = f"{self.threads} thread{'s' if self.threads != 1 else ''}"
         return f"{threads} on processors {_spans(self.processors)}" if self.processors else threads
 
 
 def processors(root: Path, allowed: Collection[int] | None = None) -> tuple[Processor, ...]:
-    """Return the processors that are online, and `allowed` if that is given, by number.
+    """Return the processors that are online, and in `allowed` if that is not None, by number.
 
-    `root` is the root of the file system. The capacity is `cpu_capacity`, which Arm's kernels tell, else the
-    highest clock. An empty answer means that the machine does not show its processors.
+    `root` is the root of the file system. The capacity is Arm's `cpu_capacity`, else the highest clock.
+    Returns none if the machine does not show its processors.
     """
     found: list[Processor] = []
     for folder in entries(root / "sys/devices/system/cpu"):
@@ -68,7 +68,7 @@ def processors(root: Path, allowed: Collection[int] | None = None) -> tuple[Proc
 
 
 def half_arithmetic(root: Path) -> bool:
-    """Return whether every processor computes in fp16 by instructions for which ONNX Runtime has kernels.
+    """Return whether every processor has fp16 instructions that ONNX Runtime has kernels for.
 
     Those are Arm's, which /proc/cpuinfo lists for each processor.
     """
@@ -78,9 +78,10 @@ def half_arithmetic(root: Path) -> bool:
 
 
 def first_placement(found: Sequence[Processor], threads: int = 0) -> ThreadPlacement:
-    """Return where ONNX Runtime's threads run until something better is known; `threads` are asked for, or 0.
+    """Return where ONNX Runtime's threads run until a better placement is known.
 
-    That is one thread for each big core. More than these were asked for run on all processors.
+    That is one thread for each big core. `threads` overrides their number unless 0; more threads than big
+    cores run on all processors.
     """
     largest = max((each.capacity for each in found), default=0)
     big = [each for each in found if each.capacity >= BIG * largest]
@@ -91,6 +92,6 @@ def first_placement(found: Sequence[Processor], threads: int = 0) -> ThreadPlace
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in short, as in "0-3,6"."""
+    """Return ascending numbers as ranges, as in "0-3,6"."""
     runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)

@@ -1,4 +1,4 @@
-"""Device profile: what differs between devices, and nothing else."""
+"""The profile of a device: all that honed needs to know of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DeviceIdentity", "DeviceLimits", "DevicePeaks", "DeviceProfile", "Fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLimits:
-    """What the device can hold and run, as its driver reports it."""
+    """The limits and abilities of a device, as its driver reports them."""
 
     compute_units: int
     max_work_group_size: int  # Work-items
@@ -21,32 +21,32 @@ class DeviceLimits:
     local_mem_bytes: int
     global_mem_bytes: int
     max_alloc_bytes: int
-    base_align_bytes: int  # Of sub-buffers
+    base_align_bytes: int  # Alignment of sub-buffers in bytes
     fp16: bool  # cl_khr_fp16
     fp64: bool  # cl_khr_fp64
-    int8_dots: bool  # It has instructions for dot products of four bytes (`opencl.accelerates_dots`)
+    int8_dots: bool  # Has instructions for dot products of four bytes (`opencl.accelerates_dots`)
     host_unified: bool  # Host and device share memory: map instead of copying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRules:
-    """What the compiler must know to write good kernels for the device.
+    """The rules for schedules on a device.
 
     Mali-G610's figures: Arm's Mali GPU best-practice guides and facts measured by others (`families`).
     """
 
     family: str  # The name of a row of `families`
-    max_threads: int  # Work-items per work-group the schedules may use
-    local_memory: bool  # False where local memory is ordinary memory and copying into it buys nothing
-    max_vector_bytes: int  # Widest load that pays
+    max_threads: int  # Work-items per work-group that schedules may use
+    local_memory: bool  # False if local memory is ordinary memory and copying to it gains nothing
+    max_vector_bytes: int  # Widest load that is faster
     max_unroll: int
-    max_source_bytes: int  # Of one kernel's OpenCL C, so that the driver's compiler survives it
-    max_queued_launches: int  # Before the executor waits for earlier ones; 0: no cap
+    max_source_bytes: int  # Source of one kernel, as larger ones may crash the driver's compiler
+    max_queued_launches: int  # Launches in flight before the executor waits; 0: no cap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """All of it. `peaks` is None until they were measured."""
+    """The identity, limits, rules and peaks of a device. `peaks` is None until measured."""
 
     identity: DeviceIdentity
     limits: DeviceLimits
@@ -55,20 +55,20 @@ class DeviceProfile:
 
     @property
     def family(self) -> DeviceFamily:
-        """What its devices can do, and what pays there."""
+        """The family of the device, as `rules` name it."""
         return FAMILIES[self.rules.family]
 
     @property
     def driver(self) -> DriverClass:
-        """Of which class its driver is."""
+        """The class of the device's driver."""
         return driver_class(self.identity.platform, self.identity.driver_version)
 
     @property
     def costly_addresses(self) -> bool:
-        """Whether its compiler takes four instructions to add a constant to an address."""
+        """Return whether the driver's compiler takes four instructions to add a constant to an address."""
         return self.family.by_driver_class and self.driver is DriverClass.MESA_26
 
     @property
     def pairs_in_turns(self) -> bool:
-        """Whether its compiler pairs halves within a turn of a loop, but not those that the loop carries."""
+        """Return whether the compiler pairs halves within an iteration of a loop, but not across them."""
         return self.family.by_driver_class and self.driver is DriverClass.MESA

@@ -1,4 +1,4 @@
-"""Device profiles as TOML: for compiling on one machine for another, and for keeping measured peaks."""
+"""Reads and writes device profiles as TOML, to compile for another machine and to store measured peaks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load(path: str | os.PathLike[str]) -> DeviceProfile:
         )
     try:
         return from_dict(tomllib.loads(data.decode()))
-    except ValueError as error:  # Of UTF-8 and of TOML
+    except ValueError as error:  # UnicodeDecodeError or TOMLDecodeError
         raise ProfileError(f"profile file {path} is not TOML ({error}); see docs/dev/devices.md") from error
     except ProfileError as error:
         raise ProfileError(f"profile file {path}: {error}") from error
@@ -67,7 +67,7 @@ def from_dict(plain: dict[str, Any]) -> DeviceProfile:
 
 
 def check(profile: DeviceProfile) -> None:
-    """Raise ProfileError where a figure cannot be true of any device."""
+    """Raise ProfileError if a figure is impossible for any device."""
     limits, rules = profile.limits, profile.rules
     at_least_one = {
         "limits.compute_units": limits.compute_units,

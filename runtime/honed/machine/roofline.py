@@ -1,4 +1,4 @@
-"""What a device's peaks allow, and how they rise: arithmetic on `DevicePeaks`, nothing else."""
+"""Computes what a device's peaks allow, and how they rise: arithmetic on `DevicePeaks`, nothing else."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import replace
 
 from .profile import DevicePeaks, Figure
 
-# Bytes of a working set that no cache of the devices at hand holds: from here on `bandwidth_gbs` counts.
+# Bytes of a working set that no cache of the devices at hand holds: `bandwidth_gbs` applies from here on.
 BEYOND_CACHES = 64 << 20
-# Share of the CPUs' time that others may take while peaks are measured, before these are doubted.
+# Share of CPU time that other programs may use while peaks are measured, before the peaks are doubted.
 BUSY = 0.1
 
 
 def busy(peaks: DevicePeaks) -> bool:
-    """Return whether others used the machine while the peaks were measured, so that they may be too low."""
+    """Return whether other programs were busy while the peaks were measured, so that they may be too low."""
     return peaks.busy is not None and peaks.busy > BUSY
 
 
 def known_from_below(peaks: DevicePeaks, figure: Figure) -> bool:
-    """Return whether a figure may be too low: a kernel has passed it, or the machine was busy."""
+    """Return whether a figure may be too low: a kernel has exceeded it, or the machine was busy."""
     return figure in peaks.raised or busy(peaks)
 
 
 def gflops(peaks: DevicePeaks, *, half: bool) -> float:
     """Return the peak of arithmetic in GFLOP/s at half or single precision.
 
-    A device without a peak of its own for half precision has that of single precision.
+    If a device has no peak for half precision, returns that of single precision.
     """
     return (peaks.fp16_gflops if half else None) or peaks.fp32_gflops
 
@@ -34,8 +34,8 @@ def gflops(peaks: DevicePeaks, *, half: bool) -> float:
 def gbs(peaks: DevicePeaks, nbytes: int) -> float:
     """Return the highest rate in GB/s at which a working set of `nbytes` moves.
 
-    It is the best rate of all measured sizes from the nearest smaller one on: a smaller working set that
-    moves faster owes its rate to a cache too small for this one.
+    It is the best rate of all measured sizes from the nearest smaller one on: a smaller working set may be
+    faster because of a cache too small for this one.
     """
     sizes = [size for size, _ in peaks.caches_gbs]
     least = max((size for size in sizes if size <= nbytes), default=0)
@@ -44,7 +44,7 @@ def gbs(peaks: DevicePeaks, nbytes: int) -> float:
 
 
 def least_seconds(peaks: DevicePeaks, flops: float, nbytes: int, *, half: bool) -> float:
-    """Return the least seconds that so many operations and bytes take by Williams' roofline.
+    """Return the least seconds for `flops` operations and `nbytes` bytes by Williams' roofline.
 
     The launch is not included.
     """
@@ -52,14 +52,14 @@ def least_seconds(peaks: DevicePeaks, flops: float, nbytes: int, *, half: bool) 
 
 
 def launch_seconds(peaks: DevicePeaks) -> float:
-    """Return the least time in seconds that any kernel takes by the device's clock, whatever it does."""
+    """Return the least seconds of any kernel by the device's clock, whatever it does."""
     return 1e-6 * (peaks.launch_us if peaks.empty_us is None else peaks.empty_us)
 
 
 def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
     """Return the best of two measurements, figure by figure.
 
-    A figure that a kernel raised stays marked as raised where no benchmark reached it.
+    A figure that a kernel raised stays marked as raised if no benchmark reached it.
     """
     half = [rate for rate in (one.fp16_gflops, other.fp16_gflops) if rate is not None]
     load = [share for share in (one.busy, other.busy) if share is not None]
@@ -81,7 +81,7 @@ def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
 
 
 def with_traffic(peaks: DevicePeaks, nbytes: int, rate: float) -> DevicePeaks:
-    """Return the peaks after a working set of `nbytes` was measured to move at `rate` GB/s."""
+    """Return the peaks after a working set of `nbytes` moved at a measured `rate` in GB/s."""
     if rate <= gbs(peaks, nbytes):
         return peaks
     if nbytes >= BEYOND_CACHES:
@@ -119,7 +119,7 @@ def _unreached(one: DevicePeaks, other: DevicePeaks) -> list[Figure]:
 
 
 def _rates(peaks: DevicePeaks) -> Mapping[Figure, dict[int, float]]:
-    """Return the measured rates behind each figure, by working set in bytes (0 for arithmetic)."""
+    """Return the measured rates of each figure, by working set in bytes (0 for arithmetic)."""
     return {
         "fp32_gflops": {0: peaks.fp32_gflops},
         "fp16_gflops": {0: peaks.fp16_gflops or 0.0},

@@ -1,4 +1,4 @@
-"""The installed OpenCL drivers, as the loader finds them, and how processes load one of them alone."""
+"""The installed OpenCL drivers, as the loader finds them, and variables to load one of them alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOLDER = Path("/etc/OpenCL/vendors")
 
 
 def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(ICD file, library it names) in the loader's order, as ocl-icd reads its variables (libOpenCL(7)).
+    """Return (ICD file, library that it names) in the loader's order, as ocl-icd does (libOpenCL(7)).
 
     OCL_ICD_VENDORS names a folder, one .icd file, or a library itself; OPENCL_VENDOR_PATH a folder.
     """
@@ -42,17 +42,17 @@ def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def stack_of(library: str) -> Stack:
-    """Whose OpenCL a library is, by its name."""
+    """Return the OpenCL implementation of a library, by its name."""
     name = library.rpartition("/")[2].casefold()
     return next((stack for part, stack in _STACKS if part in name), "other")
 
 
 def apart(environ: Mapping[str, str], root: Path = Path("/")) -> list[dict[str, str]]:
-    """Return the variables by which processes look at OpenCL so that PoCL meets no other driver in one.
+    """Return sets of environment variables for processes, so that PoCL never shares one with other drivers.
 
-    PoCL brings LLVM, as do rusticl and others. There is one map, without any variable, where PoCL is alone or
-    not installed: a process may load all drivers. Else there is one for each driver, by which a process loads
-    that driver alone; a driver that is named twice counts once.
+    PoCL loads LLVM, as do rusticl and others. If PoCL is alone or not installed, there is one set, without
+    any variable: a process may load all drivers. Otherwise there is one for each driver, which loads that
+    driver alone; a driver that is named twice counts once.
     """
     files: dict[str, str] = {}
     for file, library in icd_files(root, environ):

@@ -1,1 +1,1 @@
-"""Reads ONNX files that nobody vouches for, for what compiles them and for what runs them as they are."""
+"""Reads untrusted ONNX files, for the compiler and for the CPU engine."""

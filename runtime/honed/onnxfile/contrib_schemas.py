@@ -1,8 +1,8 @@
-"""Operators of ONNX in the place of those whose shapes its inference does not know.
+"""Replaces operators whose shapes ONNX's inference does not know by ONNX operators.
 
 These are ONNX Runtime's own, and some of ONNX's domain of machine learning.
 
-A stand-in makes the same types and shapes as what it stands for, not the same values.
+A stand-in has the same output types and shapes as the original, not the same values.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NEWEST_OPSET = 26
 
 @dataclass(slots=True)
 class _StandInWriter:
-    """Collects the nodes that stand for one node, and constants."""
+    """A collector of the nodes that replace one node, and of constants."""
 
     node: onnx.NodeProto
-    shapes: dict[str, tuple[int, ...]]  # Of initialisers
-    types: dict[str, int]  # Of their elements, as ONNX numbers them
+    shapes: dict[str, tuple[int, ...]]  # Shapes of initialisers
+    types: dict[str, int]  # Element types of initialisers, by ONNX's numbers
     made: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class _StandInWriter:
         return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
 
     def wide(self, x: str, columns: int) -> str:
-        """Add a node that gives `x` that number of columns, and return its output's name."""
+        """Add a node that widens `x` to that number of columns, and return its output's name."""
         places = f"{self.node.output[0]}, columns"
         self.constants.append(numpy_helper.from_array(np.zeros(columns, np.int64), places))
         return self.add("Gather", [x, places], axis=-1)
@@ -165,14 +165,14 @@ def _few_bits(w: _StandInWriter) -> None:
 
 
 def _grouped(w: _StandInWriter) -> None:
-    if w.is_given(1):  # Else queries, keys and values are in one tensor
+    if w.is_given(1):  # Absent if queries, keys and values are in one tensor
         _same(w)
 
 
 def _few_bits_table(w: _StandInWriter) -> None:
     columns, bits = w.shapes.get(w.node.input[0], ()), _attribute(w.node, "bits", 4)
     if w.types.get(w.node.input[0]) in (TensorProto.INT4, TensorProto.UINT4):
-        bits = 8  # They are counted one by one
+        bits = 8  # Four-bit values are elements of their own
     if columns:
         numbers = w.inner("Gather", w.given(0, 1), axis=0)
         typed = w.inner("CastLike", [numbers, w.node.input[2]])

@@ -1,6 +1,6 @@
-"""Parsing an untrusted file, with tensor data kept in files beside it, to a model that holds what it says.
+"""Reads an untrusted ONNX file, and tensor data in files beside it, to a checked model.
 
-Nothing in it is trusted: sizes, paths and texts are checked.
+Sizes, paths and texts are checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from honed.process.limits import data_left
 from honed.protocol.errors import InvalidArgument, MissingFiles, ModelRefused
 
 PROTOBUF_LIMIT = (1 << 31) - 1  # Bytes of one message
-_PROTOBUF_COPIES: Final = 4  # Of a model: at most so many at a time while it is read or written
+_PROTOBUF_COPIES: Final = 4  # Copies of a model in memory at most while it is read or written
 # Bits per element of types whose raw data is packed.
 _PACKED_BITS = {
     TensorProto.INT4: 4,
@@ -41,7 +41,7 @@ def shown(text: str, limit: int = 400) -> str:
 
 
 class MissingExternalData(MissingFiles):
-    """Files beside the model that hold its data are not there."""
+    """Raised when files beside the model that hold its data are missing."""
 
     def __init__(self, locations: tuple[str, ...]) -> None:
         listed = ", ".join(shown(name, 200) for name in locations[:5]) + (
@@ -91,7 +91,7 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
 
 
 def expected_bytes(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of raw data that a tensor's type and shape call for.
+    """Return the bytes of raw data that a tensor's type and shape require.
 
     Raises ModelRefused for a type that ONNX does not know, and for impossible dimensions.
     """
@@ -117,7 +117,7 @@ def expected_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def check_data(tensor: onnx.TensorProto) -> None:
-    """Raise ModelRefused where a tensor holds more or less data than its shape calls for."""
+    """Raise ModelRefused if a tensor holds more or less data than its shape requires."""
     if tensor.data_type == TensorProto.STRING:
         return
     expected = expected_bytes(tensor)
@@ -143,10 +143,10 @@ def _typed_elements(tensor: onnx.TensorProto) -> int:
 
 
 def load_external(model: onnx.ModelProto, folder: Path, limit_bytes: int) -> int:
-    """Read all external data into the model; returns the bytes read.
+    """Read all external data into the model; return the bytes read.
 
-    Only regular files inside `folder` are read, within their size. Raises MissingExternalData where
-    files are not there and ModelRefused for paths that lead elsewhere or ranges outside a file.
+    Only regular files inside `folder` are read, within their size. Raises MissingExternalData if files are
+    missing, and ModelRefused for paths that lead elsewhere or ranges outside a file.
     """
     waiting = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
     places = [(t, _entries(t)) for t in waiting]
@@ -222,10 +222,10 @@ def read(
 ) -> tuple[onnx.ModelProto, int]:
     """Return the model and the bytes of its external data.
 
-    Every tensor of the model is inside it and as long as its shape says.
+    Every tensor's data is in the model and as long as its shape requires.
 
-    Raises InvalidArgument where there is no such file, ModelRefused for a file that is no ONNX model or
-    larger than the limits, MissingExternalData where data files are not beside it.
+    Raises InvalidArgument if there is no such file, ModelRefused for a file that is no ONNX model or larger
+    than the limits, MissingExternalData if data files are missing.
     """
     file = Path(path)
     model = _parse(file, file_bytes)
@@ -239,9 +239,9 @@ def read(
 
 @contextmanager
 def protobuf_memory(nbytes: int) -> Iterator[None]:
-    """Raise MemoryError where protobuf fails on a model of `nbytes` and memory may be why: it does not say.
+    """Raise MemoryError if protobuf fails on a model of `nbytes` and memory may be the reason.
 
-    Only a process with a limit on its memory (`limits.limit_data`) can tell.
+    Protobuf does not say why it fails, and only a process with a memory limit (`limits.limit_data`) can tell.
     """
     try:
         yield
@@ -281,7 +281,7 @@ def _parse(file: Path, limit: int) -> onnx.ModelProto:
 
 
 def _readable(message: Message) -> bool:
-    """Return whether every text in the message is UTF-8; protobuf gives bytes where it is not."""
+    """Return whether every text in the message is UTF-8; protobuf returns bytes for others."""
     for field, value in message.ListFields():
         if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
             continue
@@ -291,15 +291,15 @@ def _readable(message: Message) -> bool:
     return True
 
 
-UNNAMED: Final = "?"  # What Paddle's exporter writes for each dimension that it has no name for
-# What ONNX Runtime says where sizes of one name differ: it has them share memory.
+UNNAMED: Final = "?"  # Name that Paddle's exporter writes for each unnamed dimension
+# ONNX Runtime's message if sizes of one name differ, as it lets their tensors share memory.
 MISLED: Final = "Shape mismatch attempting to re-use buffer"
 
 
 def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
     """Remove a name, or "" all names, from dimensions; return whether there was any.
 
-    Dimensions of one name are taken to have one size.
+    ONNX Runtime assumes that dimensions of one name have one size.
     """
     found = False
     for info in _declared(model.graph):

@@ -1,10 +1,10 @@
-"""Routes runs of an app's own ONNX Runtime sessions to honed's compiled forms, where these are faster.
+"""Routes runs of an app's own ONNX Runtime sessions to honed's compiled models if these are faster.
 
     python -m honed.ort APP.py ...         for one app
     HONED_ORT=1                            for every Python program that is started
 
-The sessions stay ONNX Runtime's (docs/onnxruntime.md). Python loads this module when it starts where
-HONED_ORT is set (honed-ort.pth): it imports nothing that is large.
+The sessions stay ONNX Runtime's (docs/onnxruntime.md). If HONED_ORT is set, Python loads this module at its
+start (honed-ort.pth), so it imports nothing large.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MISSING = (
 
 
 class _Finder(MetaPathFinder):
-    """Finds ONNX Runtime where Python does, else in honed-cpu, when an app asks for it."""
+    """An import hook that finds ONNX Runtime where Python does, else in honed-cpu."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -48,18 +48,18 @@ class _Finder(MetaPathFinder):
 
 
 class _Routing(Loader):
-    """Loads the module as its own loader does, and then has runs routed."""
+    """A loader that loads the module with its own loader, and then routes runs."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return what its own loader does."""
+        """Return the module of its own loader."""
         module: ModuleType | None = self._own.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module."""
+        """Load the module, and route its sessions' runs."""
         self._own.exec_module(module)
         _route(module)
 
@@ -68,7 +68,7 @@ class _Routing(Loader):
 
 
 def _bundled() -> list[str]:
-    """Return the folder of the ONNX Runtime that honed-cpu brings for Debian's Python, if it is there."""
+    """Return the folder of the ONNX Runtime in honed-cpu for Debian's Python, if it is installed."""
     engine = importlib.util.find_spec("honed.cpu")
     return [str(os.path.join(os.path.dirname(engine.origin), "bundled"))] if engine and engine.origin else []
 
@@ -84,7 +84,7 @@ _finder = _Finder()
 
 
 def install() -> None:
-    """Have the runs of this process's sessions routed from now on."""
+    """Route the runs of this process's sessions from now on."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     if (loaded := sys.modules.get(_SESSIONS)) is not None:
@@ -92,7 +92,7 @@ def install() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return what ONNX Runtime has by a name: apps may `import honed.ort as onnxruntime`."""
+    """Return ONNX Runtime's attribute of a name, as apps may `import honed.ort as onnxruntime`."""
     if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is not None:
         raise AttributeError(name)
     install()

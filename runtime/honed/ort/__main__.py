@@ -35,15 +35,15 @@ def main(arguments: list[str]) -> int:
         elif option == "--help":
             print(_USAGE, end="")
             return 0
-        elif option != "--fallback":  # Which earlier versions had; now the app's session always stands in
+        elif option != "--fallback":  # Earlier versions had it; the app's session always falls back
             print(f"{option} is not known here\n\n{_USAGE}", end="", file=sys.stderr)
             return 2
     if given[:1] == ["-h"] or not given or given == ["-m"]:
         print(_USAGE, end="", file=sys.stdout if given[:1] == ["-h"] else sys.stderr)
         return 0 if given[:1] == ["-h"] else 2
     install()
-    importlib.util.find_spec("onnxruntime")  # Says what to install where it is missing
-    os.environ["HONED_ORT"] = "1"  # Programs that the app starts
+    importlib.util.find_spec("onnxruntime")  # Prints what to install if it is missing
+    os.environ["HONED_ORT"] = "1"  # Programs that the app starts inherit it
     if given[0] == "-m":
         sys.argv = given[1:]
         sys.path[0] = str(Path.cwd())

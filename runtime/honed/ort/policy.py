@@ -1,17 +1,17 @@
-"""Which runs of an app's session go to honed: the machine of docs/onnxruntime.md, "How a run is routed".
+"""Decides which runs of an app's session go to honed: docs/onnxruntime.md, "How a run is routed".
 
-It has no clock, no lock and no I/O: callers bring times in nanoseconds and serialise the calls of a route.
-libhoned/ort/policy.c is the same machine in C; tests/ort/policy.json is what both must do.
+It has no clock, no lock and no I/O: callers pass times in nanoseconds and serialise the calls of a route.
+libhoned/ort/policy.c is the same state machine in C; tests/ort/policy.json tests both.
 """
 
 from __future__ import annotations
 
-ROW = 20  # Runs that a median is taken of
-TRY_ROW = 10  # Own runs, then routed runs, that are compared
-CHECK_ROW = 5  # Own runs between routed ones
+ROW = 20  # Number of runs in a median
+TRY_ROW = 10  # Number of own runs, then of routed runs, that are compared
+CHECK_ROW = 5  # Number of own runs between routed ones
 _MS, _SECOND = 1_000_000, 1_000_000_000
-_OVERHEAD = _MS // 5  # What a request costs beside the run, until it is measured
-_DEADLINE_LEAST = 10 * _MS  # Below that a deadline would measure the scheduler
+_OVERHEAD = _MS // 5  # Time of a request beyond the run, until it is measured
+_DEADLINE_LEAST = 10 * _MS  # A shorter deadline would measure the scheduler
 _DEADLINE_MEDIANS = 3
 _FIRST_PAUSE, _LONGEST_PAUSE = _SECOND, 300 * _SECOND
 _FIRST_LOOK, _LONGEST_LOOK = 60 * _SECOND, 600 * _SECOND
@@ -30,14 +30,14 @@ BUDGET = "switching has cost 2 % of the app's time"
 
 
 class SwitchingCost:
-    """What one process has spent on switching since it `begun`, in all its routes."""
+    """The time that one process has lost by switching since it `begun`, in all its routes."""
 
     def __init__(self, now: int) -> None:
         self.begun, self.excess = now, 0
 
 
 class LatestTimes:
-    """The latest times; `count` is of all that were added since it was cleared."""
+    """The latest times; `count` counts all that were added since it was cleared."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,32 +49,32 @@ class LatestTimes:
         self.count += 1
 
     def median(self) -> int:
-        """Return the lower median, 0 where there are no times."""
+        """Return the lower median, 0 without times."""
         times = sorted(self._times[: min(self.count, ROW)])
         return times[(len(times) - 1) // 2] if times else 0
 
 
 class Route:
-    """Runs of one session in one kind: equal types and shapes of its inputs, equal outputs.
+    """The route of one kind of runs of a session: equal types and shapes of inputs, equal outputs.
 
-    A form in fp16 may answer where `half` is set.
+    A model in fp16 may answer if `half` is set.
     """
 
     def __init__(self, account: SwitchingCost, allowance: float, *, half: bool, now: int) -> None:
         self.account, self.allowance, self.half = account, allowance, half
         self.state, self.why = OWN, LEARNING
         self.own, self.routed = LatestTimes(), LatestTimes()
-        self.own_median = self.routed_median = 0  # Of the last comparison
-        self.form_time, self.overhead = 0, _OVERHEAD  # In the service; of a request beside it
-        self.asking = False  # The service has not answered yet
+        self.own_median = self.routed_median = 0  # Medians of the last comparison
+        self.form_time, self.overhead = 0, _OVERHEAD  # Nanoseconds of the model, and beyond it
+        self.asking = False  # A question to the service is unanswered
         self.ask_at, self.pause = 0, _FIRST_PAUSE
         self.look_at, self.look_pause = 0, _FIRST_LOOK
         self.reported = now - _REPORT_EVERY
-        self.in_flight = self.slow = 0  # Routed runs under way; slower ones of the row on trial
+        self.in_flight = self.slow = 0  # Routed runs in flight; slow ones of those compared
         self.own_runs = self.routed_runs = 0
 
     def begin(self, now: int) -> int:
-        """Return the nanoseconds that the service has for a run that begins; 0: it is the app's own."""
+        """Return the nanoseconds that the service has for a run that begins; 0: the app runs it."""
         if self.state == TRYING:
             if self.own.count < TRY_ROW:
                 return 0
@@ -93,7 +93,7 @@ class Route:
         return self._deadline()
 
     def ran_own(self, now: int, took: int) -> None:
-        """Record an own run that was not a routed one's second try."""
+        """Record an own run that did not follow a failed routed one."""
         self.own_runs += 1
         self.own.add(took)
         if (
@@ -136,14 +136,17 @@ class Route:
                 self.look_at = now
 
     def failed(self, now: int, took: int) -> None:
-        """Record a routed run that failed in whatever way; the app's own session runs it after."""
+        """Record a routed run that failed in any way; the app's own session then runs it."""
         self.in_flight -= 1
         self.account.excess += took
         if self.state != OWN:
             self._fall_back(now, FAILED)
 
     def ask(self, now: int) -> str:
-        """Return whether the service is to be asked now; what it says is given to `known` or `unknown`."""
+        """Return ASK or REPORT if the service is to be asked now, with a report every minute, else NOTHING.
+
+        The caller passes the answer to `known` or `unknown`.
+        """
         settled = self.state == ROUTED or (self.state == OWN and self.why not in (LEARNING, SHORT))
         if not settled or self.asking or now < self.ask_at:
             return NOTHING
@@ -154,35 +157,35 @@ class Route:
         return REPORT
 
     def known(self, now: int, form_time: int, *, half: bool) -> None:
-        """Take in the time of a verified compiled form."""
+        """Process the time of a verified compiled model."""
         if half and not self.half:
             self.unknown(now)
             return
         self.asking, self.form_time = False, form_time
         if self.state == ROUTED:
             self.ask_at = now + _REPORT_EVERY
-        elif self.state == OWN and now >= self.ask_at:  # Else it was asked before a failure
+        elif self.state == OWN and now >= self.ask_at:  # Earlier: it was asked before a failure
             self.own_median = self.own.median()
             if not self._promises():
                 self._fall_back(now, PROMISE)
-                self.overhead -= max(0, self.overhead - _OVERHEAD) // 2  # A lost row does not count for ever
+                self.overhead -= max(0, self.overhead - _OVERHEAD) // 2  # A lost comparison fades
                 return
             self.state, self.why = TRYING, ""
             self.own.count = self.routed.count = self.slow = 0
 
     def unknown(self, now: int) -> None:
-        """Take in that there is no verified form for these sizes, or no service."""
+        """Process the answer that there is no verified model for these sizes, or no service."""
         self.asking = False
         self._fall_back(now, SERVICE)
 
     def rests_until(self, now: int) -> int:
-        """Return until when own runs teach nothing, so that nobody need find out whose route a run is."""
+        """Return until when own runs are not needed, so that callers need not look up their route."""
         if self.state != OWN or self.own.count < ROW:
             return 0
         return 1 << 62 if self.asking else self.ask_at
 
     def _judge(self, now: int, took: int) -> None:
-        """Let the majority of a row decide, as soon as there is one."""
+        """Decide by the majority of the compared runs, as soon as there is one."""
         limit = self._limit()
         self.account.excess += max(0, took - limit)
         self.slow += took > limit
@@ -196,7 +199,7 @@ class Route:
             self._fall_back(now, LOST)
 
     def _limit(self) -> int:
-        """Return what a routed run may take."""
+        """Return the longest acceptable time of a routed run."""
         return int(self.own_median * self.allowance)
 
     def _deadline(self) -> int:

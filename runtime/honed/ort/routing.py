@@ -1,4 +1,4 @@
-"""Replaces `InferenceSession.run` on the class: runs go to honed where their route says so.
+"""Replaces `InferenceSession.run` on the class: runs go to honed if their route says so.
 
 Nothing here raises in an app's call, and nothing waits for the service beyond a routed run's deadline.
 """
@@ -30,7 +30,7 @@ from honed.runtime.dtypes import DTYPES
 
 from .policy import NOTHING, OWN, REPORT, Route, SwitchingCost
 
-_MOST_KINDS = 64  # Of a session, that have routes
+_MOST_KINDS = 64  # Kinds of runs of a session that have routes
 _NEVER = 1 << 62
 _LISTED_DATA = "session.model_external_initializers_file_folder_path"
 _TYPES = {f"tensor({each.onnx})": np.dtype(each.name) for each in DTYPES}
@@ -56,12 +56,12 @@ def _allowance(said: str) -> float:
 _LOG = os.environ.get("HONED_ORT_LOG", "0") not in ("", "0")
 _HALF = os.environ.get("HONED_ORT_PRECISION") == "auto"
 _ALLOWANCE = _allowance(os.environ.get("HONED_ORT_ALLOWANCE") or "1")
-_altered: weakref.WeakSet[Any] = weakref.WeakSet()  # Options that change answers, and do not tell
+_altered: weakref.WeakSet[Any] = weakref.WeakSet()  # Options that change outputs and cannot be read back
 _sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
 
 
 class _Bounded(Client):
-    """A connection whose calls all end at `until`, of time.monotonic."""
+    """A client whose calls all end at `until`, in time.monotonic's seconds."""
 
     until = 0.0
 
@@ -71,7 +71,7 @@ class _Bounded(Client):
 
 
 class _Process:
-    """What the sessions of this process share; a forked child has another."""
+    """The state that all sessions of this process share; a forked child starts a new one."""
 
     def __init__(self) -> None:
         self.account = SwitchingCost(_now())
@@ -80,7 +80,7 @@ class _Process:
         self._thread: threading.Thread | None = None
 
     def ask(self, session: _Session, kind: _Kind, *, report: bool) -> None:
-        """Have the service asked in the background."""
+        """Ask the service in the background."""
         self._asked.put((session, kind, report))
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer, name="honed-ort", daemon=True)
@@ -98,20 +98,20 @@ _process = _Process()
 
 
 class _Kind:
-    """Runs of one session with equal shapes of their inputs and equal outputs."""
+    """A kind of runs of one session: equal shapes of inputs, and equal outputs."""
 
     def __init__(self, outputs: Sequence[str], shapes: Mapping[str, Shape]) -> None:
         self.outputs, self.shapes = list(outputs), dict(shapes)
         self.route = Route(_process.account, _ALLOWANCE, half=_HALF, now=_now())
-        self.ranks: list[int] = []  # Of the outputs of its own runs
-        self.reported = 0, 0  # Own and routed runs
+        self.ranks: list[int] = []  # Ranks of the outputs of its own runs
+        self.reported = 0, 0  # Numbers of own and routed runs in reports so far
         self.said: tuple[str, str] = self.route.state, self.route.why
 
     def __str__(self) -> str:
         return ", ".join("x".join(map(str, shape)) for shape in self.shapes.values())
 
     def report(self) -> RunReport:
-        """Return what is new since the last report."""
+        """Return the report of the time since the last one."""
         route, (own, routed) = self.route, self.reported
         self.reported = route.own_runs, route.routed_runs
         return RunReport(
@@ -126,21 +126,21 @@ class _Kind:
 
 
 class _Session:
-    """What is known of an app's session. Own runs before `rest_until` teach nothing."""
+    """The routes of an app's session. Own runs before `rest_until` are not recorded."""
 
     def __init__(self, session: Any, opened: int) -> None:
         self.rest_until = 0
-        self.skipped = [0]  # Runs since one was looked at
+        self.skipped = [0]  # Runs since the last recorded one
         self._own = weakref.ref(session)
-        self._inner = session._sess  # Another one runs after a fallback of the app's
-        self._opened = opened  # ns since 1970; what changed since is not what the session runs
+        self._inner = session._sess  # Replaced if the app's session falls back to other providers
+        self._opened = opened  # Nanoseconds since 1970; the session does not run what changed later
         self._file = session._model_path
         self._folder = _option(session, _LISTED_DATA) or os.getcwd()
         self._path = os.path.abspath(self._file) if self._file is not None else None
         self._types = {each.name: _TYPES[each.type] for each in session.get_inputs()}
         self._outputs = [each.name for each in session.get_outputs()]
         self._kinds: dict[Any, _Kind] = {}
-        self._name = ""  # Of its model in the service
+        self._name = ""  # Name of its model in the service
         self.lock = threading.Lock()
         self._title = Path(self._file).name if self._file is not None else "a model in memory"
         _sessions.add(self)
@@ -148,7 +148,7 @@ class _Session:
             weakref.finalize(self, _tell_runs, self._title, self._kinds, self.skipped)
 
     def run(self, own: Own, session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
-        """Run as ONNX Runtime does."""
+        """Run as ONNX Runtime does, in the service or in the session."""
         kind = self._kind(session, names, feed)
         if kind is None:
             return own(session, names, feed)
@@ -176,7 +176,7 @@ class _Session:
         return own(session, names, feed) if routed is None else routed
 
     def _kind(self, session: Any, names: Sequence[str] | None, feed: Mapping[str, Any]) -> _Kind | None:
-        """Return the kind of a run; None for one that is the app's own in any case."""
+        """Return the kind of a run; None for one that is never routed."""
         if session._sess is not self._inner:
             self.rest_until = _NEVER
             return None
@@ -197,7 +197,7 @@ class _Session:
         elif kind.route.state != OWN and any(
             isinstance(value, np.ndarray) and value.dtype != self._types[name] for name, value in feed.items()
         ):
-            return None  # ONNX Runtime says what is wrong with it
+            return None  # ONNX Runtime reports what is wrong with it
         return kind
 
     def _new_kind(self, key: Any, names: Sequence[str] | None, shapes: Mapping[str, Shape]) -> _Kind | None:
@@ -213,7 +213,7 @@ class _Session:
         return self._kinds.setdefault(key, _Kind(wanted, shapes))
 
     def _routed(self, kind: _Kind, feed: Mapping[str, Any], begun: int, budget: int) -> list[Any] | None:
-        """Return the service's answer, or None where there is none in time."""
+        """Return the service's answer, or None without one in time."""
         seconds = (budget - (_now() - begun)) / 1e9
         try:
             client = _process.free.pop()
@@ -236,7 +236,7 @@ class _Session:
         return found if [each.ndim for each in found] == kind.ranks else None
 
     def _after(self, kind: _Kind, now: int) -> None:
-        """Note what a run has changed; the caller holds the lock."""
+        """Update state after a run; the caller holds the lock."""
         route = kind.route
         if (asked := route.ask(now)) != NOTHING:
             _process.ask(self, kind, report=asked == REPORT)
@@ -245,7 +245,7 @@ class _Session:
             self.rest_until = min(each.route.rests_until(now) for each in self._kinds.values())
 
     def learn(self, client: Client, kind: _Kind, *, report: bool) -> None:
-        """Ask the service for the compiled form of a kind, after handing it the file; in the background."""
+        """Ask the service for the compiled model of a kind, after uploading the file; in the background."""
         own, form, refused = self._own(), None, ""
         try:
             if own is not None and not self._name:
@@ -254,10 +254,10 @@ class _Session:
             if self._name:
                 form = client.ask(MODEL_FORM, FormParams(name=self._name, shapes=kind.shapes, report=news))
         except NotFound:
-            self._name = ""  # It made room for others; it is handed over again
+            self._name = ""  # The service removed it to make room; it is uploaded again
         except Exception as error:  # noqa: BLE001 - whatever it is, the app's own session runs
             if not self._name and isinstance(error, ModelRefused | InvalidArgument):
-                refused = str(error)  # The file; anything else is asked again after a pause
+                refused = str(error)  # Permanent; other errors are tried again later
         with self.lock:
             now = _now()
             if form is not None and form.verified:
@@ -280,7 +280,7 @@ class _Session:
         ).model_name
 
     def _tell(self, kind: _Kind) -> None:
-        """Write a line where the state of a route has changed."""
+        """Write a line if the state of a route has changed."""
         route = kind.route
         said = route.state, route.why if route.state == OWN else ""
         if route.asking or said == kind.said:
@@ -310,7 +310,7 @@ if _LOG:
 
 
 def route(module: ModuleType) -> None:
-    """Have runs of the sessions of ONNX Runtime's module routed, once."""
+    """Route runs of the sessions of ONNX Runtime's module, once."""
     sessions: Any = module.InferenceSession
     own_init, own_run = sessions.__init__, sessions.run
     if hasattr(own_run, "__honed__"):
@@ -345,7 +345,7 @@ def route(module: ModuleType) -> None:
 
 
 def _noting(method: Any) -> Any:
-    """Return a method of session options that notes which options were altered."""
+    """Return a method of session options that records in `_altered` which options it changed."""
 
     @functools.wraps(method)
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -356,7 +356,7 @@ def _noting(method: Any) -> Any:
 
 
 def _suits(session: Any) -> bool:
-    """Return whether runs of a session may be routed: they give what the file says, in plain tensors."""
+    """Return whether runs of a session may be routed: its outputs are as in the file, in plain tensors."""
     options = session._sess_options_initial
     if options is not None and (options.enable_profiling or options in _altered):
         return False
@@ -372,7 +372,7 @@ def _option(session: Any, key: str) -> str:
 
 
 def _shape_of(value: Any) -> Shape:
-    """Return the shape of nested lists, which ONNX Runtime takes, too; raise TypeError for anything else."""
+    """Return the shape of nested lists, which ONNX Runtime accepts, too; raise TypeError for others."""
     if type(value) is not list:
         raise TypeError
     shape = [len(value)]
@@ -383,7 +383,7 @@ def _shape_of(value: Any) -> Shape:
 
 
 def _forked() -> None:
-    """Begin anew in a forked child, where the threads of its parent do not live."""
+    """Reset the state in a forked child, which lacks its parent's threads."""
     global _process
     _process = _Process()
     for session in list(_sessions):

@@ -1,1 +1,1 @@
-"""The two protocols with child processes: typed calls to those that live, and jobs that tell JSON lines."""
+"""The two protocols with child processes: typed calls to lasting ones, and jobs that print JSON lines."""

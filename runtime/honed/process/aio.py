@@ -1,4 +1,4 @@
-"""Child processes of an event loop, typed calls to them (`rpc`), and jobs; when a child is started again."""
+"""Starts children of an event loop, typed calls to them (`rpc`), and jobs; says when to restart a child."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINE = 4 << 20  # Bytes of a line that can be read at once
 
 
 class Child:
-    """A process that was started. `stdout` is there where it was asked for."""
+    """A started process. `stdout` is None unless it was requested."""
 
     def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
         self.pid = pid
@@ -34,7 +34,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether the process has not ended."""
         return not self._ended.done()
 
     async def wait(self) -> ExitInfo:
@@ -42,13 +42,13 @@ class Child:
         return ExitInfo(status=await asyncio.shield(self._ended))
 
     async def end(self) -> None:
-        """Kill it with its process group, unless it has ended, and wait for that."""
+        """Kill the process with its group, unless it has ended, and wait for the end."""
         if self.running:
             kill_group(self.pid)
         await self.wait()
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -61,10 +61,10 @@ async def spawn(
     pass_fds: Sequence[int] = (),
     stdout: bool = False,
 ) -> Child:
-    """Start a program, with its standard output to be read if wanted; raise OSError and InvalidArgument.
+    """Start a program, with its standard output to read if `stdout`; raise OSError and InvalidArgument.
 
-    A thread of its own starts the program and waits for its end: starting takes long on a busy machine.
-    Cancelling this call ends what was started.
+    A separate thread starts the program and waits for its end, as starting takes long on a busy machine.
+    Cancelling this call kills the child.
     """
     starting = _Starting(program, bounds, pass_fds, stdout)
     process = await starting.process()
@@ -77,13 +77,13 @@ async def spawn(
                 process.stdout,
             )
         except BaseException:
-            await child.end()  # Killed before its pipe is closed, on which it would speak of that
+            await child.end()  # Kill it before its pipe is closed, or it would report that
             raise
     return child
 
 
 class _Starting:
-    """A thread that starts a program and waits for its end, and what it tells the loop."""
+    """A thread that starts a program, waits for its end, and reports both to the loop."""
 
     def __init__(
         self, program: Sequence[str], bounds: ResourceLimits, pass_fds: Sequence[int], stdout: bool
@@ -137,9 +137,9 @@ async def spawn_rpc(
     frames: FrameLimits = FRAMES,
     large: int | None = None,
 ) -> tuple[Child, AsyncLink]:
-    """Start a child that answers calls; `lost` makes the error of those cut short. Raises OSError.
+    """Start a child that answers calls; `lost` returns the error of unanswered calls. Raises OSError.
 
-    `large` is that of `Decoder`.
+    `large` is that of `FrameDecoder`.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -156,12 +156,12 @@ async def spawn_rpc(
 def begin(
     link: AsyncLink, call: Call[Any], descriptors: Sequence[int] = (), progress: Progress | None = None
 ) -> asyncio.Future[ResponseReceived]:
-    """Send a call to a child and return its answer to come; raise the error that the link failed with."""
+    """Send a call to a child and return the future of its answer; raise the error that broke the link."""
     return link.begin(call.method, strict.to_plain(call), descriptors, progress)
 
 
 def taken(call: Call[R], answered: ResponseReceived) -> R:
-    """Return the child's answer to a call; close descriptors that came with it."""
+    """Return the child's answer to a call; close descriptors received with it."""
     close_all(answered.descriptors)
     return strict.from_plain(call.answer(), answered.result, where=call.method)
 
@@ -174,7 +174,7 @@ async def run(
     seconds: float | None,
     started: Callable[[Child], None] = lambda _: None,
 ) -> ExitInfo:
-    """Run a job, with its lines given to `hear` as they come, and tell how it ended.
+    """Run a job, passing each line to `hear` as it arrives, and return how it ended.
 
     Cancelling ends the child, as does a line that is far too long. Raises OSError, and TimeoutError after
     `seconds`.
@@ -187,7 +187,7 @@ async def run(
             while True:
                 try:
                     line = await child.stdout.readline()
-                except ValueError:  # Longer than can be read
+                except ValueError:  # Too long to read
                     kill_group(child.pid)
                     line = b""
                 if not line:
@@ -199,26 +199,26 @@ async def run(
 
 # ---- When a child that is kept running is started again ----
 
-HEALTHY_SECONDS = 60.0  # A child that lived so long did not fail at starting
+HEALTHY_SECONDS = 60.0  # A child that lived longer did not fail at starting
 _LONGEST_DELAY_SECONDS = 30.0
-_FAILURES = 1  # In a row, of a child that is not said to be failing yet
+_FAILURES = 1  # Failures in a row that do not count as failing yet
 
 
 class RestartPolicy:
-    """The one rule for children that are started again whenever they end. No clock: it is given seconds.
+    """The one rule for restarting children that end. It has no clock: its input is seconds.
 
-    Each failure in a row doubles the delay, which is at least `least` seconds. The count starts anew with a
-    child that lived long. One that ended at its work is replaced at once: who gives work that ends children
-    bounds how often, and other work must not wait for it.
+    Each failure in a row doubles the delay, which is at least `least` seconds. The count restarts after a
+    child that lived long. A child that ended at its work is replaced at once: the caller limits work that
+    ends children, and other work must not wait for it.
     """
 
     def __init__(self, least: float = 0.0) -> None:
         self._least = least
-        self._failures = 0  # In a row
+        self._failures = 0  # Failures in a row
         self.failing = False  # The last child did not become ready, and was not the first failure in a row
 
     def ended(self, *, lived: float, ready: bool = True, at_work: bool = False) -> float:
-        """Return the delay after a child that lived so long; `ready`: it could be used."""
+        """Return the delay in seconds after a child that lived `lived` seconds; `ready`: it could be used."""
         if ready and at_work:
             self._failures = 0
         elif ready and lived > HEALTHY_SECONDS:

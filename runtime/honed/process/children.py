@@ -1,6 +1,6 @@
-"""Child processes: what they may take, how long they may take it, and what ended them; and jobs.
+"""Starts child processes with limits and deadlines, says what ended them, and runs jobs.
 
-A job is a child that ends: arguments in, JSON lines out. `aio` has what an event loop starts.
+A job is a child that ends: arguments in, JSON lines out. `aio` starts children in an event loop.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from honed.protocol.strict import Map
 from .crashes import CrashHeard, telling
 from .limits import out_of_memory
 
-_MAX_ARGUMENT = 32_000  # Letters, of four bytes at most; Linux allows 128 KiB for one
-_TAIL = 8192  # Bytes of what a child wrote that are looked at
-_MAX_SAID = 300  # Letters
+_MAX_ARGUMENT = 32_000  # Characters, of four bytes at most; Linux allows 128 KiB for one argument
+_TAIL = 8192  # Bytes at the end of a child's output that are searched for its last line
+_MAX_SAID = 300  # Characters of that line
 _LINE = 4 << 20  # Bytes
-# What ends a process that somebody else ends, or that memory runs out for.
+# Signals with which somebody else, or the kernel if memory runs out, ends a process.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-# A parent that used vfork stands still, all of its threads with it, until the child got a processor.
+# Using vfork, all threads of the parent would stop until the child gets a processor.
 setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - documented, and typed as if it could not be set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceLimits:
-    """What a child may take; 0: no more than its parent may.
+    """The limits of a child; 0: no more than its parent's.
 
-    memory_mib: what it writes to, as RLIMIT_DATA counts it: OpenCL drivers reserve far more address space
-    than they use. address_mib: its address space. cpu_seconds: processor time of all its threads.
+    memory_mib: writable memory, as RLIMIT_DATA counts it: OpenCL drivers reserve far more address space than
+    they use. address_mib: its address space. cpu_seconds: processor time of all its threads.
     """
 
     memory_mib: int = 0
@@ -53,11 +53,11 @@ FREE = ResourceLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitInfo:
-    """How a child ended. As text, a clause about it: "it was ended by signal SIGSEGV".
+    """The end of a child. As text, a clause about it: "it was ended by signal SIGSEGV".
 
-    `status` is as `subprocess` gives it, None where the child hangs in a driver and cannot be ended;
-    `deadline` is the seconds it was allowed where it was killed for taking more, `said` its last line, and
-    `inside` the function that it was in when it crashed, as far as it told.
+    `status` is as in `subprocess`, None if the child hangs in a driver and cannot be ended; `deadline` is the
+    seconds it was allowed if it was killed for exceeding them, `said` its last line, and `inside` the
+    function in which it crashed, if it reported one.
     """
 
     status: int | None
@@ -67,29 +67,29 @@ class ExitInfo:
 
     @property
     def signal(self) -> signal.Signals | None:
-        """What ended it, if it was a signal that has a name."""
+        """The signal that ended it, None without one that has a name."""
         with suppress(ValueError):
             return signal.Signals(-(self.status or 0))
         return None
 
     @property
     def late(self) -> bool:
-        """Whether it was killed because it took too long."""
+        """Return whether it was killed because it took too long."""
         return self.deadline is not None
 
     @property
     def from_outside(self) -> bool:
-        """Whether somebody else ended it, or the kernel because memory ran out."""
+        """Return whether somebody else ended it, or the kernel because memory ran out."""
         return not self.late and self.signal in _FROM_OUTSIDE
 
     @property
     def killed(self) -> bool:
-        """Whether somebody else, or the kernel, ended it by SIGKILL."""
+        """Return whether somebody else, or the kernel, ended it by SIGKILL."""
         return not self.late and self.signal is signal.SIGKILL
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether memory was the reason, as far as can be told."""
+        """Return whether it probably ended because memory ran out."""
         return self.killed or (not self.late and out_of_memory(self.said))
 
     def __str__(self) -> str:
@@ -124,10 +124,10 @@ def start(
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a program as a bounded child, which ends with the thread that calls this.
+    """Start a program as a child with limits, which ends with the calling thread.
 
     It gets a process group of its own, which a Ctrl-C meant for the parent does not reach. Raises OSError,
-    and InvalidArgument where an argument, which may be a client's, is none that a process can have.
+    and InvalidArgument if an argument, which may be a client's, is impossible for a process.
     """
     for argument in program:
         if "\0" in argument or len(argument) > _MAX_ARGUMENT:
@@ -147,20 +147,20 @@ def start(
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child that was started, and those it started; that they are gone already is fine."""
+    """Kill a child and the processes that it started; ignore those that are gone."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def last_line(log: IO[bytes]) -> str:
-    """Return the last line that is not blank of a file that a child wrote to; "" where there is none."""
+    """Return the last line that is not blank in a child's output file; "" if there is none."""
     log.seek(max(log.seek(0, os.SEEK_END) - _TAIL, 0))
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:_MAX_SAID] if lines else ""
 
 
 class RunningChild:
-    """A child that was started, with its standard output to be read."""
+    """A started child, whose standard output the caller reads."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
         assert process.stdout is not None
@@ -170,14 +170,14 @@ class RunningChild:
         self._deadline: float | None = None
 
     def lines(self) -> Iterator[bytes]:
-        """Return an iterator over the lines of bytes that the child writes.
+        """Return an iterator over the lines, as bytes, that the child writes.
 
-        Lines longer than _LINE bytes come in pieces.
+        Lines longer than _LINE bytes are split.
         """
         return iter(partial(self.stdout.readline, _LINE), b"")
 
     def interrupt(self) -> None:
-        """Ask the process to end, as Ctrl-C does."""
+        """Interrupt the process as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     def death(self) -> ExitInfo:
@@ -186,7 +186,7 @@ class RunningChild:
         return ExitInfo(status=status, deadline=self._deadline, said=last_line(self._log))
 
     def kill(self, deadline: float | None = None) -> None:
-        """End it and those it started, with `deadline` for having taken longer."""
+        """Kill the process and those it started; `deadline` is the time that it exceeded, if any."""
         if self._process.poll() is None:
             self._deadline = deadline
             kill_group(self._process.pid)
@@ -200,7 +200,7 @@ def started(
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningChild]:
-    """Start a program, which is killed when the block ends, and after `seconds`."""
+    """Start a program, which is killed when the block ends, or after `seconds`."""
     with tempfile.TemporaryFile() as log:
         process = start(program, bounds, stdout=subprocess.PIPE, stderr=log, environment=environment)
         child = RunningChild(process, log)
@@ -223,7 +223,7 @@ def output(
     seconds: float | None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[bytes, ExitInfo]:
-    """Run a program for `seconds` at most: what it wrote to standard output, and how it ended."""
+    """Run a program for at most `seconds`; return what it wrote to standard output, and how it ended."""
     with started(program, bounds, seconds=seconds, environment=environment) as child:
         return child.stdout.read(), child.death()
 
@@ -235,9 +235,9 @@ Say = Callable[[Mapping[str, object]], None]
 
 @contextmanager
 def answering() -> Iterator[Say]:
-    """Yield the function by which a job writes a map on the standard output that it was started with.
+    """Yield the function with which a job writes a map to its original standard output.
 
-    Everything else that prints there, as drivers and libraries do, goes to standard error from now on.
+    Everything else printed there, by drivers and libraries, goes to standard error from now on.
     """
     with os.fdopen(os.dup(1), "w") as answers, telling(answers):
         os.dup2(2, 1)
@@ -251,7 +251,7 @@ def run(
     seconds: float | None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[list[Map], ExitInfo]:
-    """Run a job for `seconds` at most; return the maps that it wrote, without other lines, and its end."""
+    """Run a job for at most `seconds`; return the maps that it wrote, without other lines, and its end."""
     said, death = output(program, bounds, seconds=seconds, environment=environment)
     answers, crash = [], CrashHeard()
     for line in said.splitlines():
@@ -267,7 +267,7 @@ def run(
 
 
 class JobCrashed(Exception):
-    """A job ended without a last word, or badly after it; the text is a clause about it."""
+    """Raised when a job ended without a last event, or badly after it; the text is a clause about it."""
 
     def __init__(self, death: ExitInfo) -> None:
         super().__init__(str(death))

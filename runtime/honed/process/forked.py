@@ -1,4 +1,4 @@
-"""Work shared out to forked processes, which inherit what cannot be sent: functions and tools of TVM."""
+"""Distributes work to forked processes, which inherit what cannot be sent: functions and tools of TVM."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ With = TypeVar("With")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-OWN_MIB = 512  # Memory that each may take beside what it inherits
-_inherited: list[Any] = []  # Of a forked process: what its work is done with
+OWN_MIB = 512  # MiB of memory that each may use beyond what it inherits
+_inherited: list[Any] = []  # Tools of a forked process
 
 
 class ForkPool(Generic[With]):
-    """So many processes with the same tools; with none, this one does the work. A context manager.
+    """A pool of forked processes with the same tools, and a context manager.
 
-    They are forked here and now: nothing may have run before that does not live through it. OpenMP does not,
-    so that xgboost hangs in them where it was used in this process. Each may take OWN_MIB of memory. They end
-    with the thread that made this object; where one ends before, all are of no use, and what waits raises
-    BrokenProcessPool.
+    With 0 processes, this one does the work. The processes are forked at once: no library may have been used
+    before that does not survive it. OpenMP does not, so xgboost hangs in them if it was used in this process.
+    Each may use OWN_MIB of memory. They end with the thread that created this object; if one ends earlier,
+    the pool is broken, and waiting calls raise BrokenProcessPool.
     """
 
     def __init__(self, processes: int, tools: With) -> None:
@@ -45,10 +45,10 @@ class ForkPool(Generic[With]):
     def begin(
         self, do: Callable[Concatenate[With, Given], Result], *args: Given.args, **named: Given.kwargs
     ) -> Future[Result]:
-        """Call a function of a module with the tools and what is given, beside what follows.
+        """Call a module's function with the tools and these arguments, concurrently with the caller.
 
-        What is given and returned must be picklable. With no processes, it is called at once and what it
-        raises is raised here.
+        Arguments and result must be picklable. With no processes, the function is called at once and its
+        errors are raised here.
         """
         if self._pool is not None:
             return self._pool.submit(_do, do, *args, **named)
@@ -58,7 +58,7 @@ class ForkPool(Generic[With]):
 
 
 def _inherit(parent: int, tools: object) -> None:
-    gc.freeze()  # What is inherited stays: to look through it would copy it, too
+    gc.freeze()  # Inherited objects live on, and scanning them would copy their memory
     die_with(parent)
     limit_data(data_bytes() + (OWN_MIB << 20))
     _inherited.append(tools)

@@ -1,4 +1,4 @@
-"""Becomes a program that cannot outlive its parent or outgrow its bounds; `children.start` starts it.
+"""Becomes a program that cannot outlive its parent or exceed its limits; `children.start` starts it.
 
 python -m honed.process.launch PARENT_PID MEMORY_MIB ADDRESS_MIB CPU_SECONDS NICENESS PROGRAM ARGUMENT...
 
@@ -14,7 +14,8 @@ import sys
 
 from .limits import die_with, limit, limit_data
 
-# When memory runs out, the kernel should end the child, no app and not its parent; what is nice comes first.
+# The kernel should kill the child first if memory runs out, no app and not its parent; among children, those
+# with more niceness.
 _OOM_SCORE, _OOM_NICE = 500, 10
 
 

@@ -1,4 +1,4 @@
-"""What a process sees to itself: that it ends with its parent, and takes no more than it may."""
+"""Limits that a process sets itself: it ends with its parent, and uses bounded memory."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import signal
 import threading
 from contextlib import suppress
 
-MEMORY_PERCENT = 60  # Of the memory, which honed may take at most; the rest is for apps
+MEMORY_PERCENT = 60  # Percent of the memory that honed may use; the rest is for apps
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 _ATTRIBUTES = 128  # Bytes; a pthread_attr_t has 56 or 64
-_OWN_STACK = 8 << 20  # Bytes, of a thread of Python's; what Linux gives by itself
-_MEMORY_RAN_OUT = (  # What libraries say of it, in lower case
+_OWN_STACK = 8 << 20  # Bytes of the stack of a Python thread, Linux's default
+_MEMORY_RAN_OUT = (  # Phrases in libraries' messages, in lower case
     "bad_alloc",
     "out of memory",
     "cannot allocate memory",
     "failed to allocate",
     "memory allocation",  # OpenBLAS
     "memoryerror",
-    "pthread_create failed",  # No room for a thread's stack
+    "pthread_create failed",  # Lacks room for a thread's stack
 )
 
 
 def out_of_memory(error: Exception | str) -> bool:
-    """Return whether an error of any library, or what a process wrote last, says that memory ran out."""
+    """Return whether a library's error, or a process's last line, says that memory ran out."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(sign in text for sign in _MEMORY_RAN_OUT)
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent (a process id) ends, whatever it hangs in.
+    """Make the kernel end this process when its parent (a process id) ends, whatever it hangs in.
 
-    More exactly, the kernel ends it when the parent's thread that started it ends. Where the parent is gone
-    already, this process ends at once.
+    More exactly, when the parent's thread that started it ends. If the parent is gone already, this process
+    ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -44,14 +44,14 @@ def die_with(parent: int) -> None:
 
 
 def limit(kind: int, most: int) -> None:
-    """Lower a limit (a RLIMIT of `resource`) of this process and its children; a lower one stays."""
+    """Lower a limit (a RLIMIT of `resource`) of this process and its children; keep a lower one."""
     _, hard = resource.getrlimit(kind)
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(kind, (most, most))
 
 
 def limit_data(most: int) -> None:
-    """Limit what may be written to, in bytes.
+    """Limit writable memory, in bytes.
 
     RLIMIT_DATA and not RLIMIT_AS: OpenCL drivers reserve address space far beyond what they use.
     """
@@ -61,7 +61,7 @@ def limit_data(most: int) -> None:
 def thread_stacks(nbytes: int) -> None:
     """Set the stacks of threads that libraries start from now on to `nbytes` bytes; Python's own get 8 MiB.
 
-    `limit_data` counts stacks as a whole, and not what of them is used.
+    `limit_data` counts whole stacks, not their used part.
     """
     library = ctypes.CDLL(None)
     attributes = ctypes.create_string_buffer(_ATTRIBUTES)
@@ -76,10 +76,10 @@ def thread_stacks(nbytes: int) -> None:
 
 
 def keep_freed(nbytes: int) -> None:
-    """Have malloc keep up to twice `nbytes` bytes that were freed in blocks of no more than `nbytes`.
+    """Make malloc keep up to twice `nbytes` bytes that were freed in blocks of no more than `nbytes`.
 
-    These are 32 MiB at most. By itself glibc may give each large block back, and the kernel clears its pages
-    for the next one.
+    glibc caps these at 32 MiB. By default it may return each large block, and the kernel clears its pages for
+    the next one.
     """
     library = ctypes.CDLL(None)
     library.mallopt(_MMAP_THRESHOLD, nbytes)
@@ -87,42 +87,42 @@ def keep_freed(nbytes: int) -> None:
 
 
 def one_heap() -> None:
-    """Have all threads that start from now on allocate from one heap.
+    """Make all threads that start from now on allocate from one heap.
 
-    By itself glibc gives each thread one, which no other can use, and which seldom shrinks: `limit_data`
-    counts what was freed there.
+    By default glibc gives each thread its own, which no other can use, and which seldom shrinks: `limit_data`
+    counts memory freed there.
     """
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 def give_back_freed() -> None:
-    """Have malloc give the kernel what was freed."""
+    """Make malloc return freed memory to the kernel."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def data_bytes() -> int:
-    """Return the bytes of memory that `limit_data` bounds, as they are now."""
+    """Return the present bytes of memory that `limit_data` limits."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
 
 
 def data_left() -> float:
-    """Return the bytes that `limit_data` leaves this process; infinity where there is no limit."""
+    """Return the bytes that `limit_data` leaves this process; infinity without a limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return math.inf if most == resource.RLIM_INFINITY else most - data_bytes()
 
 
 def data_is_short() -> bool:
-    """Return whether this process has taken nine tenths of what `limit_data` allows it."""
+    """Return whether this process has used nine tenths of what `limit_data` allows it."""
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return data_left() < 0.1 * most
 
 
 def memory_mib(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
-    """Return the memory of this machine, or of the cgroup where that has less, in MiB.
+    """Return the memory of this machine, or of the cgroup if that has less, in MiB.
 
-    The limit of a systemd unit of honed's own is MEMORY_PERCENT of the machine's, and counts as what it is
-    that share of.
+    The limit of honed's own systemd unit is MEMORY_PERCENT of the machine's memory, and is scaled back to
+    that.
     """
     with open(f"{proc}/meminfo") as meminfo:
         most = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemTotal:"))
@@ -145,9 +145,9 @@ def memory_mib(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
 
 
 def _limit_in(file: str) -> float:
-    """Return the bytes that a cgroup's file allows; infinity where there is no file, or no limit."""
+    """Return the bytes that a cgroup's file allows; infinity without a file or a limit."""
     with suppress(OSError, ValueError), open(file) as opened:
-        return int(opened.read())  # "max" is no number
+        return int(opened.read())  # int fails on "max", which is no limit
     return math.inf
 
 

@@ -1,7 +1,7 @@
-"""Typed calls to child processes that live: MessagePack-RPC on a socket pair, both ends.
+"""Typed calls to child processes that keep running: MessagePack-RPC on a socket pair, both ends.
 
 A call is a dataclass, and its type argument is that of the answer. The child gets the number of its socket as
-its last argument, and answers calls one after the other. `aio` has the parent's end in an event loop.
+its last argument, and answers calls in order. `aio` has the parent's end for an event loop.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from honed.protocol.wire import FrameLimits, ProtocolError, close_all
 
 R = TypeVar("R")
 FRAMES = FrameLimits(max_values=1 << 20)
-_END_SECONDS = 5.0  # A process that hangs in a driver may not go; it is left behind then
+_END_SECONDS = 5.0  # Seconds; a process that hangs in a driver may not end, and is abandoned
 
 
 class Call(Generic[R]):
-    """Something to ask of a child, which answers with an R or an error; `method` is what it is called."""
+    """A call to a child, which answers with an R or an error; `method` is its name in messages."""
 
     __slots__ = ()
     method: ClassVar[str]
@@ -54,19 +54,19 @@ class Call(Generic[R]):
 
 
 class ChildCrashed(Exception):
-    """The child died, or was killed because it missed a deadline; the text is a clause about that."""
+    """Raised when the child exits or is killed at a deadline; the message says which."""
 
     def __init__(self, death: ExitInfo, phase: str) -> None:
         super().__init__(str(death))
         self.death = death
-        self.phase = phase  # What it had announced last
+        self.phase = phase  # Phase that it announced last
 
 
 class RpcChild:
-    """One child process in a process group of its own, which it shares with what its driver starts.
+    """A child process in a process group of its own, which it shares with processes that its driver starts.
 
-    It dies with the thread that made this object (PR_SET_PDEATHSIG), so let that be one that lasts. Not for
-    several threads at once.
+    It dies with the thread that created this object (PR_SET_PDEATHSIG), so that must be a lasting one. Not
+    thread-safe.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class RpcChild:
     ) -> None:
         """Start the child process; raise OSError.
 
-        `log` takes what the child and its driver print, in place of what this process prints to.
-        `environment` is set beside that of this process.
+        What the child and its driver print goes to `log`, or where this process prints to. `environment` adds
+        to that of this process.
         """
         self._log = log
         self._peer = Peer(serves=False, receiving=frames, sending=frames)
@@ -102,7 +102,7 @@ class RpcChild:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The child's process id."""
         return self._process.pid
 
     def fileno(self) -> int:
@@ -111,16 +111,16 @@ class RpcChild:
 
     @property
     def holds_more(self) -> bool:
-        """Whether something was read that is no part of an answer yet, which `select` does not see."""
+        """Return whether data was read beyond the last answer, which `select` does not see."""
         return self._peer.buffered > 0
 
     def tell(self, call: Call[Any]) -> None:
-        """Send what has no answer."""
+        """Send a call that has no answer."""
         self._peer.notify(call.method, strict.to_plain(call))
         self._send()
 
     def begin(self, call: Call[Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a call, for whose answer `answer` waits; the caller keeps the descriptors open till then."""
+        """Send a call, for `answer` to wait for; the caller keeps the descriptors open until then."""
         self._peer.call(call.method, strict.to_plain(call), descriptors)
         self._send()
 
@@ -145,7 +145,7 @@ class RpcChild:
         """Return the child's answer to the oldest unanswered call, which must be of class `kind`.
 
         The answer may take `seconds`, and after each phase that the child announces the seconds of that
-        phase. Raises the error that the child answers, and Ended, after which the child is gone.
+        phase. Raises the error that the child answers, and ChildCrashed, after which the child is gone.
         """
         phase = "start"
         while True:
@@ -169,7 +169,7 @@ class RpcChild:
                 on_phase(phase)
 
     def kill(self) -> None:
-        """End it and what it started, without a word to its driver."""
+        """Kill the child and what it started, without notice to its driver."""
         kill_group(self._process.pid)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
@@ -192,7 +192,7 @@ class RpcChild:
         return event.error or strict.from_plain(kind.answer(), event.result, where=kind.method)
 
     def _send(self) -> None:
-        """Send what there is; that this fails shows in `answer`, as nothing more comes, or not in time."""
+        """Send pending data; if that fails, `answer` notices, as no answer arrives or not in time."""
         try:
             streams.send(self._socket, self._peer)
         except TimeoutError:
@@ -211,21 +211,21 @@ class RpcChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
-    """What the child does next with the call that it answers, and the seconds that this may take."""
+    """An announcement of the child's next step in a call, and the seconds that it may take."""
 
     phase: str
     seconds: float
 
 
 def ready(children: Sequence[RpcChild], seconds: float) -> list[RpcChild]:
-    """Return the children from which something has arrived, after waiting for no longer than `seconds`."""
+    """Return the children that have sent something, after waiting for at most `seconds`."""
     held = [child for child in children if child.holds_more]
     return held or select.select(children, [], [], seconds)[0]
 
 
 # ---- The child's end ----
 
-Method = tuple[type[Call[Any]], Callable[..., object]]  # A call, and what answers it of a `RpcServer`
+Method = tuple[type[Call[Any]], Callable[..., object]]  # A call and its handler in a `RpcServer`
 
 
 def by_name(handlers: Mapping[type[Call[Any]], Callable[..., object]]) -> dict[str, Method]:
@@ -250,7 +250,7 @@ class _Request(threading.local):
 
 
 class RpcServer:
-    """Answers the calls in `METHODS`, one after the other. `answer` and `progress` are for any thread."""
+    """The child's server of the calls in `METHODS`, in order. `answer` and `progress` are thread-safe."""
 
     METHODS: ClassVar[dict[str, Method]]
 
@@ -262,11 +262,11 @@ class RpcServer:
 
     @property
     def descriptors(self) -> list[int]:
-        """Those of the request that this thread answers, closed after that."""
+        """The descriptors of the request that this thread answers, closed after that."""
         return self._request.descriptors
 
     def serve(self) -> None:
-        """Answer until the parent hangs up."""
+        """Answer calls until the parent closes the connection."""
         while (event := self.received()) is not None:
             if isinstance(event, RequestReceived):
                 self.asked(event)
@@ -285,7 +285,7 @@ class RpcServer:
         return None
 
     def asked(self, request: RequestReceived) -> None:
-        """Answer a request in its turn."""
+        """Answer a request in its turn, and close its descriptors."""
         self._request.descriptors = request.descriptors
         self.answer(request, self.METHODS[request.method])
         close_all(request.descriptors)
@@ -310,7 +310,7 @@ class RpcServer:
             streams.send(self._socket, self._peer)
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return what is answered where a method raised; raise what is to end this process."""
+        """Return the error to answer if a method raised; raise one that must end this process."""
         if isinstance(raised, HonedError):
             return raised
         raise raised

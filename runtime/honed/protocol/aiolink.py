@@ -1,4 +1,4 @@
-"""One connection to a MessagePack-RPC peer in an asyncio loop; the service talks to its worker so too."""
+"""A connection to a MessagePack-RPC peer in an asyncio loop, for clients and for the service's workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .wire import ProtocolError, close_all
 
 OnAnswer = Callable[
     [ResponseReceived | Exception], None
-]  # Called with the answer to a call, or why there is none
+]  # Called with the answer to a call, or with the error
 
 
 class AsyncLink:
-    """One connection within one event loop: any number of calls under way, answers in any order."""
+    """A connection within one event loop: any number of calls in flight, with answers in any order."""
 
     def __init__(self, connected: sockets.socket, peer: Peer, lost: Callable[[], HonedError]) -> None:
-        """Take over a connected socket, in a running loop; `lost` makes the error for calls cut short."""
+        """Take over a connected socket, in a running loop; `lost` returns the error for unanswered calls."""
         connected.setblocking(False)
         self._socket = connected
         self._peer = peer
@@ -32,7 +32,7 @@ class AsyncLink:
         self._progress: dict[int, Progress] = {}
         self.broken: HonedError | None = None
         self._loop = asyncio.get_running_loop()
-        self._to_be_written = False  # When the socket takes more
+        self._to_be_written = False  # The socket's buffer is full, and the loop waits for it
         self._loop.add_reader(connected, self._readable)
 
     async def exchange(
@@ -42,7 +42,7 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> ResponseReceived:
-        """Return the answer to a call, whose descriptors become the caller's; raise the error it answers.
+        """Return the answer to a call, whose descriptors the caller then closes; raise the error in it.
 
         Cancelling the awaiting task cancels the request.
         """
@@ -51,7 +51,7 @@ class AsyncLink:
             return await coming
         except BaseException:
             if coming.done() and not coming.cancelled() and coming.exception() is None:
-                close_all(coming.result().descriptors)  # It came just before
+                close_all(coming.result().descriptors)  # The answer arrived just before
             raise
 
     def begin(
@@ -61,9 +61,9 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> asyncio.Future[ResponseReceived]:
-        """Make a call; its answer, or error, comes later. To cancel that cancels the request.
+        """Make a call; return a future of its answer or error, whose cancellation cancels the request.
 
-        Raises what the connection was failed with.
+        Raises the error that the connection failed with.
         """
         coming: asyncio.Future[ResponseReceived] = self._loop.create_future()
         msgid = self.ask(method, params, partial(_settle, coming), descriptors, progress)
@@ -78,7 +78,7 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> int:
-        """Make a call and have `on_answer` called once with its outcome, perhaps before this returns.
+        """Make a call, and call `on_answer` once with its outcome, perhaps before this returns.
 
         Returns the call's number. Raises the error that the connection failed with.
         """
@@ -92,31 +92,31 @@ class AsyncLink:
         return msgid
 
     def _over(self, msgid: int, _: asyncio.Future[ResponseReceived]) -> None:
-        """Forget a call for which nobody waits any more, and cancel it where it is unanswered."""
+        """Forget a call whose future is done, and cancel it if it is unanswered."""
         self._taken(msgid)
         if self.broken is None and self._peer.awaits(msgid):
             self._peer.cancel(msgid)
             self._write()
 
     def notify(self, method: str, params: Map) -> None:
-        """Send a notification."""
+        """Send a notification, now or when the socket allows."""
         self._peer.notify(method, params)
         self._write()
 
     def usable(self) -> bool:
-        """Return whether the connection is up; look for an end that the loop has not seen yet."""
+        """Return whether the connection is up; notice an end that the loop has not seen yet."""
         if self.broken is None:
             try:
                 if not self._socket.recv(1, sockets.MSG_PEEK | sockets.MSG_DONTWAIT):
                     self.fail(self._lost())
             except BlockingIOError:
-                pass  # Nothing to read: up
+                pass  # Up, as there is no input
             except OSError:
                 self.fail(self._lost())
         return self.broken is None
 
     def fail(self, error: HonedError) -> None:
-        """End the connection; everyone waiting gets `error`."""
+        """End the connection; all unanswered calls get `error`."""
         if self.broken is not None:
             return
         self.broken = error
@@ -129,12 +129,12 @@ class AsyncLink:
                 on_answer(error)
 
     def _taken(self, msgid: int) -> OnAnswer | None:
-        """Forget a call, and return what is to be told its answer; None where nobody waits."""
+        """Forget a call, and return its callback; None if it is not waiting."""
         self._progress.pop(msgid, None)
         return self._waiting.pop(msgid, None)
 
     def _write(self) -> None:
-        """Send what the socket takes, and the rest when it takes more."""
+        """Send as much as the socket accepts, and the rest when it accepts more."""
         try:
             streams.send(self._socket, self._peer)
         except OSError:
@@ -186,7 +186,7 @@ class AsyncLink:
 
 
 def _settle(coming: asyncio.Future[ResponseReceived], answered: ResponseReceived | Exception) -> None:
-    """Set the result of a call's future; the future may have been cancelled just before."""
+    """Set the result of a call's future, unless the future was cancelled just before."""
     if isinstance(answered, ResponseReceived):
         if coming.done():
             close_all(answered.descriptors)

@@ -1,7 +1,7 @@
-"""Bytes to messages, for one direction of one connection; each is scanned before it is built.
+"""Decodes bytes to messages, for one direction of one connection; scans each message before building it.
 
-A small one that came alone is built at once, where no bound but that on depth could be exceeded: building is
-many times faster than scanning. Whatever is wrong with it is found, and said, by scanning all the same.
+A small message that arrived alone is built at once if only the limit on depth could be exceeded, as building
+is many times faster than scanning. If it is wrong, scanning finds the error and words it as usual.
 """
 
 from __future__ import annotations
@@ -31,38 +31,39 @@ from .wire import (
 
 _APART: Final = b"\xd6\x01"  # An extension type of 4 bytes, which no peer may send
 _TIMESTAMP: Final = msgpack.Timestamp
-# Bytes that begin no container: a message of few others is nested no deeper. And those of extension types.
+# Bytes that begin no container: a message with few others is not nested deeper than their number. And bytes
+# of extension types.
 _PLAIN: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF))
 _EXTENDED: Final = re.compile(b"[\xc7-\xc9\xd4-\xd8]")
-_INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # What has to be looked into
+_INSIDE: Final = frozenset({list, dict, _TIMESTAMP})  # Types to look into
 
 
 class FrameDecoder:
-    """Bytes in with `feed`, messages out with `next_message`, for one direction of one connection.
+    """A decoder: bytes in with `feed`, messages out with `next_message`, for one direction of a connection.
 
-    After it raised PeerFault the stream has no known boundary: drop the connection.
+    After a ProtocolError the stream has no known boundary: drop the connection.
     """
 
     def __init__(self, limits: FrameLimits | None = None, *, large: int | None = None) -> None:
-        """Give out data of at least `large` bytes as memoryviews, copied once, as it arrives."""
+        """Set up the decoder; data of at least `large` bytes becomes memoryviews, copied once on arrival."""
         self._limits = limits or FrameLimits()
         self._large = large
         self._buffer = bytearray()
         self._scanner = Scanner(self._limits, large)
         self._small = _small(self._limits, large)
-        self._begun = False  # The scanner has seen the start of the present message
-        self._apart: list[memoryview] = []  # Data of the present message
-        self._missing = 0  # Bytes of the last of these
-        self._apart_bytes = 0  # Of the present message that came, and are not in the buffer
-        self.frame_bytes = 0  # Of the message that was given out last
+        self._begun = False  # The scanner has started the present message
+        self._apart: list[memoryview] = []  # Large data of the present message
+        self._missing = 0  # Bytes of the last of these that have not arrived
+        self._apart_bytes = 0  # Bytes of the present message that arrived and left the buffer
+        self.frame_bytes = 0  # Bytes of the message returned last
 
     @property
     def buffered(self) -> int:
-        """Bytes held that are not yet part of a message given out."""
+        """The number of bytes received that are not yet part of a returned message."""
         return len(self._buffer) + self._apart_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take bytes in the order in which they arrived."""
+        """Append bytes in the order in which they arrived."""
         if self._missing:
             taken = min(self._missing, len(data))
             self._fill(memoryview(data)[:taken])
@@ -75,7 +76,7 @@ class FrameDecoder:
         self._apart, self._missing, self._apart_bytes = [], 0, 0
 
     def _fill(self, data: memoryview) -> None:
-        """Add to the data that is coming."""
+        """Append to the large data that is incomplete."""
         target = self._apart[-1]
         at = len(target) - self._missing
         target[at : at + len(data)] = data
@@ -83,7 +84,7 @@ class FrameDecoder:
         self._apart_bytes += len(data)
 
     def _take_large(self, start: int, payload: int, count: int) -> None:
-        """Move data that begins in the buffer to memory of its own, which is not touched before it comes."""
+        """Move data that begins in the buffer to its own memory, whose pages are untouched until filled."""
         self._apart.append(memoryview(mmap.mmap(-1, count) if count >= LARGE else bytearray(count)))
         self._missing = count
         here = min(count, len(self._buffer) - payload)
@@ -95,7 +96,7 @@ class FrameDecoder:
         self._scanner.pass_large(len(placeholder))
 
     def next_message(self) -> Message | None:
-        """Return the next whole message, or None where more bytes are needed; raise PeerFault."""
+        """Return the next whole message, or None if more bytes are needed; raise ProtocolError."""
         if not self._buffer:
             return None
         if self._buffer[0] not in (0x93, 0x94):
@@ -122,7 +123,7 @@ class FrameDecoder:
     def _at_once(self) -> Message | None:
         """Return the message that fills the buffer exactly, and empty the buffer.
 
-        Returns None where the buffer is no message, is more than one, or has to be scanned.
+        Returns None if the buffer is no message, is more than one, or must be scanned.
         """
         if len(self._buffer) > self._small:
             return None
@@ -161,14 +162,14 @@ class FrameDecoder:
         return message
 
     def _placed(self, _code: int, index: bytes) -> memoryview:
-        """Return the data that a placeholder stands for; a peer's extension types never reach this method."""
+        """Return the data of a placeholder; scanning refuses a peer's own extension types first."""
         return self._apart[int.from_bytes(index, "big")]
 
     def _malformed(self, sentence: str) -> ProtocolError:
         return ProtocolError(InvalidArgument(sentence), self._msgid())
 
     def _msgid(self) -> int | None:
-        """Return the number of the request at the start of the buffer; None where there is none."""
+        """Return the number of the request at the start of the buffer; None if there is none."""
         unpacker = msgpack.Unpacker(max_buffer_size=16)
         unpacker.feed(bytes(self._buffer[:12]))
         try:
@@ -181,7 +182,7 @@ class FrameDecoder:
 
 
 def _small(limits: FrameLimits, large: int | None) -> int:
-    """Return the size in bytes up to which a whole message is within all limits except that on depth."""
+    """Return the largest size in bytes of a message that cannot exceed limits other than that on depth."""
     small = APART if large is None else min(APART, large)
     return small if min(limits.max_bytes, limits.max_values, limits.max_text) >= small else 0
 
@@ -215,7 +216,7 @@ def _is_msgid(value: object) -> bool:
 
 
 def _as_message(value: list[Any]) -> Message | None:
-    """Return the message that a list encodes; None where it encodes none."""
+    """Return the message that a list encodes; None if it encodes none."""
     kind = value[0]
     if type(kind) is not int:  # False and 0.0 are equal to 0 but no message type
         return None
@@ -247,13 +248,13 @@ def _is_call(method: object, params: object) -> bool:
 _TEXT: Final = frozenset({str})
 
 
-# What a peer announces (sizes, counts, nesting) is refused when announced, so that memory follows what was
-# really sent.
+# Sizes, counts and nesting are refused when a peer announces them, so that memory is only reserved for data
+# that arrived.
 class _Family(enum.Enum):
     PLAIN = enum.auto()  # `extra` bytes of payload
-    BYTES = enum.auto()  # A length of `extra` bytes, then that many bytes
-    TEXT = enum.auto()  # The same, to be read as UTF-8
-    ARRAY = enum.auto()  # A count of `extra` bytes (0: it is `items`), then that many values
+    BYTES = enum.auto()  # A length in `extra` bytes, then that many bytes
+    TEXT = enum.auto()  # A length like BYTES, then UTF-8
+    ARRAY = enum.auto()  # A count in `extra` bytes (0: it is `items`), then that many values
     MAP = enum.auto()  # A count of pairs, then twice as many values
     REFUSED = enum.auto()
 
@@ -262,7 +263,7 @@ _STRINGS: Final = (_Family.BYTES, _Family.TEXT)
 
 
 class _Header(NamedTuple):
-    """What the first byte of a value says (MessagePack specification, "Formats")."""
+    """The meaning of a value's first byte (MessagePack specification, "Formats")."""
 
     family: _Family
     extra: int = 0
@@ -304,23 +305,23 @@ _HEADERS: tuple[_Header, ...] = tuple(_header(first) for first in range(256))
 
 
 class Scanner:
-    """Finds where the value at the start of a growing buffer ends, without building it.
+    """A scanner that finds where the value at the start of a growing buffer ends, without building it.
 
-    Stateful: each byte is looked at once, however small the pieces are in which they come.
+    It keeps its state: each byte is read once, however small the pieces are that arrive.
     """
 
     def __init__(self, limits: FrameLimits, large: int | None) -> None:
         self._limits = limits
         self._large = large
-        self.large: tuple[int, int, int] | None = None  # Where such data and its header start, and its bytes
-        self._apart = 0  # Bytes of the message that are not in the buffer any more
+        self.large: tuple[int, int, int] | None = None  # Header, start and size of large data
+        self._apart = 0  # Bytes of the message that left the buffer
         self._position = 0
-        self._texts = 0  # Bytes so far
-        self._values = 0  # Announced so far
-        self._missing = [1]  # Values still to come, per open container; the message itself first
+        self._texts = 0  # Bytes of text so far
+        self._values = 0  # Values announced so far
+        self._missing = [1]  # Values still to come, by open container, the message itself first
 
     def end(self, buffer: bytearray) -> int | None:
-        """Return the length of the value, or None where more bytes are needed; raise HonedError."""
+        """Return the length of the value, or None if more bytes are needed; raise HonedError."""
         missing, size = self._missing, len(buffer)
         while missing:
             if self._position >= size:
@@ -353,7 +354,7 @@ class Scanner:
         return self._position
 
     def pass_large(self, placeholder: int) -> None:
-        """Pass over the data that `large` describes, replaced in the buffer by `placeholder` bytes."""
+        """Skip the data that `large` describes, replaced in the buffer by `placeholder` bytes."""
         assert self.large is not None
         start, payload, count = self.large
         self._apart += payload + count - start - placeholder
@@ -364,7 +365,7 @@ class Scanner:
         self.large = None
 
     def _enter(self, family: _Family, payload: int, count: int, size: int) -> bool:
-        """Pass a string whole, or the header of a container; False where bytes of the string are missing."""
+        """Skip a whole string, or the header of a container; return False if the string is incomplete."""
         if family in _STRINGS:
             self._check_size(payload + count)
             text = count if family is _Family.TEXT else 0

@@ -1,7 +1,7 @@
 """The errors that honed raises on purpose: each is one sentence that says what is wrong and what to do.
 
-The `code` of an error is what travels over the socket; the names are gRPC's status codes, which the
-Open Inference Protocol uses, and NOT_PREPARED, of which clients alone learn.
+The `code` of an error is sent over the socket. Codes are gRPC's status codes, which the Open Inference
+Protocol uses, and NOT_PREPARED, which only clients see.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ProfileError(InvalidArgument):
 
 
 class ModelRefused(HonedError):
-    """Raised when no engine can serve a model rightly; `reasons` has every reason."""
+    """Raised when no engine can serve a model correctly; `reasons` has every reason."""
 
     code = "FAILED_PRECONDITION"
 
@@ -86,7 +86,7 @@ class DeadlineExceeded(HonedError):
 
 
 class NotPrepared(HonedError):
-    """The number of a prepared request is not known, or not any more: it is to be prepared again."""
+    """Raised when the service does not know the number of a prepared request; prepare it again."""
 
     code = "NOT_PREPARED"
 
@@ -146,11 +146,11 @@ class OutOfMemory(DeviceError):
 
 
 class NotLoaded(NotFound):
-    """A process does not hold the model that it is to run: the service has it loaded and runs it again."""
+    """Raised when a worker does not hold the model; the service loads it and runs the request again."""
 
 
 def error_to_map(error: HonedError) -> Map:
-    """Return the map by which an error travels, as the nearest type that every reader knows."""
+    """Return an error as a map for the wire, with the nearest type that every reader knows."""
     name = next((_TYPE_NAMES[kind] for kind in type(error).__mro__ if kind in _TYPE_NAMES), "HonedError")
     plain: Map = {"code": error.code, "message": str(error), "type": name}
     if isinstance(error, ModelRefused) and error.reasons:
@@ -183,7 +183,7 @@ def _strings(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
-# By the types that travel. The first of each code is what a client gets that knows no finer type.
+# Errors by their types on the wire. A client that does not know a type raises the first error of its code.
 _ERROR_TYPES: Final[dict[str, type[HonedError]]] = {
     "InvalidArgument": InvalidArgument,
     "PreconditionBroken": PreconditionBroken,

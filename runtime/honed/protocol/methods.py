@@ -1,6 +1,6 @@
-"""The methods of the service, one row each: what it takes and gives, who may call it, what comes along.
+"""The methods of the service: a row each with parameters, result, permission, and use of descriptors.
 
-The service answers what is here and nothing else, and both clients call by these rows.
+The service answers no other methods, and both clients use these rows.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-VERSION: Final = "1"  # Of every model
+VERSION: Final = "1"  # The one version of every model
 DEFAULT_TIMEOUT_US: Final = 60_000_000
 MAX_TIMEOUT_US: Final = 24 * 3600 * 1_000_000
 EXTENSIONS: Final = ("model_repository", "statistics", "system_shared_memory", "honed")
 
 
 class Permission(enum.Enum):
-    """Who may call a method."""
+    """The groups of callers that may use a method."""
 
     ANYONE = enum.auto()
     INFER = enum.auto()
-    OWN = enum.auto()  # INFER for what the caller has brought, CHANGE for what administrators have added
-    HINTS = enum.auto()  # To share records with other machines: what they learned counts for nothing here yet
+    OWN = enum.auto()  # INFER for the caller's own uploads, CHANGE for administrators' models
+    HINTS = enum.auto()  # Sharing records between machines; those of others are only hints here
     CHANGE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P, R]):
-    """A method of the service; `returns_descriptors` tells whether descriptors may come with its answer."""
+    """A method of the service; `returns_descriptors`: its answer may have descriptors."""
 
     name: str
     right: Permission
@@ -49,18 +49,18 @@ class Method(Generic[P, R]):
 
     @property
     def params(self) -> type[P]:
-        """What it takes."""
+        """The dataclass of its parameters."""
         return cast("type[P]", _types()[self.name][0])
 
     @property
     def result(self) -> type[R]:
-        """What it gives."""
+        """The dataclass of its result."""
         return cast("type[R]", _types()[self.name][1])
 
     def result_of(self, plain: Map) -> R:
-        """Return the result from the map that travelled, which may have fields of later services.
+        """Return the result from the received map, which may have fields of later services.
 
-        Raises Internal where the map is invalid.
+        Raises Internal if the map is invalid.
         """
         try:
             return strict.from_plain(self.result, plain, where=self.name, unknown_ignored=True)
@@ -132,9 +132,9 @@ MODEL_BRING: Method[params.UploadParams, results.UploadResult] = _row("ModelBrin
 
 @functools.cache
 def _types() -> dict[str, tuple[type[Any], type[Any]]]:
-    """Return the parameters and the result of each method, as its row says.
+    """Return the dataclasses of each method's parameters and result, by its annotation.
 
-    Made when they are first needed: an app's inferences do without, and so many classes take time to make.
+    They are imported at first use: an app's inferences need none, and creating the classes takes time.
     """
     from . import params, results, service
 
@@ -153,7 +153,7 @@ def parse(kind: type[P], plain: Map) -> P:
 
 
 def check_name(name: str, what: str = "model") -> str:
-    """Return `name` itself where it may name a model or region; raise InvalidArgument where it may not."""
+    """Return `name` if it may name a model or region; raise InvalidArgument if not."""
     if not NAME.fullmatch(name):
         raise InvalidArgument(
             f"{name[:80]!r} cannot name a {what}; use 1 to 64 letters, digits, '.', '_' and '-', "

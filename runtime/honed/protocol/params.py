@@ -1,7 +1,7 @@
-"""The parameters of each method, as docs/protocol.md has them.
+"""The parameters of each method, as in docs/protocol.md.
 
-A field that has a default may be left out, or be nil; one that equals it is not sent, so that a service older
-than the field takes the request.
+A field that has a default may be missing or nil. A field that equals its default is not sent, so that a
+service older than the field accepts the request.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final
 
 from .errors import InvalidArgument
 
-Data = bytes | memoryview  # Of a tensor, row-major
+Data = bytes | memoryview  # Data of a tensor, row-major
 
-PRECISIONS: Final = ("auto", "fp32", "fp16")  # In which a model may be compiled
-# What an engine is called, by the word that requests, results and stored files have for it.
+PRECISIONS: Final = ("auto", "fp32", "fp16")  # Precisions that a model may be compiled in
+# Name of each engine, by its word in requests, results and stored files.
 ENGINE_NAMES: Final = {"gpu": "opencl", "cpu": "onnxruntime", "gpu+cpu": "opencl+onnxruntime"}
 _WORDS: Final = {name: word for word, name in ENGINE_NAMES.items()}
 
 
 def engine_name(word: str) -> str:
-    """Return what an engine is called; a word that is none of an engine stays as it is."""
+    """Return the name of an engine, by its word; any other text stays as it is."""
     return ENGINE_NAMES.get(word, word)
 
 
 def engine_word(engine: str) -> str:
-    """Return the word for an engine that is given by word or by name; any other text stays as it is."""
+    """Return the word for an engine, by its word or name; any other text stays as it is."""
     return _WORDS.get(engine, engine)
 
 
@@ -37,12 +37,12 @@ def _take_name(given: LoadOptions | UploadOptions | PinParams) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """Parameters of methods that have none."""
+    """The parameters of methods that have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParams:
-    """Names a model; None or "": all, where the method allows that."""
+    """The name of a model; None or "": all, if the method allows that."""
 
     name: str | None = None
     version: str | None = None
@@ -50,7 +50,7 @@ class ModelParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPlace:
-    """Where in shared memory a tensor lies, if it does."""
+    """The place of a tensor in shared memory, in bytes; None if it is not there."""
 
     shared_memory_region: str | None = None
     shared_memory_offset: int | None = None
@@ -59,7 +59,7 @@ class RegionPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputTensor:
-    """One input of ModelInfer."""
+    """An input of a request: its type, its shape, and its place in shared memory unless it is sent."""
 
     name: str
     datatype: str
@@ -69,23 +69,23 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTensor:
-    """One output asked for."""
+    """A requested output, and its place in shared memory, if any."""
 
     name: str
     parameters: RegionPlace | None = None
 
 
-ROOM_ALIGN = 64  # Bytes; the room for outputs, and each of them in it, starts at a multiple
+ROOM_ALIGN = 64  # Bytes that the room for outputs, and each output in it, is aligned to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferOptions:
-    """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.
+    """The options of a request: `timeout` in microseconds, and its sequence if `sequence_id` is not 0 or "".
 
-    The shared memory, in bytes, is room for outputs that have no place of their own: those that fit may be
-    answered there. A request in a sequence is answered without, but for one with `last_token`, which a
-    decoder answers for the last token alone. Only a verified compiled form answers a request that says
-    `compiled`; where there is none for its shapes, the error is NotCompiled, at once.
+    The shared memory, in bytes, is room for outputs that have no place of their own; the service may put
+    those that fit there. Requests in a sequence do not use it, except those with `last_token`, for which a
+    decoder returns the logits of the last token alone. With `compiled`, only a verified compiled model may
+    answer; if there is none for these shapes, the service answers NotCompiled at once.
     """
 
     timeout: int | None = None
@@ -103,7 +103,7 @@ class InferOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareParams:
-    """Parameters of ModelPrepare: a request but for its data and `id`."""
+    """Parameters of ModelPrepare: a request without its data and `id`."""
 
     model_name: str
     model_version: str | None = None
@@ -114,7 +114,7 @@ class PrepareParams:
 
 @dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class RunParams:
-    """Parameters of ModelRun: the number that ModelPrepare gave, and what is each request's own.
+    """Parameters of ModelRun: the number from ModelPrepare, and the fields that differ between requests.
 
     `timeout` in microseconds; None: as prepared.
     """
@@ -127,7 +127,7 @@ class RunParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferParams(PrepareParams):
-    """Parameters of ModelInfer: ModelPrepare and ModelRun in one."""
+    """Parameters of ModelInfer: those of ModelPrepare and ModelRun together."""
 
     id: str | None = None
     raw_input_contents: tuple[Data, ...] | None = None
@@ -144,20 +144,20 @@ class RegionParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionName:
-    """Names a region; None or "": all of the connection's."""
+    """The name of a region; None or "": all of the connection's."""
 
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are.
+    """Options of compiling an ONNX file. `device` "fastest" compares all devices.
 
-    `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
-    `engine` is "fastest", "opencl" or "onnxruntime" (or "gpu" or "cpu"); None: as configured. Without `wait`
-    the answer comes as soon as the model is served, though it be compiled further; None: with. `variants` are
-    more shapes that it is compiled for. `state` are inputs by the output that each is given next in a
-    sequence; None: what the file says, or names and shapes do.
+    `calibration` is the number of files, the last ones, that are sets of inputs to measure errors in fp16 on.
+    `engine` is "fastest", "opencl" or "onnxruntime" (or "gpu" or "cpu"); None: as configured. With `wait`
+    False the answer comes as soon as an engine serves the model, while it is still being compiled. `variants`
+    are more shapes to compile for. `state` maps each output to the input that it becomes in a sequence; None:
+    as the file, or names and shapes, show it.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None
@@ -171,13 +171,13 @@ class LoadOptions:
     state: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine by its name, too."""
+        """Convert an engine's name to its word."""
         _take_name(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadParams:
-    """Parameters of RepositoryModelLoad."""
+    """Parameters of RepositoryModelLoad: `files` has a name for each descriptor, the model's first."""
 
     model_name: str
     files: tuple[str, ...]
@@ -186,10 +186,10 @@ class LoadParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadOptions:
-    """How a brought file is to be served; None: as LoadOptions has it by default.
+    """Options of serving an uploaded file; None: the default of LoadOptions.
 
-    A file for "opencl" is one that the app runs by itself: it is compiled first for these `shapes`, and
-    loaded into the CPU engine only where it is asked for by name.
+    With engine "opencl" the app runs the model itself: it is first compiled for these `shapes`, and the CPU
+    engine loads it only for requests that name it.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None
@@ -197,7 +197,7 @@ class UploadOptions:
     engine: str | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine by its name, too."""
+        """Convert an engine's name to its word."""
         _take_name(self)
 
 
@@ -212,18 +212,18 @@ class UploadParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportParams:
-    """Parameters of ModelExport."""
+    """Parameters of ModelExport: a model or variant."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What an app does with a model that it runs by itself, for runs in the shapes that it asks about.
+    """A report of an app that runs a model by itself, for runs in the shapes that it asks about.
 
-    Medians of a run, in microseconds, in the app and `routed` to the service, 0 where there were none; runs
-    since the report before; the state of the route (own, trying, routed, checking), and `why` no more runs
-    are routed.
+    Medians of a run, in microseconds, in the app (own) and in the service (routed), 0 if there were none;
+    runs since the previous report; the state of the route (own, trying, routed, checking), and `why` no more
+    runs are routed.
     """
 
     app: str
@@ -237,7 +237,7 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormParams:
-    """Parameters of ModelForm: which compiled form there is for inputs of these shapes."""
+    """Parameters of ModelForm, which asks whether a verified compiled model serves inputs of these shapes."""
 
     name: str
     shapes: dict[str, tuple[int, ...]]
@@ -246,7 +246,10 @@ class FormParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishParams:
-    """Parameters of ModelPublish. `expected` is the SHA-256 of the compiled file served when it was made."""
+    """Parameters of ModelPublish.
+
+    `expected` is the SHA-256 of the file served when the new one was compiled.
+    """
 
     name: str
     expected: str
@@ -255,14 +258,14 @@ class PublishParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryParams:
-    """Parameters of ModelHistory."""
+    """Parameters of ModelHistory: a model or variant."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackParams:
-    """Parameters of ModelRollback. `version` None: the one before."""
+    """Parameters of ModelRollback. `version` None: the previous one."""
 
     name: str
     version: int | None
@@ -281,10 +284,10 @@ class SetParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinParams:
-    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned.
+    """Parameters of ModelPin. `version` None: the one served; 0: unpin.
 
-    `engine` is "opencl" or "onnxruntime" (or "gpu" or "cpu"), which is pinned in a version's place, or "",
-    which lets it go.
+    `engine` "opencl" or "onnxruntime" (or "gpu" or "cpu") pins that engine and no version; "" unpins the
+    engine.
     """
 
     name: str
@@ -292,20 +295,20 @@ class PinParams:
     engine: str | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine by its name, too."""
+        """Convert an engine's name to its word."""
         _take_name(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadParams:
-    """Parameters of RepositoryModelUnload."""
+    """Parameters of RepositoryModelUnload: the model to remove."""
 
     model_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """How often to run for a profile, and whether to tell when the commands of the first run ran."""
+    """Options of a profile: the number of runs, and whether to include the timeline of the first run."""
 
     runs: int | None = None
     timeline: bool | None = None
@@ -313,7 +316,7 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileParams:
-    """Parameters of ModelProfile."""
+    """Parameters of ModelProfile: a model or variant."""
 
     name: str
     parameters: ProfileOptions | None = None
@@ -321,39 +324,39 @@ class ProfileParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsParams:
-    """Parameters of Metrics: "openmetrics" for its text, None or "" for plain data."""
+    """Parameters of Metrics: "openmetrics" for text, None or "" for plain data."""
 
     format: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAskParams:
-    """Parameters of LeaseAsk: a tuner leaves the device within so many seconds of being told."""
+    """Parameters of LeaseAsk: the seconds within which the tuner leaves the device after a revocation."""
 
     candidate_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReleaseParams:
-    """Parameters of LeaseRelease; None where no lease was granted yet."""
+    """Parameters of LeaseRelease: the lease's number, None if no lease was granted yet."""
 
     lease: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerReportParams:
-    """Parameters of TunerReport: what the tuner does, in a sentence, and what tuning has done so far."""
+    """Parameters of TunerReport: a sentence on what the tuner does, and figures of tuning so far."""
 
     text: str = ""
     tuning: TuningFigures | None = None
 
 
-MEASURING: Final = ("tasks", "tune")  # Commands of TunerRun that measure
+MEASURING: Final = ("tasks", "tune")  # TunerRun commands that measure on the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerRunParams:
-    """Parameters of TunerRun; docs/protocol.md says which command takes which."""
+    """Parameters of TunerRun; docs/protocol.md says which command uses which."""
 
     command: str
     model: str | None = None
@@ -365,33 +368,33 @@ class TunerRunParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintsExportParams:
-    """Parameters of HintsExport: with `spread` what a prior can be learned from, else what can be used."""
+    """Parameters of HintsExport: with `spread` for records to learn a prior from, else for usable ones."""
 
     spread: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintsImportParams:
-    """Parameters of HintsImport: the device that the hints are of, by its spec; None for the service's."""
+    """Parameters of HintsImport: the spec of the device that the hints are for; None: the service's."""
 
     device: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerStopParams:
-    """Parameters of TunerStop."""
+    """Parameters of TunerStop: the model or variant whose tuning stops."""
 
     model: str
 
 
 PREFIX: Final = "hub: "
-# A key's name, and its id where another has that name, too (honed.hub.index.trusted_keys).
+# Name of a key, followed by its id if another key has the same name (honed.hub.index.trusted_keys).
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}( [0-9A-F]{16})?")
 
 
 @dataclass(frozen=True, slots=True)
 class HintMarks:
-    """What hints of one source say: who measured, the end of the compiler's name, why one is quarantined."""
+    """The marks of hints from one source: `measured_by`, the end of `compiler`, and quarantine `reason`."""
 
     measured_by: str
     compiler: str
@@ -409,7 +412,7 @@ def source_of(measured_by: str) -> str:
 
 
 def marks_of(measured_by: str) -> HintMarks:
-    """Return the marks that a hint must have by the key it names; raise InvalidArgument for no key's name."""
+    """Return the marks required of a hint by the key it names; raise InvalidArgument for no key's name."""
     source = source_of(measured_by)
     if not _SOURCE.fullmatch(source):
         raise InvalidArgument(
@@ -420,7 +423,7 @@ def marks_of(measured_by: str) -> HintMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Estimated seconds of one inference of a model when its tuning began, and now."""
+    """Estimated seconds of one inference of a model: when its tuning began, and now."""
 
     before_seconds: float
     now_seconds: float
@@ -428,9 +431,9 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintFigures:
-    """Records of a hub by one key: how many were `taken`, and of the last weeks `tried` here and `failed`.
+    """A hub's records by one key: `taken` were imported; `tried` and `failed` here in recent weeks.
 
-    One fails that is not right here, or far slower than it claims. `aside`: no more of them are tried.
+    A hint fails if it is wrong here, or far slower than its record says. `aside`: no more of them are tried.
     """
 
     taken: int
@@ -441,11 +444,11 @@ class HintFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningFigures:
-    """Figures about the records of tuning.
+    """Figures of the tuning records.
 
-    `trials` are by outcome, `faults` counts candidates in quarantine, `gains` are by model, and `hints` count
-    those of a hub by the name of the key that signed them. `reason` is why the records cannot be read; there
-    are no figures then.
+    `trials` are by outcome, `faults` counts candidates in quarantine, `gains` are by model, and `hints` are
+    by the name of the key that signed a hub's records. `reason` says why the records cannot be read; then
+    there are no figures.
     """
 
     trials: dict[str, int]

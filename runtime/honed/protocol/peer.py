@@ -1,7 +1,7 @@
 """One end of a connection, without I/O: bytes in and events out, calls in and bytes out.
 
-The service, its workers and every client speak through it. The owner of the socket feeds `receive`, takes
-`next_event` until that is None, and writes what `to_send` gives.
+The service, its workers and every client use it. The owner of the socket passes input to `receive`, reads
+`next_event` until that is None, and writes what `to_send` returns.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .wire import (
     encode_parts,
 )
 
-MAX_DESCRIPTORS: Final = 32  # With one message
-MAX_PENDING_DESCRIPTORS: Final = 64  # Received with messages that are not whole yet
+MAX_DESCRIPTORS: Final = 32  # Descriptors of one message
+MAX_PENDING_DESCRIPTORS: Final = 64  # Descriptors received with messages that are not whole yet
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class RequestReceived:
-    """The peer wants a request answered; its receiver closes the descriptors."""
+    """A request from the peer, which wants an answer; the receiver closes the descriptors."""
 
     msgid: int
     method: str
@@ -47,7 +47,7 @@ class RequestReceived:
 
 @dataclass(slots=True)
 class ResponseReceived:
-    """The answer to a call of this end; its receiver closes the descriptors."""
+    """The answer to a call of this end; the receiver closes the descriptors."""
 
     msgid: int
     error: HonedError | None
@@ -57,7 +57,7 @@ class ResponseReceived:
 
 @dataclass(slots=True)
 class NotificationReceived:
-    """A notification."""
+    """A notification from the peer, which wants no answer."""
 
     method: str
     params: Map
@@ -69,20 +69,20 @@ _WITH_DESCRIPTORS: Final = frozenset({RequestReceived, ResponseReceived})
 
 @dataclass(slots=True)
 class _Frame:
-    """What of a message is still to be sent; its descriptors go with the first byte."""
+    """The unsent bytes of a message; its descriptors are sent with the first byte."""
 
     parts: deque[memoryview]
     descriptors: tuple[int, ...]
-    own: bool  # The descriptors are closed when they are sent
-    call: int | None = None  # The message is this call
+    own: bool  # The descriptors are closed after sending
+    call: int | None = None  # The number of the call that the message is
     begun: bool = False
 
 
 class Peer:
     """The state of one end.
 
-    Not for several threads at once, but for this: what comes in and what goes out may have a thread each,
-    if `call` and `cancel` are kept out of `next_event`.
+    It is not thread-safe, except that one thread may receive while another sends, if `call` and `cancel`
+    never run during `next_event`.
     """
 
     def __init__(
@@ -93,15 +93,18 @@ class Peer:
         sending: FrameLimits,
         large: int | None = None,
     ) -> None:
-        """Set up one end of a connection; `serves`: it takes requests. `large` is that of `FrameDecoder`."""
+        """Set up one end of a connection; `serves`: it accepts requests.
+
+        `large` is that of `FrameDecoder`.
+        """
         self._serves = serves
         self._sending = sending
         self._decoder = FrameDecoder(receiving, large=large)
         self._arrivals = DescriptorQueue()
-        self._unanswered: dict[int, int] = {}  # Requests of the peer by msgid: their bytes
-        self._unanswered_bytes = 0  # Of all of them
-        self._calls: set[int] = set()  # Of this end, unanswered
-        self._given_up: set[int] = set()  # Calls cancelled, whose answers are still to come
+        self._unanswered: dict[int, int] = {}  # Bytes of the peer's unanswered requests, by msgid
+        self._unanswered_bytes = 0  # Sum of these
+        self._calls: set[int] = set()  # Unanswered calls of this end
+        self._given_up: set[int] = set()  # Cancelled calls whose answers are still to come
         self._last_msgid = 0
         self._frames: deque[_Frame] = deque()
         self.unsent_bytes = 0
@@ -109,23 +112,23 @@ class Peer:
 
     @property
     def buffered(self) -> int:
-        """Bytes received that are not yet part of an event."""
+        """The number of bytes received that are not yet part of an event."""
         return self._decoder.buffered
 
     @property
     def unanswered(self) -> int:
-        """Requests of the peer that were not answered yet."""
+        """The number of requests of the peer that are unanswered."""
         return len(self._unanswered)
 
     @property
     def held(self) -> int:
-        """Bytes of messages that are here: coming in, unanswered, and not sent yet."""
+        """The number of bytes of messages in memory: incomplete, unanswered, and unsent."""
         return self._decoder.buffered + self._unanswered_bytes + self.unsent_bytes
 
     def receive(self, data: bytes, descriptors: list[int], *, truncated: bool = False) -> None:
-        """Take in what one read gave; the descriptors are the peer's to close from now on.
+        """Process the bytes and descriptors of one read; the peer closes descriptors that no event has.
 
-        `truncated`: descriptors were lost on the way. Raises PeerFault where there are too many.
+        `truncated`: the kernel dropped descriptors. Raises ProtocolError if there are too many.
         """
         self._arrivals.note(len(data), descriptors)
         if truncated or (descriptors and len(self._arrivals) > MAX_PENDING_DESCRIPTORS):
@@ -137,9 +140,9 @@ class Peer:
         self._decoder.feed(data)
 
     def next_event(self) -> Event | None:
-        """Return the next event, or None where more bytes are needed.
+        """Return the next event, or None if more bytes are needed.
 
-        Raises PeerFault; the connection must then end. Answers to cancelled calls are passed over.
+        Raises ProtocolError; the connection must then end. Ignores answers to cancelled calls.
         """
         while (message := self._decoder.next_message()) is not None:
             descriptors = self._arrivals.take(self._decoder.buffered)
@@ -182,8 +185,8 @@ class Peer:
     def call(self, method: str, params: Map, descriptors: Sequence[int] = ()) -> int:
         """Send a call to the peer; return the number that `ResponseReceived` will have.
 
-        The descriptors stay the caller's, who keeps them open until the answer, or until `cancel`. Raises
-        OwnFault and ResourceExhausted as `encode` does.
+        The caller keeps the descriptors, and keeps them open until the answer, or until `cancel`. Raises
+        InvalidMessage and ResourceExhausted as `encode` does.
         """
         self._last_msgid = msgid = (self._last_msgid + 1) & MAX_MSGID
         parts = encode_parts(Request(msgid=msgid, method=method, params=params), self._sending)
@@ -192,11 +195,11 @@ class Peer:
         return msgid
 
     def awaits(self, msgid: int) -> bool:
-        """Return whether a call was not answered or given up yet."""
+        """Return whether a call is neither answered nor cancelled."""
         return msgid in self._calls
 
     def cancel(self, msgid: int) -> None:
-        """Give a call up: it is not sent, or the peer is told. One that was answered is left alone."""
+        """Cancel a call: remove it if it is unsent, else notify the peer. Ignores an answered call."""
         if msgid not in self._calls:
             return
         self._calls.remove(msgid)
@@ -222,11 +225,11 @@ class Peer:
         self._unanswered_bytes -= self._unanswered.pop(msgid)
 
     def notify(self, method: str, params: Map) -> None:
-        """Send a notification."""
+        """Send a notification, which has no answer."""
         self._say(Notification(method=method, params=params), ())
 
     def last_words(self, error: HonedError, msgid: int | None = None) -> None:
-        """Say why the connection ends: in answer to the request `msgid`, if that was not taken in yet."""
+        """Send the reason why the connection ends, as answer to the request `msgid` if no event had it."""
         plain = error_to_map(error)
         if msgid is None or msgid in self._unanswered:
             self._say(Notification(method="Error", params=plain), ())
@@ -241,7 +244,7 @@ class Peer:
         return frame.parts[0], frame.descriptors
 
     def sent(self, nbytes: int) -> None:
-        """Note that `nbytes` of these bytes were written, at least one, and the descriptors with them."""
+        """Record that `nbytes` of these bytes, at least one, were written, and the descriptors with them."""
         frame = self._frames[0]
         frame.begun = True
         self.unsent_bytes -= nbytes
@@ -255,18 +258,18 @@ class Peer:
             self._frames.popleft()
 
     def stop_receiving(self) -> None:
-        """Stop receiving, and let go of what arrived and is no whole message. May be called again."""
+        """Stop receiving, and drop data that is no whole message. May be called again."""
         self._decoder.drop()
         self._arrivals.close()
 
     def close(self) -> None:
-        """Stop receiving and sending, and close the descriptors that are here. May be called again."""
+        """Stop receiving and sending, and close all descriptors held. May be called again."""
         self.stop_receiving()
         for frame in list(self._frames):
             self._let_go(frame)
 
     def drop_unsent(self) -> None:
-        """Drop the messages that were not sent yet; no other thread may be sending."""
+        """Drop unsent messages; no other thread may be sending."""
         self._frames.clear()
         self.unsent_bytes = 0
 
@@ -275,7 +278,7 @@ class Peer:
         self._say(response, descriptors)
 
     def _say(self, message: Message, descriptors: Sequence[int]) -> None:
-        """Send a message, or the error for a message that cannot be sent: too large, or a bug at this end."""
+        """Send a message, or an error instead of a message that cannot be sent: too large, or a bug here."""
         try:
             parts = encode_parts(message, self._sending)
         except (ResourceExhausted, InvalidMessage) as error:
@@ -301,7 +304,7 @@ class Peer:
         self.unsent_descriptors += len(descriptors)
 
     def _let_go(self, frame: _Frame) -> None:
-        """Drop the descriptors of a frame, as they were sent or never will be; close those it owns."""
+        """Drop the descriptors of a frame, which were sent or never will be; close those it owns."""
         if frame.own:
             close_all(frame.descriptors)
         self.unsent_descriptors -= len(frame.descriptors)

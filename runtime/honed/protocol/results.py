@@ -1,4 +1,4 @@
-"""The results of the methods for models, as docs/protocol.md has it, which says what the fields mean."""
+"""The results of the methods for models; docs/protocol.md says what the fields mean."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ready:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServerMetadata:
-    """What the service is; `limits` by name."""
+    """The result of ServerMetadata: the service's version, extensions, and limits by name."""
 
     name: str
     version: str
@@ -51,7 +51,7 @@ class TensorMetadata:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelMetadata:
-    """What a model takes and gives."""
+    """The result of ModelMetadata: a model's inputs and outputs."""
 
     name: str
     versions: tuple[str, ...]
@@ -62,9 +62,9 @@ class ModelMetadata:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferTimes:
-    """Microseconds that a request waited, and that the worker took; what answered, on which device.
+    """The microseconds that a request waited and ran, and the engine and device that answered it.
 
-    Here as in all results `engine` is "gpu", "cpu" or "gpu+cpu", and `engine_name` is what that is called
+    Here as in all results `engine` is "gpu", "cpu" or "gpu+cpu", and `engine_name` its name
     (`params.ENGINE_NAMES`).
     """
 
@@ -77,7 +77,7 @@ class InferTimes:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferredOutput:
-    """One output; `parameters` say where in shared memory it lies, if it does."""
+    """An output of a request; `parameters` are its place in shared memory, if it is there."""
 
     name: str
     datatype: str
@@ -87,7 +87,7 @@ class InferredOutput:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PrepareResult:
-    """The result of ModelPrepare: the number of the request for ModelRun on this connection."""
+    """The result of ModelPrepare: the request's number, for ModelRun on this connection."""
 
     number: int
 
@@ -122,11 +122,11 @@ class Regions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppUse:
-    """Runs in equal shapes by an app that runs a model by itself: its process, and its last report of them.
+    """The last report of an app's process that runs a model by itself, for runs in equal shapes.
 
     Medians of a run in microseconds: in the app, routed to the service (0: there were none), and of the
-    compiled form where it serves, None where there is none. `routed` is the share of the latest runs that
-    were routed, and `why` says why not more.
+    compiled model where it serves, None if there is none. `routed` is the share of recent runs that were
+    routed, and `why` says why there are no more.
     """
 
     app: str
@@ -141,7 +141,7 @@ class AppUse:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IndexedModel:
-    """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's.
+    """A model in RepositoryIndex; `owner` is the user who uploaded it, "" for an administrator's.
 
     `apps` are those that run it by themselves.
     """
@@ -186,7 +186,7 @@ class ModelAdded:
 class InferredTensor:
     """An output as ONNX Runtime infers it: -1 is an open size, `shape` None an unknown number of dimensions.
 
-    `symbols` names the dimensions that have a name; "" where there is none.
+    `symbols` are the names of the dimensions; "" for one without a name.
     """
 
     name: str
@@ -197,7 +197,7 @@ class InferredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
-    """The result of ModelBring: what the user calls the model, and whether an engine serves it now.
+    """The result of ModelBring: the user's name of the model, and whether an engine serves it now.
 
     `sha256` is that of the ONNX file.
     """
@@ -213,7 +213,7 @@ class UploadResult:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Tallied:
-    """How often, and nanoseconds in all."""
+    """A count of events and their total duration in nanoseconds."""
 
     count: int
     ns: int
@@ -221,7 +221,7 @@ class Tallied:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferenceStatistics:
-    """Where the time of a model's requests went."""
+    """Counts and durations of a model's requests, in total and by stage."""
 
     success: Tallied
     fail: Tallied
@@ -247,11 +247,11 @@ class ServedRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """How a model is served, as its user set it; also the result of ModelSet.
+    """The settings of a model by its user; also the result of ModelSet.
 
-    Up to `max_batch` rows of several requests are run together, 0: no requests are; each waits for others
-    for `batch_delay_us` at most. `warm_up` runs on zeros are made when the CPU engine loads it, before it
-    serves; in `warm_up_shapes` where its file leaves sizes open, else in the shapes it was added for, or 1.
+    Up to `max_batch` rows of several requests run as one, 0: no batching; each request waits for others for
+    at most `batch_delay_us`. The CPU engine makes `warm_up` runs on zeros when it loads the model, before it
+    serves: in `warm_up_shapes` for sizes that the file leaves open, else in the shapes of adding it, or 1.
     """
 
     max_batch: int = 0
@@ -269,7 +269,7 @@ class ModelStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """The file a model was made from; `choice` as in format.md."""
+    """The file that a model was compiled from; `choice` as in format.md."""
 
     sha256: str
     filename: str
@@ -281,9 +281,9 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedOutput:
-    """The error allowed for an output, and the largest found.
+    """The error allowed for an output, and the largest error.
 
-    `covered` is the share of the output that the comparison says something about, None where it is not known.
+    `covered` is the share of the output that the comparison verifies, None if unknown.
     """
 
     name: str
@@ -293,7 +293,7 @@ class ComparedOutput:
 
 
 class OrtSessionConfig(NamedTuple):
-    """How ONNX Runtime is asked to run a file: how far it is optimised, and the SHA-256 of its fp16 form."""
+    """The settings of an ONNX Runtime session: optimisation level, and SHA-256 of the fp16 model or ""."""
 
     level: str = "none"
     half: str = ""
@@ -301,12 +301,12 @@ class OrtSessionConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """How ONNX Runtime runs a model, as comparing its fp16 form with it in idle time chose it.
+    """The fp16 choice of a model's ONNX Runtime session, from comparing fp16 with fp32 in idle time.
 
-    `half` is the SHA-256 of that form if it serves. A run takes `us` microseconds, and `first_us` in fp32, on
-    the threads that `first` describes; both are 0 where the form is not right. Where other programs were busy
-    meanwhile, with `others_percent` of the processors, both are compared again. Other values than their
-    defaults in `threads`, `spinning` and `arena` are of honed 0.1, which chose them as well.
+    `half` is the SHA-256 of the fp16 model if it serves. A run takes `us` microseconds in fp16, and
+    `first_us` in fp32 on the threads that `first` describes; both are 0 if the fp16 model's outputs are
+    wrong. If other programs were busy meanwhile, using `others_percent` of the processors, both are compared
+    again. Only honed 0.1 wrote `threads`, `spinning` and `arena` other than their defaults.
     """
 
     threads: int = 0
@@ -319,7 +319,7 @@ class SessionSettings:
     half: str | None = field(default=None, metadata=ABSENT)
 
     def __str__(self) -> str:
-        """Return it for people."""
+        """Return the settings as text for users."""
         if not self.first_us:
             return f"{self.first}; its answers in fp16 are not right"
         in_fp32 = f"{self.first_us / 1e3:.3g} ms in fp32 on {self.first}"
@@ -330,13 +330,13 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimisationCheck:
-    """How far ONNX Runtime may optimise a model in the CPU engine, and how that was found.
+    """The optimisation level of ONNX Runtime for a model on the CPU engine, and the check that found it.
 
-    `level` (`honed.runtime.engines`) is the highest at which its answers are those that it gives without
-    optimisation; "none" where that was not `checked`. `error` is how far off the level "all" is at most, over
-    the largest value of an output. `why` says what differs and which node is to blame, or why nothing was
-    checked. It took `seconds`, once. `runtime` is the ONNX Runtime that it was found with, as is `session`,
-    None before that was looked for.
+    `level` (`honed.runtime.engines`) is the highest whose outputs equal those without optimisation; "none" if
+    not `checked`. `error` is the largest difference at level "all", over the largest value of an output.
+    `why` says what differs and which node causes it, or why nothing was checked. The check took `seconds`,
+    once. `runtime` identifies the ONNX Runtime that was checked and for which `session` was found. `session`
+    is None before fp16 was compared.
     """
 
     level: str
@@ -349,15 +349,15 @@ class OptimisationCheck:
 
     @property
     def asked(self) -> OrtSessionConfig:
-        """How the CPU engine is asked to run the model."""
-        if not self.checked:  # Whatever `level` is: in stores of earlier versions it is "all"
+        """The settings of the session in which the CPU engine runs the model."""
+        if not self.checked:  # Stores of earlier versions may have "all" here
             return OrtSessionConfig()
         return OrtSessionConfig(self.level, (self.session and self.session.half) or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProof:
-    """What the compiled form was compared with."""
+    """The verification of a compiled model by the compiler: reference, device, and errors by output."""
 
     reference: str
     probes: int
@@ -367,7 +367,7 @@ class ModelProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChecked:
-    """The same comparison as the worker made it."""
+    """The verification of a compiled model by the worker that loaded it: device, and errors by output."""
 
     device: str
     outputs: tuple[ComparedOutput, ...]
@@ -375,7 +375,7 @@ class ModelChecked:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelPlacement:
-    """The device a model belongs to, the one that serves it, and why; the engine pinned by hand, or ""."""
+    """The device a model belongs to, the one that serves it, and why; the user's pinned engine, or ""."""
 
     device: str
     served_by: str
@@ -388,7 +388,7 @@ class ModelPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKernel:
-    """A kernel of a model; `launches` in one inference."""
+    """A kernel of a model; `launches` in one inference, `prepared` at loading."""
 
     name: str
     grid: tuple[int, int, int]
@@ -403,11 +403,11 @@ class ShownKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownVariant:
-    """A compiled form of a model for other shapes than its own.
+    """A shape variant of a model.
 
-    `state` is READY, LOADING, UNAVAILABLE, RESTING, or FAILED where it could not be compiled. `requests` came
-    in its shapes and count less with time; `answered` it answered since the service started. `engine` is
-    the one that serves these shapes, `why` says why, or why it could not be compiled.
+    `state` is READY, LOADING, UNAVAILABLE, RESTING, or FAILED if it could not be compiled. `requests` counts
+    requests in its shapes, and decays with time; `answered` counts those it answered since the service
+    started. `engine` serves these shapes; `why` is the reason, or why the variant could not be compiled.
     """
 
     name: str
@@ -426,9 +426,10 @@ class ShownVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialisationInfo:
-    """Sizes of a part that depend on the data, for which it was compiled, and times of both engines.
+    """Sizes of a partition that depend on the data, for which it was compiled, and times of both engines.
 
-    It is served so unless `why` says why not; where `least` is not 0, for so many rows and more, up to it.
+    It serves these sizes unless `why` gives a reason against it; if `least` is not 0, any number of rows from
+    `least` to its own.
     """
 
     sizes: tuple[int, ...]
@@ -440,11 +441,12 @@ class SpecialisationInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo:
-    """A part of a model that two engines run: "gpu" what is compiled, "cpu" what the CPU engine runs of it.
+    """The compiled partitions of a model ("gpu"), or one that the CPU engine runs ("cpu").
 
-    `nodes` of the model's file and an estimate of their operations, `why` the CPU engine runs them, what is
-    handed to it and back. `last` parts run behind what is compiled, others in between. One that is `sized` is
-    compiled for the sizes that it meets often: `forms`, which may run on fewer rows where it is `by_rows`.
+    `nodes` counts nodes of the model's file, `flops` estimates their operations, and `why` lists reasons that
+    the CPU engine runs them. `last` partitions run after the compiled steps, others between. If `sized`, the
+    partition is compiled for frequently observed sizes: `forms`, which may run on fewer rows if it is
+    `by_rows`.
     """
 
     engine: str
@@ -500,7 +502,7 @@ class ModelShown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelExported:
-    """The result of ModelExport, whose descriptors are those of `files`."""
+    """The result of ModelExport, with a descriptor for each of `files`."""
 
     files: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -510,10 +512,10 @@ class ModelExported:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelForm:
-    """The result of ModelForm: whether a verified compiled form answers requests of these shapes now.
+    """The result of ModelForm: whether a verified compiled model answers requests of these shapes now.
 
-    A run of it takes `time_us` microseconds where it serves, and computes in `precision`, "fp32" standing for
-    the model's own types. Where none is `verified`, `why` says why.
+    Its run takes `time_us` microseconds in the service, and computes in `precision`; "fp32" stands for the
+    model's own types. If none is `verified`, `why` says why.
     """
 
     verified: bool
@@ -524,12 +526,12 @@ class ModelForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRow:
-    """All launches of a kernel in one inference; all copies, and each host function, have a row of their own.
+    """The launches of one kernel in an inference; all copies share a row, as do calls of one host function.
 
-    `kind` is kernel, copy or host, or node: of a model that the CPU engine runs, whose operator is
-    `schedule`. `share` is of the profile's `sum_us`. `peak_share` is the least time the device's measured
-    peaks allow (the larger of operations over peak arithmetic and bytes over peak bandwidth) over the time
-    taken; it and the rates are None where the work or the peaks are not known.
+    `kind` is kernel, copy or host, or node for a model on the CPU engine, with the operator in `schedule`.
+    `share` is of the profile's `sum_us`. `peak_share` is the least time that the device's measured peaks
+    allow (the larger of operations over peak arithmetic and bytes over peak bandwidth) over the measured
+    time; it and the rates are None if work or peaks are unknown.
     """
 
     name: str
@@ -568,7 +570,7 @@ class ModelProfile:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelPublished:
-    """The result of ModelPublish; times in microseconds of one inference."""
+    """The result of ModelPublish; times of one inference in microseconds."""
 
     published: bool
     version: int
@@ -579,13 +581,13 @@ class ModelPublished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVersion:
-    """One compiled file of a model.
+    """A compiled file of a model.
 
-    `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are lower
-    quartiles in microseconds of the version before and of this one, side by side in the serving worker when
-    this one came; None where they were not compared. `quarantine` says why it is not served again, or "".
-    `brought` are the measured schedules that the version before did not have, each as its task and the first
-    12 digits of its trace's SHA-256, with a space between.
+    `schedules` is equal for equal kernels. `old_us` and `new_us` are lower quartiles in microseconds of the
+    previous version and of this one, run in turns by the serving worker before this one was published; None
+    if they were not compared. `quarantine` says why it is not served again, or "". `brought` are the measured
+    schedules that the previous version did not have, each as its task and the first 12 digits of its trace's
+    SHA-256, separated by a space.
     """
 
     number: int
@@ -596,15 +598,15 @@ class ModelVersion:
     why: str
     old_us: float | None
     new_us: float | None
-    settled: bool  # It served cleanly, or was put there by hand
-    kept: bool  # Its file is still there
+    settled: bool  # Passed its canary, or was added or selected by an administrator
+    kept: bool  # Still has its file
     quarantine: str
     brought: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSpan:
-    """When a version was served; `until` is None for the one that is, and `end` says why it went."""
+    """The time that a version served; `until` is None for the present one, and `end` says why it ended."""
 
     number: int
     since: float
@@ -614,7 +616,7 @@ class DeploymentSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyPoint:
-    """The median of `count` inferences of one span of time, in microseconds.
+    """The median time in microseconds of `count` inferences in one span of time.
 
     `time` is that of the first of them, in seconds since 1970.
     """
@@ -650,7 +652,7 @@ class RolledBack:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class VersionPinned:
-    """The result of ModelPin; `engine` is the one pinned, or ""."""
+    """The result of ModelPin; `engine` is the pinned engine, or ""."""
 
     version: int
     pinned: bool
@@ -659,7 +661,7 @@ class VersionPinned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedSizes:
-    """Sizes that a part was met in: what the shapes of its inputs leave open, in their order."""
+    """Sizes observed in the inputs of a partition, in the place of each -1 of their shapes, in order."""
 
     part: int
     sizes: tuple[int, ...]
@@ -667,17 +669,17 @@ class ObservedSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceIdentity:
-    """Who the device is; compiled models and tuning records are kept per identity."""
+    """The identity of a device, which compiled models and tuning records belong to."""
 
     platform: str
     vendor: str
     name: str
     driver_version: str
-    kernel_driver: str  # "kbase", "panthor", "panfrost", "nvidia", or "" where there is none
+    kernel_driver: str  # "kbase", "panthor", "panfrost", "nvidia", or "" if there is none
 
     @property
     def key(self) -> str:
-        """SHA-256 of the identity as canonical JSON, without the driver's version."""
+        """The SHA-256 of the identity as canonical JSON, without the driver's version."""
         identity = asdict(self)
         del identity["driver_version"]
         canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
@@ -689,21 +691,20 @@ Figure = Literal["fp32_gflops", "fp16_gflops", "bandwidth_gbs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """The highest rates that kernels reach on the device, which `bounds` computes with.
+    """The highest rates that kernels reach on the device, which `roofline` computes with.
 
-    They are the best of several microbenchmarks, and of the kernels that were proven faster than those
+    They are the best of several microbenchmarks, and of kernels that were measured to be faster
     (docs/devices.md).
     """
 
     fp32_gflops: float
-    fp16_gflops: float | None  # None without cl_khr_fp16
+    fp16_gflops: float | None  # GFLOPS; None without cl_khr_fp16
     bandwidth_gbs: float  # GB/s beyond all caches, reading and writing counted together
-    launch_us: float  # From one empty kernel to the next in a long queue, which the host may be what limits
-    # What moves faster because caches hold it: bytes of a working set, rising, and the GB/s it moves at.
-    # Empty where it was not measured.
+    launch_us: float  # Time from one empty kernel to the next in a long queue, which the host may limit
+    # Rates of data that caches hold: bytes of a working set, rising, and GB/s. Empty if not measured.
     caches_gbs: tuple[tuple[int, float], ...] = ()
-    # Figures that kernels have passed: what stands for them is a bound from below only. "bandwidth_gbs"
-    # speaks for the caches too.
+    # Figures that kernels have exceeded, so that each is only a lower bound. "bandwidth_gbs" includes the
+    # caches.
     raised: tuple[Figure, ...] = ()
-    empty_us: float | None = None  # END - START of an empty kernel, at the least; None: not measured
-    busy: float | None = None  # Share of the CPUs' time that others took meanwhile; None: not known
+    empty_us: float | None = None  # Least END - START of an empty kernel; None: not measured
+    busy: float | None = None  # Share of CPU time of other programs meanwhile; None: unknown

@@ -1,4 +1,4 @@
-"""The results of the methods that tell of the service itself, as docs/protocol.md has them."""
+"""The results of the methods for the service itself, as in docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .strict import ABSENT, Map
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServicePlaces:
-    """Where the service keeps its things."""
+    """The paths of the service's socket and folders."""
 
     socket: str
     state_dir: str
@@ -21,7 +21,7 @@ class ServicePlaces:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerStatus:
-    """The process that serves a device."""
+    """The status of the process that serves a device."""
 
     state: str
     pid: int
@@ -31,7 +31,7 @@ class WorkerStatus:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueueStatus:
-    """Requests that wait and run."""
+    """Numbers of waiting and running requests."""
 
     waiting: int
     running: int
@@ -57,7 +57,7 @@ class DeviceStatus:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobStatus:
-    """A model being added."""
+    """The progress of adding a model."""
 
     model_name: str
     stage: str
@@ -67,7 +67,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReading:
-    """A signal that idleness depends on; `verdict` is quiet, busy or absent, `text` for people."""
+    """A signal for idleness; `verdict` is quiet, busy or absent, `text` is for users."""
 
     signal: str
     value: float | None
@@ -78,7 +78,7 @@ class SignalReading:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IdleStatus:
-    """Whether the machine is idle; `models` maps to seconds since the last request."""
+    """The decision on idleness, its reason and signals; `models` has seconds since the last request."""
 
     idle: bool
     why: str
@@ -88,7 +88,7 @@ class IdleStatus:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseHeld:
-    """Who has the idle lease."""
+    """The tuner that holds the idle lease; times in seconds."""
 
     pid: int
     uid: int
@@ -101,7 +101,7 @@ class LeaseHeld:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Bucket:
-    """How many times were at most so long; None: any."""
+    """The number of durations up to `le_seconds`; None: all."""
 
     le_seconds: float | None
     count: int
@@ -109,7 +109,7 @@ class Bucket:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Releases:
-    """How long tuners took to leave the device."""
+    """Statistics of the time that tuners took to leave the device."""
 
     count: int
     p50_ms: float
@@ -121,7 +121,7 @@ class Releases:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseStatus:
-    """The idle lease."""
+    """The state of the idle lease, with counts and total seconds since the service started."""
 
     state: str
     holder: LeaseHeld | None
@@ -135,7 +135,7 @@ class LeaseStatus:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerStatus:
-    """What the tuner does."""
+    """The tuner's process and its last report."""
 
     pid: int
     text: str
@@ -143,7 +143,7 @@ class TunerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencesStatus:
-    """Sequences whose state is kept, and the bytes of that."""
+    """The number of sequences whose state is stored, and the bytes of that."""
 
     count: int
     bytes: int
@@ -154,7 +154,7 @@ NO_SEQUENCES = SequencesStatus(count=0, bytes=0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Status:
-    """The result of ServerStatus; `models` counts them by state, `hints` are a hub's records by their key."""
+    """The result of ServerStatus; `models` counts them by state, `hints` are by the key that signed them."""
 
     name: str
     version: str
@@ -189,7 +189,7 @@ class LeaseAsked:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerRan:
-    """The result of TunerRun; `event` is what the tuner says (`honed.jobs.events`)."""
+    """The result of TunerRun; `event` is the compiler's result (`honed.jobs.events`)."""
 
     event: Map
     published: ModelPublished | None = field(default=None, metadata=ABSENT)
@@ -198,21 +198,21 @@ class TunerRan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerMeasured(TunerRan):
-    """The result of the commands that measure; `published` is None where nothing better was found."""
+    """The result of the commands that measure; `published` is None if nothing better was found."""
 
     published: ModelPublished | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintsExported:
-    """The result of HintsExport: how many records are in the file whose descriptor comes with it."""
+    """The result of HintsExport: the number of records in the file, whose descriptor comes with it."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintsImported:
-    """The result of HintsImport: `count` hints are new, `merged` were here; `refused` says why not others."""
+    """The result of HintsImport: `count` hints are new, `merged` were present; `refused` has reasons."""
 
     count: int
     merged: int
@@ -221,7 +221,7 @@ class HintsImported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Spans of time in seconds; None without any."""
+    """Statistics of durations in seconds; None without any."""
 
     count: int
     sum: float
@@ -233,7 +233,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentFigures:
-    """Requests of the last minute."""
+    """Figures of the requests of the last minute."""
 
     seconds: float
     per_second: float
@@ -242,9 +242,9 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Requests so far; `failures` by the error's code, `engines` that answered: cpu, gpu, gpu+cpu.
+    """Figures of all requests so far; `failures` by the error's code, `engines` by cpu, gpu, gpu+cpu.
 
-    `batched` are those that were run as one with others, in so many `batches`.
+    `batched` counts requests that ran as one with others, in `batches` runs.
     """
 
     requests: int
@@ -263,7 +263,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
-    """The time a model took lately; `tasks` are seconds of each tuning task, of the file `profiled`."""
+    """The recent run time of a model; `tasks` has seconds of each tuning task, for the file `profiled`."""
 
     seconds: float
     tasks: dict[str, float]
@@ -272,7 +272,7 @@ class TimeSpent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelFigures(Figures):
-    """Requests for one model."""
+    """Figures of the requests for one model."""
 
     name: str
     version: int
@@ -290,7 +290,7 @@ class ModelFigures(Figures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
-    """How a worker ended; `time` in seconds since 1970."""
+    """The end of a worker; `time` in seconds since 1970."""
 
     time: float
     pid: int
@@ -300,7 +300,7 @@ class WorkerEnd:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerFigures:
-    """A device's workers; `ends` by kind."""
+    """Figures of a device's workers; `ends` by kind."""
 
     state: str
     reason: str
@@ -311,7 +311,7 @@ class WorkerFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueueFigures:
-    """Requests that wait and run, and the most that ever waited."""
+    """Numbers of waiting and running requests, and the longest queue so far."""
 
     waiting: int
     running: int
@@ -320,7 +320,7 @@ class QueueFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeviceFigures:
-    """A device at work."""
+    """Figures of a device."""
 
     name: str
     shown: str
@@ -330,7 +330,7 @@ class DeviceFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReleaseFigures:
-    """How long tuners took to leave the device."""
+    """A histogram of the time that tuners took to leave the device."""
 
     count: int
     sum_seconds: float
@@ -339,7 +339,7 @@ class ReleaseFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseFigures:
-    """The idle lease since the service started."""
+    """Figures of the idle lease since the service started."""
 
     held: bool
     seconds: float
@@ -351,7 +351,7 @@ class LeaseFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFigures:
-    """Faults of GPUs in the kernel log, by whose they were."""
+    """Numbers of GPU faults in the kernel log, by the culprit."""
 
     watched: bool
     reason: str
@@ -368,7 +368,7 @@ class MetricsText:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Metrics:
-    """The result of Metrics, but for the format openmetrics."""
+    """The result of Metrics, unless the format is openmetrics."""
 
     version: str
     pid: int
@@ -391,7 +391,7 @@ class Metrics:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ShownSetting:
-    """A setting in force."""
+    """A setting in force, and where it was set."""
 
     name: str
     value: Any
@@ -402,7 +402,7 @@ class ShownSetting:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SettingChange:
-    """A setting whose value the files say otherwise."""
+    """A setting whose value in the files differs from the one in force."""
 
     name: str
     value: Any
@@ -414,14 +414,14 @@ class SettingChange:
 class ConfigShown:
     """The result of ConfigShow.
 
-    `memory_mib` is what the settings in force let honed take at most of the machine's `machine_mib`.
+    `memory_mib` is the largest memory that the settings in force allow honed, of the machine's `machine_mib`.
     """
 
     settings: tuple[ShownSetting, ...]
     files: tuple[str, ...]
     pending: tuple[SettingChange, ...]
     problem: str
-    memory_mib: int = 0  # 0: of a service that does not say
+    memory_mib: int = 0  # 0 from older services
     machine_mib: int = 0
 
 
@@ -436,7 +436,7 @@ class ConfigReloaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFault:
-    """A fault of a GPU in the kernel log; `time` in seconds since 1970, `records` as they stand there."""
+    """A GPU fault in the kernel log; `time` in seconds since 1970, `records` are its lines."""
 
     time: float
     driver: str

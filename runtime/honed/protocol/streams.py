@@ -1,6 +1,6 @@
-"""Moves bytes and descriptors between a socket and a `Peer`, whatever waits for the socket.
+"""Moves bytes and descriptors between a socket and a `Peer`, blocking or not.
 
-Apart from `aiolink`, as clients, workers and other children need no asyncio.
+Separate from `aiolink`, as clients, workers and other children need no asyncio.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from .peer import MAX_PENDING_DESCRIPTORS, Peer
 from .strict import Map
 from .wire import close_all
 
-Progress = Callable[[Map], None]  # Hears of a call that is under way
+Progress = Callable[[Map], None]  # Called with the Progress maps of a call in flight
 
-_CHUNK = 64 << 10  # Bytes read at once: more would be mapped anew for each read
+_CHUNK = 64 << 10  # Bytes of one read: a larger buffer would be mapped for each read
 _ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
-# As plain numbers: an operation on the enumerations of `socket` takes as long as a read.
+# Plain numbers: an operation on the enumerations of `socket` takes as long as a read.
 _CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 
 
 def receive(connected: socket.socket, peer: Peer) -> bool:
-    """Read once and have the peer take it in; False at the end of the stream.
+    """Read once and pass the data to the peer; return False at the end of the stream.
 
-    Raises PeerFault, and OSError: BlockingIOError where a socket that does not block has nothing.
+    Raises ProtocolError, and OSError: BlockingIOError if a non-blocking socket has no data.
     """
     data, descriptors, flags = _received(connected)
     peer.receive(data, descriptors, truncated=bool(flags & _TRUNCATED))
@@ -32,14 +32,17 @@ def receive(connected: socket.socket, peer: Peer) -> bool:
 
 
 def drop(connected: socket.socket) -> bool:
-    """Read once and keep nothing; return False at the end of the stream. Raise OSError as `receive` does."""
+    """Read once and discard the data; return False at the end of the stream.
+
+    Raise OSError as `receive` does.
+    """
     data, descriptors, _ = _received(connected)
     close_all(descriptors)
     return bool(data)
 
 
 def send(connected: socket.socket, peer: Peer) -> bool:
-    """Write all that the peer has to send, or what a socket that does not block takes; True where any went.
+    """Write all that the peer has to send, or what a non-blocking socket accepts; return whether it sent any.
 
     Raises OSError.
     """
@@ -58,7 +61,7 @@ def send(connected: socket.socket, peer: Peer) -> bool:
 def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
     """Return bytes, descriptors and flags of one read.
 
-    Does what `socket.recv_fds` does, which is slower where no descriptors arrived.
+    Does what `socket.recv_fds` does, but faster if no descriptors arrived.
     """
     data, ancillary, flags, _ = connected.recvmsg(_CHUNK, _ANCILLARY, _CLOEXEC)
     if not ancillary:

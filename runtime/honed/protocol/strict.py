@@ -1,11 +1,11 @@
-"""Dataclasses to plain maps and lists and back, refusing whatever the types do not allow.
+"""Converts dataclasses to plain maps and lists and back, and rejects whatever the types do not allow.
 
-Maps have exactly the fields of their dataclass, each under its `wire` metadata, where it has none under its
-name. A field that has a default may be missing, as it is from data that is older than the field. An item of a
-list of several dataclasses is a map of one key, its class's tag in the field's `tags` metadata. Paths and
-members of a StrEnum are text. Nothing is coerced, except an integer where a float is expected.
+Maps have exactly the fields of their dataclass, each under its `wire` metadata or else its name. A field that
+has a default may be missing, as in data older than the field. An item of a list of several dataclasses is a
+map of one key, its class's tag in the field's `tags` metadata. Paths and members of a StrEnum are text.
+Nothing is coerced, except an integer where a float is expected.
 
-What a type asks for is found out once, and written out as a function that takes or makes its maps.
+Encoders and decoders are generated once for each type, as source code of a function.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from pathlib import PurePath
 from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
-INTEGERS = range(-(2**63), 2**64)  # What msgpack can carry
-Map = dict[str, Any]  # A dataclass as it travels
-ABSENT: Final = {"absent": True}  # Metadata of a field that is left out of the map where it is None
+INTEGERS = range(-(2**63), 2**64)  # Range of msgpack's integers
+Map = dict[str, Any]  # A dataclass in plain form
+ABSENT: Final = {"absent": True}  # Metadata of a field that is left out of the map if it is None
 _Decoder = Callable[[Any], Any]
 
 
 class SchemaError(ValueError):
-    """Data that does not have the shape its type asks for; the message names the place."""
+    """Raised when data does not have the shape of its type; the message names the place."""
 
 
 def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False) -> Any:
     """Return maps, lists, strings, numbers, booleans and None for `value`, a dataclass or a part of one.
 
-    With `omit_none`, fields that are None are left out, for formats that have no such value (TOML). With
-    `omit_defaults`, fields that have their defaults are left out, for readers that are older than the field.
+    With `omit_none`, fields that are None are left out, for formats without such a value (TOML). With
+    `omit_defaults`, fields that equal their defaults are left out, for readers older than the field.
     """
     return _encoders(omit_none, omit_defaults).plain(value)
 
 
 class _Encoders:
-    """The function that makes plain data of a value, by the value's class."""
+    """The encoders of values, by class, generated on demand."""
 
     def __init__(self, omit_none: bool, omit_defaults: bool) -> None:
         self._omit_none = omit_none
@@ -53,7 +53,7 @@ class _Encoders:
         self._known[tuple] = lambda value: [plain(item) for item in value]
 
     def plain(self, value: Any) -> Any:
-        """Return plain data for a value."""
+        """Return a value in plain form."""
         encode = self._known.get(type(value)) or self._encoder(type(value))
         return encode(value)
 
@@ -95,9 +95,9 @@ def _encoders(omit_none: bool, omit_defaults: bool) -> _Encoders:
 
 
 def _written(parameter: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[[Any], Any]:
-    """Return a function of these statements, in which `names` are known.
+    """Return a function of one parameter with these statements, which may use `names`.
 
-    Written out for the fields of a class it takes a fifth of the time of a loop over them.
+    Written out for the fields of a class, it takes a fifth of the time of a loop over them.
     """
     exec("\n    ".join([f"def written({parameter}):", *lines]), names)
     written: Callable[[Any], Any] = names["written"]
@@ -107,9 +107,10 @@ def _written(parameter: str, lines: Iterable[str], names: dict[str, Any]) -> Cal
 def from_plain(
     kind: type[T], plain: object, *, where: str, none_omitted: bool = False, unknown_ignored: bool = False
 ) -> T:
-    """Return the `kind` (a dataclass) that `plain` describes; raise Mismatch. `where` names it in messages.
+    """Return the `kind` (a dataclass) that `plain` describes; raise SchemaError, which calls it `where`.
 
-    With `none_omitted` fields that may be None may be missing; with `unknown_ignored` there may be others.
+    With `none_omitted`, fields that may be None may be missing; with `unknown_ignored`, unknown keys are
+    ignored.
     """
     decode = _DECODERS.get((kind, none_omitted, unknown_ignored))
     if decode is None:
@@ -122,10 +123,10 @@ def from_plain(
 
 
 def copy_fields(kind: type[T], source: object, /, *defaults: str, **more: Any) -> T:
-    """Return a `kind` (a dataclass) with the values that `source` has under its fields' names, and `more`.
+    """Return a `kind` (a dataclass) with the values of `source` for fields of equal names, and `more`.
 
-    Raises TypeError for a field that has neither, even where it has a default: so none is lost where one side
-    is renamed. `defaults` names those that keep their defaults where they have neither.
+    Raises TypeError for a field without a value, even if it has a default: renaming one side cannot lose a
+    field. `defaults` names the fields that use their defaults if they have no value.
     """
     names = {field.name for field in dataclasses.fields(typing.cast(Any, kind))}
     shared = {name: getattr(source, name) for name in names if hasattr(source, name)}
@@ -135,14 +136,14 @@ def copy_fields(kind: type[T], source: object, /, *defaults: str, **more: Any) -
 
 
 class _Wrong(Exception):
-    """What is wrong at a place, whose path is put together on the way out."""
+    """Raised when a value is wrong; its path is extended on the way out."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.what, self.path, self.before = what, "", ""
 
     def inside(self, part: str) -> _Wrong:
-        """Put `part` in front of the error's path, as seen from one level further out; return the error."""
+        """Prepend `part` to the error's path, at the next outer level; return the error."""
         self.path = part + self.path
         return self
 
@@ -154,7 +155,7 @@ class _Rules(typing.NamedTuple):
 
 @functools.cache
 def _decoder(hint: Any, rules: _Rules) -> _Decoder:
-    """Return the function that makes a value of type `hint` from plain data, and raises _Wrong."""
+    """Return the function that converts plain data to a value of type `hint`, and raises _Wrong."""
     if hint is Any:
         return lambda plain: plain
     members = members_of(hint)
@@ -181,7 +182,7 @@ def _union_decoder(hint: Any, members: tuple[Any, ...], rules: _Rules) -> _Decod
 
 
 def _tagged_decoder(classes: Mapping[str, type], rules: _Rules) -> _Decoder:
-    """Return the decoder of a list whose items say by a tag of which class they are."""
+    """Return the decoder of a list whose items name their class by a tag."""
 
     def item(plain: Any) -> Any:
         if not isinstance(plain, Mapping) or len(plain) != 1:
@@ -208,11 +209,11 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
     return decode
 
 
-_DECODERS: Final[dict[tuple[type, bool, bool], _Decoder]] = {}  # Of dataclasses and rules
+_DECODERS: Final[dict[tuple[type, bool, bool], _Decoder]] = {}  # Decoders by dataclass and rules
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    """Return the decoder of a dataclass, which looks at each field as its type has it."""
+    """Return the decoder of a dataclass, generated from the types of its fields."""
     if (kind, *rules) in _DECODERS:
         return _DECODERS[kind, *rules]
     fields = fields_of(kind)
@@ -220,7 +221,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     needed = [f.wire for f in fields if not f.optional and not (rules.none_omitted and f.may_be_none)]
 
     def checked(plain: Any) -> Mapping[Any, Any]:
-        """Return the map without unknown keys; raise _Wrong for these, for missing ones, and for no map."""
+        """Return the map without unknown keys; raise _Wrong for unknown or missing keys, and for no map."""
         if not isinstance(plain, Mapping):
             raise _Wrong(f" is {shown(plain)} instead of a map")
         if not rules.unknown_ignored and not known.issuperset(plain):
@@ -239,7 +240,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     lines += ["except Wrong as wrong:", "    raise wrong.inside('.' + at) from None"]
     given = (f"{field.name}=v{number}" for number, field in enumerate(fields))
     decode = _written("plain", [*lines, f"return kind({', '.join(given)})"], names)
-    _DECODERS[kind, *rules] = decode  # Types of its fields may lead back to it
+    _DECODERS[kind, *rules] = decode  # Stored first, as the types of its fields may refer to it
     for number, field in enumerate(fields):
         some = tuple(member for member in members_of(field.hint) if member is not type(None))
         tagged = _tagged_decoder(field.tags, rules) if field.tags else None
@@ -248,7 +249,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
 
 
 def _field_decoder(value: str, field: Field, needed: bool, names: dict[str, Any]) -> list[str]:
-    """Return the statements that set the variable `value` to that of a field, with `names` of their own."""
+    """Return the statements that decode a field to the variable `value`; add the names that they use."""
     decode = f"at = {field.wire!r}; {value} = decode_{value}({value})"
     if field.factory is not None:
         names[f"make_{value}"] = field.factory
@@ -329,7 +330,7 @@ def _list_decoder(decode_item: _Decoder) -> _Decoder:
     return decode
 
 
-# Long lists of numbers and data are common, and need no decoding one by one.
+# Long lists of numbers and data are common, and their items need no decoding.
 _AT_ONCE: frozenset[frozenset[type]] = frozenset(
     {frozenset({int}), frozenset({str}), frozenset({bytes}), frozenset({bytes, memoryview})}
 )
@@ -382,7 +383,7 @@ def _text_decoder(kind: type[PurePath | StrEnum]) -> _Decoder:
     return decode
 
 
-_TEXTS: Final = (PurePath, StrEnum)  # What is text in plain data
+_TEXTS: Final = (PurePath, StrEnum)  # Types that are text in plain form
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
@@ -391,19 +392,19 @@ SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes, memoryview
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a dataclass; `default` is MISSING where it has none."""
+    """A field of a dataclass; `default` is MISSING if it has none."""
 
     name: str
-    wire: str  # Its key in maps
+    wire: str  # Key in maps
     hint: Any
     default: Any
-    factory: Callable[[], Any] | None  # That makes its default
-    optional: bool  # It has a default
+    factory: Callable[[], Any] | None  # Makes the default, if any
+    optional: bool  # Has a default
     may_be_none: bool
     scalar: bool
     flat: bool  # A tuple of scalars
-    tags: Mapping[str, type]  # Of a tuple whose items are of several dataclasses, else empty
-    absent: bool  # Rather than None
+    tags: Mapping[str, type]  # Classes of a tuple's items by tag, if there are several, else empty
+    absent: bool  # Left out of maps if None
 
 
 @functools.cache
@@ -435,14 +436,14 @@ def _flat(hint: Any) -> bool:
 
 
 def members_of(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union; `hint` alone where it is no union."""
+    """Return the members of a union, or `hint` alone if it is none."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return typing.get_args(hint)
     return (hint,)
 
 
 class _Short(reprlib.Repr):
-    """Looks at the first part of a value only."""
+    """A repr that reads only the beginning of a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -450,14 +451,11 @@ class _Short(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = 20
 
     def repr_bytes(self, value: bytes, level: int) -> str:
-        """Return the text of the first bytes.
-
-        `reprlib` knows bytes only as any other object, whose whole text it makes first.
-        """
+        """Return the text of the first bytes; `reprlib` would first make the text of all."""
         return repr(value[: 2 * _SHOWN])
 
     def repr_dict(self, value: dict[object, object], level: int) -> str:
-        """Return the text of the first items, without the sorting of `reprlib`, which looks at every key."""
+        """Return the text of the first items, without sorting, for which `reprlib` reads every key."""
         first = list(itertools.islice(value.items(), self.maxdict))
         text = ", ".join(
             f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in first
@@ -465,11 +463,11 @@ class _Short(reprlib.Repr):
         return f"{{{text}{', ...' if len(value) > len(first) else ''}}}" if level > 0 else "{...}"
 
 
-_SHOWN = 60  # Letters of a value in a message
+_SHOWN = 60  # Characters of a value in a message
 _short = _Short()
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message: its first letters, found in a time that does not depend on its size."""
+    """Return the first characters of `value` for a message, in time independent of its size."""
     text = _short.repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,6 +1,6 @@
-"""The messages of MessagePack-RPC, and their bytes (docs/protocol.md, "Messages").
+"""The messages of MessagePack-RPC, and their encoding (docs/protocol.md, "Messages").
 
-What the peer did wrong is a PeerFault; what this side did wrong is an OwnFault.
+Errors of the peer raise ProtocolError, errors of this side InvalidMessage.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgpack
 from .errors import HonedError, ResourceExhausted
 from .strict import Map
 
-LARGE: Final = 1 << 20  # Bytes of data that are sent from where they are
-APART: Final = 8192  # Bytes of data that a service keeps out of the buffer it decodes
+LARGE: Final = 1 << 20  # Smallest data in bytes that is sent without copying
+APART: Final = 8192  # Smallest data in bytes that a service keeps out of the buffer it decodes
 MAX_MSGID: Final = 2**32 - 1
 REQUEST: Final = 0
 RESPONSE: Final = 1
@@ -27,17 +27,17 @@ NOTIFICATION: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """What one message may be."""
+    """The limits of one message."""
 
     max_bytes: int = 64 << 20
-    max_depth: int = 16  # Containers inside one another, the message's own array included
-    max_values: int = 65_536  # In all containers together
-    max_text: int = 1 << 30  # Bytes of str in all, those below 32 not counted
+    max_depth: int = 16  # Nested containers, the message's own array included
+    max_values: int = 65_536  # Values in all containers together
+    max_text: int = 1 << 30  # Bytes of str in all, not counting those shorter than 32
 
 
 @dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Request:
-    """`[0, msgid, method, [params]]`."""
+    """A request: `[0, msgid, method, [params]]`."""
 
     msgid: int
     method: str
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Response:
-    """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
+    """An answer: `[1, msgid, error, result]`; `result` counts only if `error` is None."""
 
     msgid: int
     error: Map | None
@@ -55,7 +55,7 @@ class Response:
 
 @dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
 class Notification:
-    """`[2, method, [params]]`."""
+    """A notification, which has no answer: `[2, method, [params]]`."""
 
     method: str
     params: Map
@@ -65,13 +65,13 @@ Message = Request | Response | Notification
 
 
 class InvalidMessage(TypeError):
-    """An attempt of this side to send what is no message: a bug here, not the peer's doing."""
+    """Raised when this side tries to send what is no message: a bug here, not an error of the peer."""
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol; its connection cannot go on.
+    """Raised when the peer broke the protocol; its connection must end.
 
-    `error` is what to tell it, `msgid` the request to answer with that where it could be read.
+    `error` is to be sent to it, as answer to the request `msgid` if that could be read.
     """
 
     def __init__(self, error: HonedError, msgid: int | None = None) -> None:
@@ -81,10 +81,10 @@ class ProtocolError(Exception):
 
 
 def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[bytes | memoryview]:
-    """Return the bytes of one message, in pieces to be sent one after the other; raise as `encode` does.
+    """Return the bytes of one message in pieces, to be sent in order; raise as `encode` does.
 
-    Large memoryviews in a list that is a value of the params or the result are pieces themselves: they are
-    not copied.
+    Large memoryviews in a list that is a value of the params or the result are pieces of their own, without
+    copying.
     """
     limits = limits or _USUAL
     body = message.result if isinstance(message, Response) else message.params
@@ -98,7 +98,7 @@ def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[by
     changes: Map = {field: {key: _set_apart(value, apart) for key, value in body.items()}}
     frame = encode(replace(message, **changes), limits)
     parts: list[bytes | memoryview] = []
-    for marker, data in apart.items():  # In the order in which they stand in the frame
+    for marker, data in apart.items():  # Same order as in the frame
         before, frame = frame.split(_MARKED + marker, 1)
         parts += [before + b"\xc6" + len(data).to_bytes(4, "big"), data]
     parts.append(frame)
@@ -117,7 +117,7 @@ def _holds_large(items: list[Any]) -> bool:
 
 
 def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
-    """Return a list with markers in the place of its large memoryviews; note in `apart` what each is.
+    """Return a list with markers in place of its large memoryviews; add these to `apart` by marker.
 
     Returns any other value unchanged.
     """
@@ -137,7 +137,7 @@ def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
 def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
     """Return the bytes of one message.
 
-    Raises OwnFault where a value of it cannot be sent, ResourceExhausted where it is too large.
+    Raises InvalidMessage if a value of it cannot be sent, ResourceExhausted if it is too large.
     """
     limits = limits or _USUAL
     try:
@@ -167,30 +167,29 @@ def _as_list(message: Message) -> list[Any]:
 
 
 class DescriptorQueue:
-    """Descriptors received, until the message that they came with is decoded.
+    """Descriptors received, until the message that they belong to is decoded.
 
-    A read that brings descriptors ends within the bytes they were sent with: the kernel joins nothing that
-    follows to it (unix(7), "Ancillary messages"). So they belong to the first message that ends there or
-    later.
+    A read that returns descriptors ends within the bytes they were sent with: the kernel does not join later
+    bytes to it (unix(7), "Ancillary messages"). So they belong to the first message that ends there or later.
     """
 
     def __init__(self) -> None:
         self._received = 0  # Bytes since the connection began
-        self._held: deque[tuple[int, list[int]]] = deque()  # With the last byte of the read they came in
+        self._held: deque[tuple[int, list[int]]] = deque()  # Descriptors and the bytes received up to them
 
     def __len__(self) -> int:
         return sum(len(descriptors) for _, descriptors in self._held)
 
     def note(self, nbytes: int, descriptors: list[int]) -> None:
-        """Note that a read received `nbytes` bytes with `descriptors`, which are kept until `take`."""
+        """Record that a read received `nbytes` bytes with `descriptors`, which are kept until `take`."""
         self._received += nbytes
         if descriptors:
             self._held.append((self._received, descriptors))
 
     def take(self, undecoded: int) -> list[int]:
-        """Return the descriptors of the message just decoded, which become the caller's.
+        """Return the descriptors of the message just decoded, which the caller then closes.
 
-        `undecoded` bytes are left behind that message.
+        `undecoded` bytes follow that message.
         """
         taken: list[int] = []
         if not self._held:
@@ -201,12 +200,12 @@ class DescriptorQueue:
         return taken
 
     def close(self) -> None:
-        """Close all that are held; may be called again."""
+        """Close all descriptors held; may be called again."""
         while self._held:
             close_all(self._held.popleft()[1])
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close descriptors, all of them ours."""
+    """Close descriptors, which the caller owns."""
     for descriptor in descriptors:
         os.close(descriptor)

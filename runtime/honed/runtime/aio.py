@@ -82,7 +82,7 @@ class AsyncClient(Operations, performing=_performing):
         await self.close()
 
     async def _exchange(self, ask: RpcRequest) -> Reply:
-        """Make a call and wait for its answer, on the connection there is or a new one."""
+        """Make a call and wait for its answer, on the present connection or a new one."""
         link = await self._connected()
         try:
             async with asyncio.timeout(ask.limit(self.timeout)):
@@ -91,7 +91,7 @@ class AsyncClient(Operations, performing=_performing):
             raise DeadlineExceeded("the service did not answer in time; give a longer timeout") from error
 
     async def _connected(self) -> AsyncLink:
-        """Return a usable connection that knows this client's regions; connect anew where there is none."""
+        """Return a usable connection that knows this client's regions; connect again if need be."""
         async with self._connecting:
             if self._link is not None and self._link.usable():
                 return self._link
@@ -112,7 +112,7 @@ async def _perform(link: AsyncLink, ask: RpcRequest) -> Reply:
 
 
 async def _connect(path: str) -> AsyncLink:
-    """Return a connection to the service; raise Unavailable or PermissionDenied where nobody answers."""
+    """Return a connection to the service; raise Unavailable or PermissionDenied if the socket refuses it."""
     connecting = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
     connecting.setblocking(False)
     try:

@@ -1,4 +1,4 @@
-"""The client for apps: models on the machine's service, called like functions.
+"""The client for apps: calls models of the machine's service like functions.
 
     from honed.runtime import Client
     with Client() as client:
@@ -56,7 +56,7 @@ class Client(Operations, performing=_performing):
     """A connection to the service, which threads may share, and which reconnects after a restart.
 
     Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
-    no service answers. docs/protocol.md describes the maps that are returned.
+    no service answers. docs/protocol.md describes the maps that methods return.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Client(Operations, performing=_performing):
         *,
         timeout: float | None = 60.0,
     ) -> None:
-        """Set up the client, as `Inferences` does."""
+        """Set up the client, as `InferenceBase` does."""
         super().__init__(socket, timeout=timeout)
         self._lock = threading.Lock()
         self._link: SocketLink | None = None
@@ -106,12 +106,12 @@ class Client(Operations, performing=_performing):
         self.close()
 
     def _exchange(self, ask: RpcRequest) -> Reply:
-        """Make a call and wait for its answer, on the connection there is or a new one."""
+        """Make a call and wait for its answer, on the present connection or a new one."""
         link = self._connected()
         try:
             return self._perform(link, ask)
         except _NotSent:
-            # The service went away before it had the whole request, so sending it again is safe.
+            # The service closed the connection before it had the whole request, so sending it again is safe.
             self._drop(link)
             return self._perform(self._connected(), ask)
 
@@ -134,7 +134,7 @@ class Client(Operations, performing=_performing):
                     raise
 
     def _connected(self) -> SocketLink:
-        """Return a usable connection that knows this client's regions; connect anew where there is none."""
+        """Return a usable connection that knows this client's regions; connect again if need be."""
         with self._lock:
             if self._link is not None and self._link.usable():
                 return self._link
@@ -169,51 +169,54 @@ class Client(Operations, performing=_performing):
 
 
 class _NotSent(Unavailable):
-    """The service did not get the whole request."""
+    """Raised when the service did not receive the whole request, so that it has not run."""
 
 
 class PendingCall:
-    """An unanswered request."""
+    """A request that waits for its answer, with the progress, answer or error received for it."""
 
     __slots__ = ("answer", "error", "msgid", "news")
 
     def __init__(self, msgid: int) -> None:
         self.msgid = msgid
-        self.news: deque[Map] = deque()  # Progress not yet shown
-        self.answer: ResponseReceived | None = None  # Its receiver closes its descriptors
+        self.news: deque[Map] = deque()  # Progress not yet passed on
+        self.answer: ResponseReceived | None = None  # The receiver closes its descriptors
         self.error: HonedError | None = None
 
     @property
     def woken(self) -> bool:
-        """Whether there is something for the waiting thread."""
+        """Return whether the waiting thread has progress, an answer or an error to handle."""
         return bool(self.news) or self.answer is not None or self.error is not None
 
 
 class SocketLink:
-    """A connected socket. Whichever thread waits reads for all, so that one thread alone pays nothing."""
+    """A connected socket that several threads use.
+
+    One waiting thread reads for all, so a lone thread pays nothing.
+    """
 
     def __init__(self, path: str, send_timeout: float | None) -> None:
         """Connect to the service, or raise Unavailable; `send_timeout` is in seconds, None: no limit."""
         self._socket = transport.connect(path, send_timeout)
-        self._news = select.poll()  # Whether there is something to read; one thread at a time asks
+        self._news = select.poll()  # Polls the socket for input; one thread at a time uses it
         self._news.register(self._socket, select.POLLIN)
         self._peer = transport.client_peer()
-        self._sending = threading.Lock()  # What goes out; taken before `_lock`
-        self._lock = threading.RLock()  # What comes in, and who waits
-        self._changed = threading.Condition(self._lock)  # Of that
+        self._sending = threading.Lock()  # Guards sending; acquired before `_lock`
+        self._lock = threading.RLock()  # Guards receiving, and the state of waiting threads
+        self._changed = threading.Condition(self._lock)  # Signalled when that state changes
         self._reading = False
         self._waiting: dict[int, PendingCall] = {}
         self._broken: HonedError | None = None
 
     def usable(self) -> bool:
-        """Return whether the connection is up, as far as that shows without sending."""
+        """Return whether the connection is up, as far as can be seen without sending."""
         with self._lock:
             if self._broken is not None or self._reading or self._waiting:
                 return self._broken is None
-            return not self._news.poll(0)  # Nobody waits, so that news can only be the end
+            return not self._news.poll(0)  # Without a request, input means the end
 
     def send(self, method: str, params: Map, descriptors: Sequence[int]) -> PendingCall:
-        """Send a request; raise Unavailable where the service is gone, so that the request has not run."""
+        """Send a request. Raises Unavailable if the service is gone; the request has then not run."""
         with self._sending:
             with self._lock:
                 if self._broken is not None:
@@ -223,7 +226,7 @@ class SocketLink:
             try:
                 streams.send(self._socket, self._peer)
             except BaseException as error:
-                # Part of the frame may be out: nothing more can be said on this connection.
+                # Part of the frame may be sent, so the connection is useless.
                 lost = transport.connection_lost()
                 self._fail(lost)
                 if isinstance(error, OSError):
@@ -250,7 +253,7 @@ class SocketLink:
             raise
 
     def cancel(self, waiting: PendingCall) -> None:
-        """Give a request up; one that was answered already is left alone."""
+        """Give up a request and close descriptors of an answer that arrived already."""
         with self._sending:
             with self._lock:
                 if waiting.answer is not None:
@@ -293,7 +296,7 @@ class SocketLink:
         except DeadlineExceeded:
             raise
         except BaseException:
-            # Ctrl-C may have come between reading and delivering: answers could be lost.
+            # Ctrl-C may have interrupted between reading and delivering: answers could be lost.
             self._fail(transport.connection_lost())
             raise
         finally:
@@ -325,7 +328,7 @@ class SocketLink:
             case NotificationReceived(method="Error", params=params):
                 raise ProtocolError(error_from_map(params))
             case _:
-                pass  # News for others
+                pass  # Notifications for other kinds of clients
 
     def _fail(self, error: HonedError) -> None:
         with self._lock:

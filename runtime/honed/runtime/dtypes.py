@@ -1,4 +1,4 @@
-"""The element types honed carries, under each of the names they go by.
+"""The element types that honed carries, under each of their names.
 
 Open Inference Protocol names are on the socket, NumPy names (or ml_dtypes') in Python and in `.honed` files,
 OpenCL C names in kernels, ONNX's in files and ONNX Runtime. A bool is one byte, 0 or 1, everywhere.
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from honed.protocol.errors import InvalidArgument
 
-if TYPE_CHECKING:  # The service carries tensors without NumPy, half of what it would take at rest
+if TYPE_CHECKING:  # The service runs without NumPy, which would double its memory when idle
     import numpy as np
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type."""
+    """An element type with its size, and its name in each of NumPy, the protocol, OpenCL C and ONNX."""
 
     name: str  # NumPy's
     datatype: str  # The Open Inference Protocol's
@@ -30,12 +30,12 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy dtype; raises InvalidArgument where it takes ml_dtypes, which are not there."""
+        """The NumPy dtype. Raises InvalidArgument if the type needs ml_dtypes and that is not installed."""
         return _numpy(self.name)
 
     @property
     def floating(self) -> bool:
-        """Whether it holds fractions."""
+        """Return whether elements are floating-point; False for bfloat16."""
         return self.name.startswith("float")
 
 
@@ -53,7 +53,8 @@ DTYPES: tuple[DType, ...] = (
     DType("float32", "FP32", "float", 4, "float", 1),
     DType("float64", "FP64", "double", 8, "double", 11),
 )
-# What the CPU engine takes beside them, as ml_dtypes has it: an element of 4 bits or 2 takes a byte, too.
+# Types that only the CPU engine takes, with ml_dtypes' names. A 4-bit or 2-bit element takes a whole byte in
+# arrays.
 NARROW: tuple[DType, ...] = (
     DType("bfloat16", "BF16", "", 2, "bfloat16", 16),
     DType("float8_e4m3fn", "FP8E4M3FN", "", 1, "float8e4m3fn", 17),
@@ -66,7 +67,7 @@ NARROW: tuple[DType, ...] = (
     DType("int2", "INT2", "", 1, "int2", 26),
     DType("uint2", "UINT2", "", 1, "uint2", 25),
 )
-# Text, as the Open Inference Protocol has it (`encodings.py`): of no size that its shape tells.
+# Text as in the Open Inference Protocol (`encodings.py`); its size in bytes does not follow from its shape.
 STRING = DType("string", "BYTES", "", 0, "string", 8)
 CARRIED: tuple[DType, ...] = (*DTYPES, *NARROW, STRING)
 _BY_NAME = {d.name: d for d in CARRIED}
@@ -94,7 +95,7 @@ def _numpy(name: str) -> np.dtype[np.generic]:
 
 
 def dtype(name: str) -> DType:
-    """Return the type that NumPy calls `name`; raise InvalidArgument where honed does not carry it."""
+    """Return the type that NumPy calls `name`; raise InvalidArgument if honed does not carry it."""
     found = _BY_NAME.get(name)
     if found is None:
         raise InvalidArgument(f"element type {name!r} is not supported; use one of {', '.join(_BY_NAME)}")
@@ -110,7 +111,7 @@ def from_datatype(datatype: str) -> DType:
 
 
 def is_text(array: NDArray[Any]) -> bool:
-    """Return whether an array is of strings, or of bytes that are text."""
+    """Return whether the elements are str, bytes or Python objects, which travel as text."""
     return array.dtype.kind in "USO"
 
 

@@ -1,11 +1,10 @@
-"""What is no plain tensor, as it travels: text, and lists of maps.
+"""Encodes values that are no plain tensors: text, and lists of maps.
 
 Tensors of strings have the length of each as 4 bytes, little-endian, and its bytes in UTF-8, as the Open
-Inference Protocol has them (BYTES, binary tensor data). In Python they are arrays of `str`.
+Inference Protocol defines BYTES (binary tensor data). In Python they are arrays of `str`.
 
-Classifiers of the ai.onnx.ml domain give lists of maps (ZipMap), which apps ask for. Every map of such a list
-has the same keys, so that it travels as its keys, [classes], and a row of values for each map, float32
-[maps, classes].
+Classifiers of the ai.onnx.ml domain return lists of maps (ZipMap). Every map of such a list has the same
+keys, so that it travels as its keys, [classes], and a row of values for each map, float32 [maps, classes].
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .dtypes import STRING
 
 Array = NDArray[Any]
 _LENGTH = struct.Struct("<I")
-# The types of keys, by what ONNX Runtime calls the lists (ONNX operators, ai.onnx.ml, ZipMap).
+# Type of the keys by ONNX Runtime's type of the list (ONNX operators, ai.onnx.ml, ZipMap).
 MAP_KEYS: Final = {
     "seq(map(int64,tensor(float)))": "int64",
     "seq(map(string,tensor(float)))": STRING.name,
@@ -32,7 +31,7 @@ MAP_KEYS: Final = {
 
 
 def encode_text(array: Array) -> bytes:
-    """Return an array's elements as bytes, row-major; raise InvalidArgument for neither text nor bytes."""
+    """Return an array's elements as bytes, row-major; raise InvalidArgument unless all are str or bytes."""
     parts: list[bytes] = []
     for element in array.reshape(-1):
         if not isinstance(element, str | bytes):
@@ -47,7 +46,7 @@ def encode_text(array: Array) -> bytes:
 def decode_text(data: bytes | memoryview, shape: Sequence[int]) -> Array:
     """Return an array of `str` with that shape.
 
-    Raises InvalidArgument where the bytes do not hold exactly as many elements.
+    Raises InvalidArgument if the bytes do not hold exactly that number of elements.
     """
     whole, at = memoryview(data), 0
     found = np.empty(math.prod(shape), object)
@@ -73,12 +72,12 @@ def _broken(index: int, count: int) -> InvalidArgument:
 
 
 def maps_names(output: str) -> tuple[str, str]:
-    """Return the names of the tensors of keys and of values, for an output that is a list of maps."""
+    """Return the names of the two tensors, keys and values, that carry an output that is a list of maps."""
     return f"{output}.keys", f"{output}.values"
 
 
 def encode_maps(maps: Sequence[Mapping[Any, float]], key_type: str) -> tuple[Array, Array]:
-    """Return the keys and the values of maps as arrays; raise ValueError where two maps differ in their keys.
+    """Return the keys and the values of maps as arrays; raise ValueError if two maps differ in their keys.
 
     The values are float32, one row for each map.
     """

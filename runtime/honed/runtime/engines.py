@@ -1,6 +1,7 @@
-"""Which of two engines is to run a model, or a part of one, by times taken in turns.
+"""Decides which of two engines runs a model, or a partition of one, from their times.
 
-And how far ONNX Runtime may optimise what it runs, and what the process of a model's parts may take.
+It also has ONNX Runtime's optimisation levels and error messages, and the limits of a process that runs
+partitions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-# How far ONNX Runtime optimises a graph, the highest level first, and its own name of each.
+# ONNX Runtime's optimisation levels, highest first, with its own names of them.
 LEVELS = {
     "all": "ORT_ENABLE_ALL",
     "layout": "ORT_ENABLE_LAYOUT",
@@ -18,12 +19,12 @@ LEVELS = {
     "none": "ORT_DISABLE_ALL",
 }
 HIGHEST, LOWEST = "all", "none"
-PROVING_MIB = 1024  # Of the parts' process where a model is compiled and compared with its reference
-TIE = 1.2  # The compiled form may take so many times as long, and leaves the processor to apps
+PROVING_MIB = 1024  # Memory of the partitions' process while a model is verified after compiling, in MiB
+TIE = 1.2  # A compiled model may be slower by this factor, as it leaves the processor to apps
 
 
 def session_options(onnxruntime: Any, threads: int, level: str, *, spinning: bool, arena: bool = True) -> Any:
-    """Return the SessionOptions of the module `onnxruntime` by which the CPU engine runs a model."""
+    """Return SessionOptions of the module `onnxruntime` with which the CPU engine runs a model."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     options.intra_op_num_threads = threads
@@ -46,8 +47,8 @@ _CONDITION = re.compile(r"^(?:(?!\. ).)*? was false\. (?=\S)")
 def said(error: Exception) -> str:
     """Return the message of an error of ONNX Runtime on one line.
 
-    Without the prefix, the paths, functions and conditions of its source code, and without a sentence that
-    would not end within _MOST_SAID characters.
+    Leaves out the prefix, the paths, functions and conditions of its source code, and sentences that would
+    not end within _MOST_SAID characters.
     """
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
@@ -62,7 +63,7 @@ def said(error: Exception) -> str:
 
 
 def _without_function(text: str) -> str:
-    """Return what follows the function, with or without its parameters, at the beginning of a text."""
+    """Return the text after the function name, and its parameters if any, with which it begins."""
     name, parenthesis, _ = text.partition("(")
     if not parenthesis or "::" not in name or ". " in name:
         return _NAME.sub("", text, count=1)
@@ -75,7 +76,7 @@ def _without_function(text: str) -> str:
 
 
 def _closed(text: str, opening: int) -> int:
-    """Return the place behind the bracket that closes the one at `opening`, or the end of the text."""
+    """Return the index after the bracket that closes the one at `opening`, or the end of the text."""
     depth = 0
     for n in range(opening, len(text)):
         depth += (text[n] in "([") - (text[n] in ")]")
@@ -87,20 +88,20 @@ def _closed(text: str, opening: int) -> int:
 def allowance(*, same_cores: bool) -> float:
     """Return how many times as long as the CPU engine a compiled model may take and still serve.
 
-    On a processor under OpenCL, with `same_cores`, a compiled model leaves nothing to apps, so that it must
-    be as fast.
+    With `same_cores` (a processor under OpenCL) a compiled model frees no core for apps, so it must be as
+    fast.
     """
     return 1.0 if same_cores else TIE
 
 
 def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
-    """Return whether a compiled model is as fast as the CPU engine, or nearly so."""
+    """Return whether a compiled model is fast enough to serve, by its time and the CPU engine's."""
     return compiled <= allowance(same_cores=same_cores) * cpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLimits:
-    """Threads of one run (0: as many as are good) and memory in MiB (0: any)."""
+    """Limits of partitions: threads of one run (0: one for each big core) and memory in MiB (0: no limit)."""
 
     threads: int = 0
     memory_mib: int = 0

@@ -1,4 +1,4 @@
-"""GPU faults in the kernel log: read its records, recognise faults, group them, find whose they are.
+"""GPU faults in the kernel log: reads records, recognises faults, groups them, and finds their cause.
 
     reader = open_reader()
     faults = [s for s in map(seen, reader.read()) if s is not None]
@@ -52,9 +52,9 @@ __all__ = [
 
 
 def open_reader(*, from_start: bool = False) -> Reader:
-    """Return a reader of the journal where it can be read, else of /dev/kmsg.
+    """Return a reader of the journal if it can be read, else of /dev/kmsg.
 
-    Where neither can be read, raises PermissionDenied if a permission is missing, otherwise Unavailable, with
+    If neither can be read, raises PermissionDenied if a permission is missing, otherwise Unavailable, with
     both reasons.
     """
     reasons: list[HonedError] = []

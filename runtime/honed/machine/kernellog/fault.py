@@ -1,4 +1,4 @@
-"""What one record of the kernel log says went wrong, and how records begin: the rows of a driver's table."""
+"""Defines faults, the records of the kernel log that report them, and the rows of a driver's table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ CS_BUS_FAULT = 0x48
 INHERIT_FAULT = 0x4B
 FIRMWARE_INTERNAL_ERROR = 0x68
 
-# Of Arm's GPUs, command-stream and job-manager. Keyed on the number: the names differ from driver to driver.
+# Exceptions of Arm's GPUs, command-stream and job-manager. Keyed on the number, as names differ between
+# drivers.
 EXCEPTIONS: Mapping[int, str] = {
     0x04: "terminated",
     RESOURCE_TERMINATED: "resource terminated",
@@ -48,15 +49,15 @@ EXCEPTIONS: Mapping[int, str] = {
     **{0xE8 + level: f"memory attribute fault, level {level}" for level in range(4)},
 }
 
-# These two only tell that something else has ended the queue.
+# Consequences: these two only say that another fault has ended the queue.
 CONSEQUENCES = frozenset({RESOURCE_TERMINATED, INHERIT_FAULT})
 
 
 class Driver(StrEnum):
     """The part of the kernel that wrote the record; ROCKET and RKNPU drive Rockchip's NPU.
 
-    KBASE_JM marks records that only kbase for job-manager GPUs (Midgard, Bifrost) writes; those that it
-    shares with the one for command-stream GPUs, page faults among them, are KBASE.
+    KBASE_JM marks records that only kbase for job-manager GPUs (Midgard, Bifrost) writes; records that the
+    kbase for command-stream GPUs writes, too, such as page faults, are KBASE.
     """
 
     KBASE = "kbase"
@@ -71,11 +72,11 @@ class Driver(StrEnum):
     XE = "xe"
     MSM = "msm"
     NVIDIA = "nvidia"
-    KERNEL = "kernel"  # Not a GPU driver: the kernel's out-of-memory killer
+    KERNEL = "kernel"  # The kernel's out-of-memory killer, which is no GPU driver
 
 
 class Severity(StrEnum):
-    """How far a fault reaches; `rank` orders them, worst highest."""
+    """The reach of a fault; `rank` orders them, worst highest."""
 
     OUT_OF_MEMORY = "out-of-memory"  # An allocation of GPU memory failed
     QUEUE = "queue"  # G: one queue group or job is lost
@@ -86,21 +87,21 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its place among all, from 0."""
+        """The rank in order of severity, from 0."""
         return list(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One record of the kernel log that tells of a fault. What it does not say is None."""
+    """A record of the kernel log that reports a fault. Fields that it does not mention are None."""
 
     driver: Driver
-    device: str | None  # "fb000000.gpu"; of NVIDIA the PCI address, "0000:c1:00"
+    device: str | None  # "fb000000.gpu"; NVIDIA's PCI address, "0000:c1:00"
     severity: Severity
-    kind: str  # Of record: "page-fault", "cs-fatal", "xid", ...
+    kind: str  # Kind of record: "page-fault", "cs-fatal", "xid", ...
     code: int | None  # Exception code, NVIDIA's Xid, or the status the driver printed
-    name: str | None  # Of the exception, as the driver printed it
-    meaning: str | None  # Of the code, as EXCEPTIONS has it
+    name: str | None  # Name of the exception, as the driver printed it
+    meaning: str | None  # Meaning of the code in EXCEPTIONS
     tgid: int | None  # Process that made the GPU context, in the initial pid namespace
     tid: int | None  # Thread that made it, in the initial pid namespace
     comm: str | None  # Command name of the process
@@ -111,8 +112,8 @@ class Fault:
     address_space: int | None
     address: int | None  # GPU address that faulted, bytes
     access: str | None  # "READ", "WRITE", ... of a memory fault
-    hang: bool  # No progress in time, rather than something invalid
-    consequence: bool  # Of another fault, not a cause
+    hang: bool  # Reports no progress in time, rather than something invalid
+    consequence: bool  # Consequence of another fault, not a cause
     announces: bool  # Names the owner of the record that follows it
     text: str  # The whole record
 
@@ -122,13 +123,14 @@ FieldName = Literal[
     "name", "access",
 ]  # fmt: skip
 FIELD_NAMES: Final = get_args(FieldName)
-# The format, where the driver writes it (see `SourceTree.sources`), and the fields, "-" for what is none.
+# Format, where the driver writes it (see `SourceTree.sources`), and the fields, "-" for conversions without
+# one.
 Row = tuple[str, str] | tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class DriverSource:
-    """Where a driver writes a record: its file and function, and the first and last version looked into."""
+    """The place where a driver writes a record: file, function, and the first and last version examined."""
 
     file: str
     function: str
@@ -139,9 +141,9 @@ class DriverSource:
 class Pattern:
     """A record that begins as printf would write `format`, the driver's own.
 
-    `format` may leave out the end. `fields` names the fields of Fault that its conversions become, in order;
-    the status (whose low byte is the code), the code and the address are hexadecimal. `expression` stands in
-    for both where they do not tell enough; its named groups are the fields.
+    `format` may omit the end. `fields` names the fields of Fault that its conversions become, in order; the
+    status (whose low byte is the code), the code and the address are hexadecimal. `expression` replaces both
+    if they are not precise enough; its named groups are the fields.
     """
 
     format: str
@@ -151,25 +153,25 @@ class Pattern:
     _: KW_ONLY
     fields: tuple[FieldName | None, ...] = ()
     expression: str | None = None
-    driver: Driver | None = None  # Where it is another than that of the table
-    by_code: Mapping[int, Severity] | None = None  # In place of `severity`
+    driver: Driver | None = None  # Driver, if not the table's
+    by_code: Mapping[int, Severity] | None = None  # Severity by code, replacing `severity`
     hang: bool = False
     announces: bool = False  # Names the owner of the record that the driver writes next
     consequence: bool = False
 
     @property
     def start(self) -> re.Pattern[str]:
-        """Matches the start of the record, after what the driver puts before every message."""
+        """The expression for the start of the record, after what the driver writes before every message."""
         return _compiled(self.format, self.fields, self.expression)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTree:
-    """Where the files of a driver lie, and what its versions are of."""
+    """The folder of a driver's source files, and the name of its releases."""
 
     folder: str = ""
     release: str = ""
-    driver: Driver | None = None  # Where it is another than that of the table
+    driver: Driver | None = None  # Driver, if not the table's
 
     def sources(self, written: str) -> tuple[DriverSource, ...]:
         """Return the places in files below the folder; `written` holds "FILE FUNCTION VERSIONS; ..."."""
@@ -179,7 +181,7 @@ class SourceTree:
     def rows(
         self, kind: str, severity: Severity, **marks: Any
     ) -> Callable[[*tuple[Row, ...]], tuple[Pattern, ...]]:
-        """Return a function that makes patterns of one kind of records, in the order in which they are tried.
+        """Return a function that makes patterns of one kind of record, in the order of matching.
 
         `marks` are further fields of `Pattern`.
         """
@@ -199,14 +201,14 @@ class SourceTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTable:
-    """What a driver writes when something goes wrong: its records, the one tried first first."""
+    """The records of one driver's faults, in the order of matching."""
 
     driver: Driver
     patterns: tuple[Pattern, ...]
     words: tuple[str, ...] = ()  # Names of the driver before its device
-    functions: tuple[str, ...] = ()  # Module, or how its functions' names begin, in DRM_ERROR
-    openings: tuple[str, ...] = ()  # Of records that name no device
-    inner: str = ""  # Expression for what it writes before every message
+    functions: tuple[str, ...] = ()  # Module, or the start of its functions' names, in DRM_ERROR
+    openings: tuple[str, ...] = ()  # Starts of records that name no device
+    inner: str = ""  # Expression for the text before every message
 
 
 def _fields(names: str = "") -> tuple[FieldName | None, ...]:
@@ -221,15 +223,15 @@ def starts(expression: str) -> re.Pattern[str]:
     return re.compile(expression, re.ASCII | re.MULTILINE)
 
 
-@cache  # Late: of the hundreds of rows a machine needs those of its own driver
+@cache  # Compiled at first use: of hundreds of rows a machine needs those of its own driver
 def _compiled(written: str, fields: tuple[FieldName | None, ...], expression: str | None) -> re.Pattern[str]:
     return starts(_expression(written, fields) if expression is None else expression)
 
 
 _CONVERSION = re.compile(r"%(%|[-+ #0]*[\d*]*(?:\.\d+)?(?:hh|h|ll|l|z)?(?:[diuxXsc]|p[A-Za-z]*))")
-_PADDED = re.compile(r"[-+ #]*[1-9]\d*[^\d.]")  # A width, with blanks
+_PADDED = re.compile(r"[-+ #]*[1-9]\d*[^\d.]")  # Has a width, padded with blanks
 _HEX = r"[0-9A-Fa-f]{1,16}"
-_TEXT_CHARACTERS = 100  # Of a %s or %p; bounded, so that hostile text costs no more than its length
+_TEXT_CHARACTERS = 100  # Length of a %s or %p; bounded, so that hostile text costs no more than its length
 _DECIMAL = r"-?\d{1,20}"
 
 
@@ -249,10 +251,10 @@ def _expression(written: str, fields: tuple[FieldName | None, ...]) -> str:
 
 
 def _conversion(found: str, name: FieldName | None, last: bool) -> str:
-    """Return the regular expression for one printf conversion, as a group where it has a name."""
+    """Return the regular expression for one printf conversion, as a group if it has a name."""
     pointer = "p" in found
     if pointer and name is not None:
-        # What a kernel hides it writes as (ptrval).
+        # The kernel writes hidden pointers as (ptrval).
         return rf"(?:(?:0x)?(?P<{name}>{_HEX})(?!\w)|\(\w{{1,20}}\))"
     if pointer or found[-1] in "sc":
         inner = rf"[^\n]{{0,{_TEXT_CHARACTERS}}}" + ("" if last else "?")

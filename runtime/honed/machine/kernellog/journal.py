@@ -1,4 +1,4 @@
-"""The kernel log from systemd's journal, which a member of group systemd-journal may read."""
+"""Reads the kernel log from systemd's journal, which members of group systemd-journal may read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from honed.protocol.errors import PermissionDenied, Unavailable
 from .reader import RECORDS_A_READ, LogClock, Record, boot_id, device_name
 
 FOLDERS: Final = (Path("/var/log/journal"), Path("/run/log/journal"))
-# Made by journald when it reads /dev/kmsg: absent in a container whose journal sees no kernel records.
+# File that journald creates when it reads /dev/kmsg: absent in a container whose journal has no kernel
+# records.
 KERNEL_SEQUENCE: Final = Path("/run/systemd/journal/kernel-seqnum")
 FIELD_BYTES: Final = 64 << 10
 
-# Values as they are, without systemd-python's dates: a record is read in a fraction of the time.
+# Converters that skip systemd-python's dates, so that a record is read in a fraction of the time.
 _NUMBERS: Final = ("PRIORITY", "SYSLOG_FACILITY", "_SOURCE_MONOTONIC_TIMESTAMP")
 _CONVERTERS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(_NUMBERS, int),
@@ -30,10 +31,10 @@ _CONVERTERS: Final[Mapping[str, Any]] = {
 
 
 class JournalReader:
-    """Reads the kernel's records from the journal, from its end or with `from_start` from the oldest.
+    """A reader of the kernel's records in the journal, from its end or with `from_start` from the oldest.
 
     `path` is a journal file or a folder of them; without it, the machine's journal of this boot. Raises
-    PermissionDenied or Unavailable where no kernel record could ever be seen there.
+    PermissionDenied or Unavailable if no kernel record can ever appear there.
     """
 
     lost = 0  # journald keeps what it has read
@@ -51,7 +52,7 @@ class JournalReader:
             if path is None:
                 self._reader.add_match(_BOOT_ID=boot_id())
                 _check_visible(self._reader)
-            self._fd: int = self._reader.fileno()  # From here on, what is appended wakes the event loop
+            self._fd: int = self._reader.fileno()  # New records wake the event loop from here on
             if from_start or not self._at_end():
                 self._reader.seek_head()
         except BaseException:
@@ -65,7 +66,7 @@ class JournalReader:
     def read(self) -> list[Record]:
         """Return records since the last call, oldest first, at most RECORDS_A_READ; never wait.
 
-        Raises Unavailable where the journal cannot be read.
+        Raises Unavailable if the journal cannot be read.
         """
         try:
             self._reader.process()
@@ -83,7 +84,7 @@ class JournalReader:
         self._reader.close()
 
     def _at_end(self) -> bool:
-        """Seek to the last record; return False where there is none, so that the next record is the first."""
+        """Seek to the last record; return False if there is none, so that the next record is the first."""
         self._reader.seek_tail()
         return bool(self._reader.get_previous())
 
@@ -101,9 +102,7 @@ class JournalReader:
             monotonic_s=monotonic_s,
             realtime_s=entry["__REALTIME_TIMESTAMP"] * 1e-6 - (received_s - monotonic_s),
             priority=_number(entry.get("PRIORITY"), 6),
-            facility=_number(
-                entry.get("SYSLOG_FACILITY"), 1
-            ),  # Where it is missing, journald did not write it
+            facility=_number(entry.get("SYSLOG_FACILITY"), 1),  # Records without it are not journald's
             device=device_name(_text(entry.get("_KERNEL_DEVICE"))),
             boot_id=boot_hex,
         )
@@ -121,7 +120,7 @@ def _opened(path: str | os.PathLike[str] | None) -> Any:
 
 
 def _check_visible(reader: Any) -> None:
-    """Raise where the kernel's records cannot be seen: the journal itself would only stay empty."""
+    """Raise if the kernel's records are hidden: the journal itself would only stay empty."""
     reader.seek_tail()
     if reader.get_previous():
         return
@@ -160,7 +159,7 @@ def _one(value: Any) -> Any:
 
 def _text(value: Any) -> str | None:
     value = _one(value)
-    if isinstance(value, bytes):  # It is not UTF-8
+    if isinstance(value, bytes):  # Text that is not UTF-8
         return value.decode(errors="replace")
     return value if isinstance(value, str) else None
 

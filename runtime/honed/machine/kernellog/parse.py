@@ -1,4 +1,4 @@
-"""Is this record of the kernel log a fault, and what does it say? Pure: text in, Fault out."""
+"""Recognises records of the kernel log that report a fault, and parses them, without I/O."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1
 _MEMORY_EXCEPTION: Final = starts(r"^exception type 0x([0-9A-Fa-f]{1,8})(?:: ([^\n]*))?")
 _ACCESS: Final = starts(r"^access type 0x[0-9A-Fa-f]{1,8}: (\w{1,40})")
 _THREAD: Final = starts(r"^pid: (\d{1,10})$")
-_RECORD_BYTES: Final = 8192  # Longest text /dev/kmsg gives; what is beyond is not looked at
+_RECORD_BYTES: Final = 8192  # Longest text of /dev/kmsg; the rest is ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedRow:
-    """The row of a table that a record matches."""
+    """A record's match with a row of a table."""
 
     pattern: Pattern
     match: re.Match[str]
@@ -64,7 +64,7 @@ def parse(message: str, *, device: str | None = None) -> Fault | None:
     """Return the fault that the record `message` reports; None for any other record.
 
     `message` is all lines of the record, unescaped. `device` is the name in the record's own device field,
-    "fb000000.gpu", where it has one: a message that begins with another device's name only quotes it and is
+    "fb000000.gpu", if it has one: a message that begins with another device's name only quotes it and is
     None. Never raises, whatever the text.
     """
     message = message[:_RECORD_BYTES]
@@ -160,7 +160,7 @@ _WITH_DEVICE: Final = starts(
     rf"(?:{_DRM})?(?:\*ERROR\* )?"
 )
 _GMU: Final = "msm"
-# DRM_ERROR knows no device, only the function, and the module where the driver is one.
+# DRM_ERROR writes no device, only the function, and the module if the driver is one.
 _WITHOUT_DEVICE: Final = starts(rf"{_DRM}\*ERROR\* ")
 _OPENING: Final = starts(_choice(list(_OF_OPENING)))
 
@@ -168,7 +168,7 @@ _OPENING: Final = starts(_choice(list(_OF_OPENING)))
 def _origin(message: str) -> tuple[RecordTable, str | None, int] | None:
     """Return the table of the driver that wrote a record, the device it names, and where its message begins.
 
-    Returns None for a record of no known driver.
+    Returns None for a record of an unknown driver.
     """
     device, begin = None, 0
     table: RecordTable | None

@@ -16,9 +16,9 @@ from .parse import parse
 from .story import DatedFault
 
 SETTLE_S: Final = 0.1
-"""How long to wait after a kernel finished before "no fault" may be said: kbase reports page faults from a
-work queue (measured by others; facts on faults). On newer kbase even then an absent record proves nothing."""
-CLOCK_SPAN_S: Final = 600.0  # After which the clocks' offset is taken anew
+"""Seconds to wait after a kernel finished before reporting "no fault": kbase reports page faults from a
+work queue (measured by others). On newer kbase even then a missing record proves nothing."""
+CLOCK_SPAN_S: Final = 600.0  # Seconds until the clocks' offset is measured again
 PATH: Final = "/dev/kmsg"
 RECORD_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX: with a smaller buffer read() fails
 RECORDS_A_READ: Final = 1000
@@ -32,8 +32,8 @@ class Record:
     """A record with all its lines, unescaped."""
 
     message: str
-    monotonic_s: float  # When the kernel wrote it, CLOCK_MONOTONIC of the boot it was written in
-    realtime_s: float  # The same as seconds since 1970
+    monotonic_s: float  # Time of writing, in CLOCK_MONOTONIC of that boot
+    realtime_s: float  # Time of writing, in seconds since 1970
     priority: int  # 0 emergency .. 7 debug
     facility: int  # 0: the kernel itself
     device: str | None  # Name of the device in the record's own field, "fb000000.gpu"
@@ -41,14 +41,14 @@ class Record:
 
     @property
     def genuine(self) -> bool:
-        """Written by the kernel. A program that writes to /dev/kmsg cannot have facility 0."""
+        """Return whether the kernel wrote it. A program that writes to /dev/kmsg cannot have facility 0."""
         return self.facility == 0
 
 
 def seen(record: Record, *, forged: bool = False) -> DatedFault | None:
     """Return the fault in `record` with its time; None for other records.
 
-    Records that a program wrote are ignored unless `forged` admits them.
+    Ignores records that a program wrote unless `forged` admits them.
     """
     if not (record.genuine or forged):
         return None
@@ -57,7 +57,7 @@ def seen(record: Record, *, forged: bool = False) -> DatedFault | None:
 
 
 def device_name(field: str | None) -> str | None:
-    """Return the device name in a DEVICE field: of `+platform:fb000000.gpu` the part after the subsystem.
+    """Return the device name in a DEVICE field: the part after the subsystem in `+platform:fb000000.gpu`.
 
     Returns None for the other forms (`b8:0`, `c10:58`, `n3`: device numbers), which are no names.
     """
@@ -67,10 +67,10 @@ def device_name(field: str | None) -> str | None:
 
 
 class LogClock:
-    """Turns the kernel log's own stamps into CLOCK_MONOTONIC.
+    """A converter of the kernel log's own time stamps to CLOCK_MONOTONIC.
 
-    The two tick apart: the log's is not corrected by NTP, and differs by minutes after a virtual machine was
-    stopped. A record is received a moment after it is stamped, so the smallest difference seen lately is
+    The two clocks drift apart: NTP does not correct the log's, which differs by minutes after a virtual
+    machine was stopped. A record arrives a moment after it is stamped, so the smallest recent difference is
     the offset.
     """
 
@@ -79,18 +79,18 @@ class LogClock:
         self._since_s = 0.0
 
     def note(self, stamp_s: float, received_s: float) -> None:
-        """Note a record stamped `stamp_s` by the log's clock that came at `received_s`, CLOCK_MONOTONIC."""
+        """Record that a message of stamp `stamp_s` in the log arrived at `received_s`, CLOCK_MONOTONIC."""
         offset = received_s - stamp_s
         if offset <= self._offset_s or received_s - self._since_s > CLOCK_SPAN_S:
             self._offset_s, self._since_s = offset, received_s
 
     def monotonic(self, stamp_s: float) -> float:
-        """Return CLOCK_MONOTONIC of a record stamped `stamp_s`; some record must have been noted before."""
+        """Return CLOCK_MONOTONIC of a record stamped `stamp_s`; call `note` at least once before."""
         return stamp_s + self._offset_s
 
 
 class Reader(Protocol):
-    """New records of the kernel log, for an event loop: `read` when `fileno` is readable."""
+    """A reader of new records of the kernel log, for an event loop: `read` when `fileno` is readable."""
 
     lost: int  # Records overwritten before they could be read
 
@@ -106,7 +106,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """One record as /dev/kmsg gives it, unescaped."""
+    """A record as in /dev/kmsg, unescaped."""
 
     priority: int
     facility: int
@@ -117,7 +117,7 @@ class Raw:
 
 
 def parse_raw(data: bytes) -> Raw | None:
-    """Return the record in the bytes of one read() of /dev/kmsg; None where they are not of the form below.
+    """Return the record in the bytes of one read() of /dev/kmsg; None if they do not have the form below.
 
     The form is `priority,sequence,microseconds,flags;text` and ` KEY=value` lines.
     """
@@ -142,11 +142,11 @@ def parse_raw(data: bytes) -> Raw | None:
 
 
 class KmsgReader:
-    """Reads /dev/kmsg from its end, or with `from_start` from the oldest record still there.
+    """A reader of /dev/kmsg from its end, or with `from_start` from the oldest record still there.
 
-    `lost` counts records that the kernel overwrote before they were read. Times of records that were there
-    before the reader are only right once a fresh one has been read (see LogClock). Raises PermissionDenied
-    or Unavailable where it cannot be opened.
+    `lost` counts records that the kernel overwrote before they were read. Times of records older than the
+    reader are only right after a new one was read (see LogClock). Raises PermissionDenied or Unavailable if
+    it cannot be opened.
     """
 
     def __init__(self, path: str = PATH, *, from_start: bool = False) -> None:
@@ -171,7 +171,7 @@ class KmsgReader:
     def read(self) -> list[Record]:
         """Return records since the last call, oldest first, at most RECORDS_A_READ; never wait.
 
-        Raises Unavailable where /dev/kmsg cannot be read.
+        Raises Unavailable if /dev/kmsg cannot be read.
         """
         raws: list[Raw] = []
         while len(raws) < RECORDS_A_READ:
@@ -182,7 +182,7 @@ class KmsgReader:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise Unavailable(f"/dev/kmsg cannot be read ({error.strerror}); open it anew") from error
-                continue  # Overwritten: the next read gives the oldest record that is left
+                continue  # Overwritten: the next read returns the oldest record left
             raw = parse_raw(data)
             if raw is not None:
                 self._clock.note(raw.stamp_us * 1e-6, time.monotonic())

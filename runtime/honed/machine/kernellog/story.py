@@ -1,8 +1,8 @@
-"""The records of one fault, counted once, and whose fault it was.
+"""Groups the records of one fault to one incident, and attributes it to a process.
 
-One bug writes three to five records: a page fault, the bus faults of the queues that ran into it, the
-queues ended for it, perhaps a reset. `group` puts together what belongs together. `attribute` goes by what
-the records name, or else by what ran at that time. Both are pure: times come in.
+One bug writes three to five records: a page fault, the bus faults of the queues that ran into it, the queues
+ended for it, perhaps a reset. `group` joins those of one fault. `attribute` uses the processes that the
+records name, or else what ran at that time. Both are pure: times are parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final
 
 from .fault import CS_BUS_FAULT, Driver, Fault, Severity
 
-QUIET_S: Final = 1.0  # A record later than this after the last one begins another story
-RESET_QUIET_S: Final = 5.0  # The same for resets: kbase waits up to 3 s for jobs, then 0.5 s for the GPU
-LONGEST_S: Final = 15.0  # Of a story; a process that faults on and on makes one after the other
-# Records are written a little after the deed, page faults by a work queue; clocks of the log drift a little.
+QUIET_S: Final = 1.0  # Seconds of silence that end an incident
+RESET_QUIET_S: Final = 5.0  # Seconds before a reset: kbase waits up to 3 s for jobs, then 0.5 s for the GPU
+LONGEST_S: Final = 15.0  # Seconds of an incident; a process that keeps faulting makes several
+# Seconds that records may be late: a work queue writes page faults, and the log's clocks drift a little.
 LATE_S: Final = 0.25
 
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the first pid namespace (linux/proc_ns.h)
@@ -27,7 +27,7 @@ _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the first pid namespace (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatedFault:
-    """A fault and when the kernel wrote it, in seconds of CLOCK_MONOTONIC."""
+    """A fault and the time at which the kernel wrote it, in seconds of CLOCK_MONOTONIC."""
 
     fault: Fault
     monotonic_s: float
@@ -35,12 +35,12 @@ class DatedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultIncident:
-    """All records of one fault, oldest first, and what they say together. What none says is None."""
+    """The records of one fault, oldest first, and their common facts. Facts in none of them are None."""
 
     seen: tuple[DatedFault, ...]
     driver: Driver
     device: str | None
-    severity: Severity  # Of the worst record
+    severity: Severity  # Severity of the worst record
     tgid: int | None
     tid: int | None
     context: int | None
@@ -48,12 +48,12 @@ class FaultIncident:
 
     @property
     def first_s(self) -> float:
-        """When it began, seconds of CLOCK_MONOTONIC."""
+        """The time of its first record, seconds of CLOCK_MONOTONIC."""
         return self.seen[0].monotonic_s
 
     @property
     def last_s(self) -> float:
-        """When its last record was written, seconds of CLOCK_MONOTONIC."""
+        """The time of its last record, seconds of CLOCK_MONOTONIC."""
         return self.seen[-1].monotonic_s
 
     @property
@@ -63,26 +63,26 @@ class FaultIncident:
 
     @property
     def cause(self) -> Fault:
-        """The record that tells most of what went wrong: the first that is no consequence of another."""
+        """The record nearest to the cause: the first that is no consequence of another."""
         return next((fault for fault in self.faults if not self.is_consequence(fault)), self.faults[0])
 
     def is_consequence(self, fault: Fault) -> bool:
-        """Return whether `fault`, one of this story's, only follows from another record of it.
+        """Return whether `fault`, one of this incident's, only follows from another record of it.
 
-        A queue's bus fault does where there is a page fault, whichever was written first: page faults are
-        reported by a work queue.
+        A queue's bus fault does if there is a page fault, even if it was written first, as a work queue
+        reports page faults.
         """
         paged = any(other.severity is Severity.CONTEXT for other in self.faults)
         return fault.consequence or (paged and _is_stream_bus_fault(fault))
 
 
 def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultIncident]:
-    """Return one story per (process, context, queue group) and span of time, in the order of their begin.
+    """Return one incident per (process, context, queue group) and span of time, sorted by start.
 
-    `threads` gives the process (tgid) of threads (tid) the caller knows, in the initial pid namespace; it
-    lets a page fault, which names a thread, join the queue faults of its process where several fault at once.
-    A record that names no owner joins the only story its device has at that time, or the one whose owner the
-    driver announced just before; where it could belong to several it stays a story of its own.
+    `threads` maps threads (tid) that the caller knows to processes (tgid), in the initial pid namespace; it
+    joins a page fault, which names a thread, to the queue faults of its process if several fault at once. A
+    record that names no owner joins the only incident of its device at that time, or the one whose owner the
+    driver announced just before; if several could own it, it is an incident of its own.
     """
     drafts: list[_StoryDraft] = []
     growing: list[_StoryDraft] = []
@@ -98,7 +98,7 @@ def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = Non
 
 
 class _StoryDraft:
-    """A story that may still grow."""
+    """An incident that may still grow."""
 
     def __init__(self) -> None:
         self.seen: list[DatedFault] = []
@@ -109,11 +109,11 @@ class _StoryDraft:
 
     @property
     def device(self) -> str | None:
-        """The first that a record names."""
+        """The first device that a record names, or None."""
         return next((s.fault.device for s in self.seen if s.fault.device is not None), None)
 
     def known(self, field: str) -> int | None:
-        """Return the value of `field` in the first record that has one; None where no record has."""
+        """Return the value of `field` in the first record that has one, or None."""
         return next((v for s in self.seen if (v := getattr(s.fault, field)) is not None), None)
 
     def open_for(self, item: DatedFault) -> bool:
@@ -122,10 +122,10 @@ class _StoryDraft:
         return item.monotonic_s - self.last_s <= quiet and item.monotonic_s - begun <= LONGEST_S
 
     def on_device(self, fault: Fault) -> bool:
-        """Return whether a fault is of this story's device, or the kernel reports the end of its process.
+        """Return whether a fault is of this incident's device, or the kernel reports the end of its process.
 
-        A record that names no device may be of any device of its driver. What msm says of its GPU it says for
-        the GPU, for what powers it or for the display; there is one.
+        A record that names no device may be of any device of its driver. msm's records may name the GPU, the
+        unit that powers it or the display; there is one GPU.
         """
         mine = self.seen[0].fault
         if Driver.KERNEL in (mine.driver, fault.driver):
@@ -136,7 +136,7 @@ class _StoryDraft:
         return device == fault.device or {mine.driver, fault.driver} == {Driver.MSM}
 
     def agrees(self, fault: Fault, *fields: str) -> bool:
-        """Return whether neither the story nor the fault contradicts the other in any of `fields`."""
+        """Return whether incident and fault do not contradict each other in any of `fields`."""
         return all(
             (mine := self.known(field)) is None or (theirs := getattr(fault, field)) is None or mine == theirs
             for field in fields
@@ -169,7 +169,7 @@ class _StoryDraft:
 
 
 def _home(growing: list[_StoryDraft], item: DatedFault, threads: Mapping[int, int]) -> _StoryDraft | None:
-    """Return the story in `growing` that `item` belongs to; None where there is none."""
+    """Return the incident in `growing` that `item` belongs to, or None."""
     fault = item.fault
     near = [draft for draft in growing if draft.open_for(item) and draft.on_device(fault)]
     near.sort(key=lambda draft: draft.last_s, reverse=True)
@@ -190,7 +190,7 @@ def _home_of_process(
     fitting = [draft for draft in near if draft.agrees(fault, "tgid", "context", "group")]
     named = [draft for draft in fitting if draft.known("tgid") == tgid]
     if not named and (fault.consequence or _is_stream_bus_fault(fault)):
-        # A page fault ends every group of its context: those of other groups tell nothing new.
+        # A page fault ends every group of its context: records of other groups add nothing.
         named = [
             draft
             for draft in near
@@ -208,14 +208,14 @@ def _home_of_thread(near: list[_StoryDraft], tid: int, threads: Mapping[int, int
 
 
 def _may_own(draft: _StoryDraft, tid: int, threads: Mapping[int, int]) -> bool:
-    """Return whether thread `tid` may be of this story's owner, as nothing says otherwise."""
+    """Return whether thread `tid` may be of this incident's owner, as nothing contradicts it."""
     if draft.known("tid") is not None:
         return False
     return draft.known("tgid") is None or tid not in threads
 
 
 def _may_belong(draft: _StoryDraft, tgid: int, threads: Mapping[int, int]) -> bool:
-    """Return whether this story, which names no process, may be that of process `tgid`."""
+    """Return whether this incident, which names no process, may be that of process `tgid`."""
     tid = draft.known("tid")
     return tid is None or threads.get(tid, tgid) == tgid
 
@@ -230,7 +230,7 @@ def _is_stream_bus_fault(fault: Fault) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRun:
-    """One candidate or request on the GPU, in seconds of CLOCK_MONOTONIC; `ended_s` None while it runs."""
+    """A candidate or request on the GPU, in seconds of CLOCK_MONOTONIC; `ended_s` None while it runs."""
 
     name: str
     started_s: float
@@ -239,29 +239,32 @@ class GpuRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process of ours that used the GPU, and what it ran.
+    """A process of honed that used the GPU, and what it ran.
 
-    `ids` are its process and thread ids as the kernel log has them (see `ids_of`), also of threads that have
-    ended; None where they cannot be known, in a container.
+    `ids` are its process and thread ids in the kernel log (see `ids_of`), including threads that have ended;
+    None if unknown, in a container.
     """
 
-    pid: int  # As the caller knows it
+    pid: int  # Number that the caller uses
     ids: frozenset[int] | None
     runs: tuple[GpuRun, ...] = ()
 
 
 class Certainty(StrEnum):
-    """How a fault was attributed."""
+    """The evidence for the attribution of a fault."""
 
-    NAMED = "named"  # The records name one of our processes
-    TIMING = "timing"  # They name nobody we could know; this process alone was on the GPU
-    FOREIGN = "foreign"  # They name a process that is not ours
-    UNKNOWN = "unknown"  # Nobody of ours was on the GPU, or several were
+    NAMED = "named"  # Records name one of our processes
+    TIMING = "timing"  # Records name no process that we could know; only this one was on the GPU
+    FOREIGN = "foreign"  # Records name a process that is not ours
+    UNKNOWN = "unknown"  # Attributed to nobody, as none or several of our processes were on the GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """`process` is None unless `certainty` is NAMED or TIMING; `runs` are what of its it can have been."""
+    """The process that caused an incident, and the candidates or requests that may have done so.
+
+    `process` is None unless `certainty` is NAMED or TIMING.
+    """
 
     certainty: Certainty
     process: Process | None
@@ -270,7 +273,7 @@ class Attribution:
 
     @property
     def run(self) -> GpuRun | None:
-        """The one run that did it; None where several can have."""
+        """The one run that caused it; None if several may have."""
         return self.runs[0] if len(self.runs) == 1 else None
 
 
@@ -294,12 +297,12 @@ def attribute(story: FaultIncident, processes: Collection[Process]) -> Attributi
 
 
 def ids_of(pid: int, proc: str | os.PathLike[str] = "/proc") -> frozenset[int] | None:
-    """Return the ids of process `pid` and of its threads now, as the kernel log has them.
+    """Return the present ids of process `pid` and of its threads, as in the kernel log.
 
-    They are ids in the initial pid namespace; `pid` is the number `proc` knows the process by. Returns None
-    where the ids are unknown, because `proc` belongs to a container, and an empty set where there is no such
-    process (any more). Call it after the process has made its GPU context, and add up what several calls
-    give: threads end.
+    They are ids in the initial pid namespace; `pid` is the process's number in `proc`. Returns None if the
+    ids are unknown, because `proc` belongs to a container, and an empty set if the process does not exist
+    (any more). Call it after the process has created its GPU context, and unite the results of several calls,
+    as threads end.
     """
     proc = Path(proc)
     try:
@@ -314,7 +317,7 @@ def _statuses(folder: Path) -> Iterable[str]:
     """Yield the contents of `status` of a process and of each of its threads."""
     try:
         tasks = [folder, *(folder / "task").iterdir()]
-    except OSError:  # It has ended
+    except OSError:  # The process has ended
         return
     for task in tasks:
         try:
@@ -346,7 +349,7 @@ def _guilty(certainty: Certainty, process: Process, story: FaultIncident, reason
 
 
 def _running(process: Process, story: FaultIncident) -> tuple[GpuRun, ...]:
-    """Return what `process` ran when the story began, or had ended less than LATE_S before."""
+    """Return what `process` ran when the incident began, or had ended less than LATE_S before."""
     return tuple(
         run
         for run in process.runs

@@ -1,7 +1,7 @@
 """Inferences as clients make them, one by one and in sequences: arrays to parameters, results to arrays.
 
-Nothing is sent or received here; a client's own regions of shared memory are made and closed. Both clients
-(`client`, `aio`) stand on this; docs/protocol.md is the specification.
+Sends and receives nothing, but creates and closes a client's own regions of shared memory. Both clients
+(`client`, `aio`) build on it; docs/protocol.md is the specification.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from .shared_memory import LARGE, Region, Scratch
 from .steps import RpcRequest, RpcSteps, limit_of
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
-GRACE: Final = 5.0  # Seconds the service's own DEADLINE_EXCEEDED may take to arrive
+GRACE: Final = 5.0  # Seconds for the service's own DEADLINE_EXCEEDED to arrive
 _NOT_LENT: Final = contextlib.nullcontext()
-_KNOWN: Final = 64  # Requests that are remembered
+_KNOWN: Final = 64  # Templates that are remembered
 
 
 @dataclass(slots=True, eq=False)
 class PreparedRequest:
-    """What requests have in common that differ in their data alone, and its number; None: it has none yet."""
+    """A template of requests that differ in their data alone; `number` is None until prepared."""
 
     params: PrepareParams
     number: int | None = None
 
 
 class _Output(NamedTuple):
-    """An output of a result, and its place in the region that was lent; None: it was sent.
+    """An output of a result; `place` is its array in the lent region, None if the output was sent.
 
-    Of one that the service wrote where the caller has it, `place` is a stand-in of its type and shape.
+    If the service wrote the output to the caller's array, `place` is a placeholder of its type and shape.
     """
 
     name: str
@@ -77,29 +77,29 @@ class _Output(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class EncodedRequest(PreparedRequest):
-    """An inference but for its arrays: where its inputs go, and where its outputs lie.
+    """An inference without its arrays: where its inputs go, and where its outputs lie.
 
-    Inputs are `sent`, or copied to the places in `copied`, or lie in a region of the caller's. The service
-    itself writes `shared` outputs, and may answer others in `lent`.
+    Inputs are `sent`, or copied to the arrays in `copied`, or lie in a region of the caller's. The service
+    itself writes `shared` outputs, and may put others in `lent`.
     """
 
     sent: tuple[str, ...] = ()
     copied: tuple[tuple[str, NDArray[Any]], ...] = ()
     shared: frozenset[str] = frozenset()
     lent: Region | None = None
-    _read: tuple[object, Sequence[_Output]] = None, ()  # What the latest result said of its outputs
+    _read: tuple[object, Sequence[_Output]] = None, ()  # Latest result's outputs, raw and parsed
 
     def contents(self, arrays: Mapping[str, NDArray[Any]]) -> list[Data]:
-        """Return the data to be sent, and copy what goes to shared memory there."""
+        """Return the data to be sent, and copy the other inputs to shared memory."""
         for name, place in self.copied:
             place[...] = arrays[name]
         return [_content(arrays[name]) for name in self.sent]
 
     def answer(self, result: Map, into: Mapping[str, NDArray[Any]]) -> InferenceResponse:
-        """Return the answer that a result is; outputs among `into` are written there.
+        """Return the response for a result; write outputs among `into` to the arrays there.
 
-        Raises Internal where the result is invalid, InvalidArgument where an array that the caller gave for
-        an output is of another shape or type.
+        Raises Internal if the result is invalid, and InvalidArgument if an array of the caller's has another
+        shape or type than its output.
         """
         try:
             told, parameters = result["outputs"], result["parameters"]
@@ -125,7 +125,7 @@ class EncodedRequest(PreparedRequest):
         return _Output(name, kind, shape, place)
 
     def _array(self, output: _Output, contents: Iterator[bytes]) -> NDArray[Any]:
-        """Return an output as it arrived."""
+        """Return an output as it arrived, possibly a read-only view of the message."""
         _, kind, shape, place = output
         if place is not None:
             return place
@@ -134,9 +134,9 @@ class EncodedRequest(PreparedRequest):
         return np.frombuffer(next(contents), kind.numpy).reshape(shape)
 
     def _delivered(self, name: str, array: NDArray[Any], target: NDArray[Any] | None) -> NDArray[Any]:
-        """Return the output in the array that the caller gave for it, or else in a new array of its own."""
+        """Return the output in the caller's array for it, or else in a new array."""
         if target is None:
-            return array.copy()  # frombuffer's own is read-only
+            return array.copy()  # An array of frombuffer is read-only
         if target.shape != array.shape or target.dtype != array.dtype:
             raise InvalidArgument(
                 f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
@@ -149,7 +149,7 @@ class EncodedRequest(PreparedRequest):
 
 @dataclass(frozen=True, slots=True)
 class ScratchRegion:
-    """A region for the inputs of one request, with `room` bytes behind them for its outputs."""
+    """A region for the inputs of one request, followed by `room` bytes for its outputs."""
 
     region: Region
     room: int
@@ -180,7 +180,7 @@ class SequenceOptions:
     """The sequence of a request, by its `id`, and whether the request begins or ends it.
 
     The service keeps the model's state from one request of a sequence to the next (docs/protocol.md). With
-    `last_token`, a decoder answers for the last token of the request alone.
+    `last_token`, a decoder returns the logits of the request's last token alone.
     """
 
     id: int | str
@@ -190,7 +190,7 @@ class SequenceOptions:
 
 
 class InferenceBase:
-    """What both clients know of their inferences: the regions, and what is kept for tensors without one."""
+    """The base of both clients: their regions, scratch memory for other tensors, and prepared requests."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float | None = 60.0) -> None:
         """Set up the client: `socket` is the service's path, `timeout` the seconds that a call may take.
@@ -202,11 +202,11 @@ class InferenceBase:
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
-        self._made = 0  # Regions so far
+        self._made = 0  # Regions created so far, which numbers their names
         self._scratch = Scratch()
-        # Requests that were made, by what they have in common: those like them are prepared.
+        # Templates of requests by all but their data: a second request of a template is prepared.
         self._known: dict[Hashable, PreparedRequest] = {}
-        self._prepares = True  # The service does
+        self._prepares = True  # False once the service does not know ModelPrepare
         self._link: Any = None
 
     def _answered(
@@ -220,9 +220,9 @@ class InferenceBase:
         sequence: SequenceOptions | None,
         compiled: bool = False,
     ) -> RpcSteps[InferenceResponse]:
-        """Return the service's answer to an inference.
+        """Return the service's response to an inference.
 
-        Large tensors are handed over in shared memory that the client keeps for that.
+        Large tensors go through shared memory that the client keeps for that.
         """
         seconds = limit_of(self.timeout if timeout is None else timeout)
         arrays, asked = portable(inputs), 0
@@ -233,7 +233,7 @@ class InferenceBase:
             sizes = [0 if is_text(a) else a.nbytes for name, a in arrays.items() if places.get(name) is None]
             given, room = self._scratch.bytes_for(model, sizes)
             if sequence is not None and not sequence.last_token:
-                room = 0  # State comes back in line
+                room = 0  # The service sends state in the message
             lent, why = None, None
             if given + room:
                 try:
@@ -275,9 +275,10 @@ class InferenceBase:
         seconds: float | None,
         name: str | None = None,
     ) -> RpcSteps[Map]:
-        """Return the result of a request whose `id` is `name`; `like` are those that differ in these alone.
+        """Return the result of a request with `id` `name`; `like` identifies its template.
 
-        The first of them is sent whole, as is one whose number the service does not know any more.
+        The first request of a template is sent whole, as is one whose number the service does not know any
+        more.
         """
         micros = methods.MAX_TIMEOUT_US if seconds is None else max(1, round(seconds * 1e6))
         limit = None if seconds is None else seconds + GRACE
@@ -308,17 +309,17 @@ class InferenceBase:
     def _lent(self, given: int, room: int) -> RpcSteps[ScratchRegion]:
         """Return a region for `given` bytes of inputs and `room` bytes of outputs; raise ResourceExhausted.
 
-        First forgets regions that are no longer used.
+        Unregisters and closes dropped regions first.
         """
         for region in self._scratch.dropped():
             self._discard(region)
-            with contextlib.suppress(HonedError):  # One that the service does not know is forgotten, too
+            with contextlib.suppress(HonedError):  # NotFound is fine: the service forgot the region already
                 yield unregister(region)
         ready = self._scratch.take(given + room)
         if ready is not None:
             return ScratchRegion(ready, room)
         region = self._new_region(shared_memory.region_bytes(given + room))
-        self._regions[region.name] = region  # A connection that is made meanwhile knows it
+        self._regions[region.name] = region  # Registered by a reconnect meanwhile
         try:
             yield register(region)
         except AlreadyExists:
@@ -335,7 +336,7 @@ class InferenceBase:
             self._discard(region)
 
     def _discard(self, region: Region) -> None:
-        """Close a region, which will not be registered again."""
+        """Close a region for good, and forget the templates that use it."""
         self._regions.pop(region.name, None)
         for like, call in list(self._known.items()):
             if isinstance(call, EncodedRequest) and call.lent is region:
@@ -354,18 +355,18 @@ def register(region: Region) -> RpcRequest:
 
 
 def unregister(region: Region) -> RpcRequest:
-    """Return the call that has the service forget a region."""
+    """Return the call that makes the service forget a region."""
     return RpcRequest(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
 
 
 def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
-    """Return the arrays in the layout in which they travel: dense, row-major, little-endian."""
+    """Return the arrays in the layout of messages: dense, row-major, little-endian."""
     dense = {name: np.asarray(value, order="C") for name, value in inputs.items()}
     return {name: a.astype(a.dtype.newbyteorder("<"), copy=False) for name, a in dense.items()}
 
 
 class Asking(NamedTuple):
-    """What a request says beside its tensors and its timeout."""
+    """Options of a request, other than its tensors and its timeout."""
 
     priority: int = 2
     finite: bool = False
@@ -381,11 +382,11 @@ def infer_call(
     asking: Asking,
     lent: ScratchRegion | None = None,
 ) -> EncodedRequest:
-    """Return the inference for arrays from `portable`; those that have one of `places` are not copied.
+    """Return the encoded inference for arrays from `portable`; inputs with one of `places` are not copied.
 
-    The others are copied into `lent`, or sent along. `outputs` may have places, too.
+    The others are copied into `lent`, or sent. `outputs` may have places, too.
 
-    Raises InvalidArgument for element types honed does not carry.
+    Raises InvalidArgument for element types that honed does not carry.
     """
     described: list[InputTensor] = []
     sent: list[str] = []
@@ -433,13 +434,13 @@ def _content(array: NDArray[Any]) -> Data:
     return array.tobytes() if array.nbytes < LARGE else array.reshape(-1).view(np.uint8).data
 
 
-@functools.cache  # NumPy makes a type's name anew each time
+@functools.cache  # Computing a NumPy type's name is slow
 def _datatype(kind: np.dtype[Any]) -> str:
     return dtype(kind.name).datatype
 
 
 def place_of(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:
-    """Return where an array lies in one of the regions; None where it lies elsewhere."""
+    """Return the place of an array in one of the regions; None if it lies elsewhere."""
     for region in regions:
         offset = region.offset_of(array)
         if offset is not None:
@@ -473,7 +474,7 @@ class _Course:
 
     @contextlib.contextmanager
     def _next(self, last_token: bool) -> Iterator[SequenceOptions]:
-        """Yield what one request says of the sequence; a first request that fails has begun nothing."""
+        """Yield the options of the next request; if the first request fails, the sequence has not begun."""
         first, self.begun = not self.begun, True
         try:
             yield SequenceOptions(self.id, start=first, last_token=last_token)
@@ -500,7 +501,7 @@ class RequestSequence(_Course):
     ) -> dict[str, NDArray[Any]]:
         """Run the model as `Client.infer` does; inputs that are state may be left out.
 
-        With `last_token`, a model that generates answers for the last of its tokens alone.
+        With `last_token`, a decoder returns the logits of the last token alone.
         """
         with self._next(last_token) as sequence:
             return self._infer(self.model, inputs, sequence=sequence, **options)
@@ -532,7 +533,7 @@ class AsyncRequestSequence(_Course):
     ) -> dict[str, NDArray[Any]]:
         """Run the model as `AsyncClient.infer` does; inputs that are state may be left out.
 
-        With `last_token`, a model that generates answers for the last of its tokens alone.
+        With `last_token`, a decoder returns the logits of the last token alone.
         """
         with self._next(last_token) as sequence:
             return await self._infer(self.model, inputs, sequence=sequence, **options)
@@ -551,6 +552,6 @@ class AsyncRequestSequence(_Course):
         await self.close()
 
 
-# Their names in honed 0.1.
+# Names of these classes in honed 0.1.
 InferenceAnswer = InferenceResponse
 InSequence = SequenceOptions

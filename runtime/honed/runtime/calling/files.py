@@ -1,4 +1,4 @@
-"""Files that go to the service with a model that is added, and files that it gives back."""
+"""Opens the files that clients send with a model, and the files that the service returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .steps import Reply, RpcRequest, RpcSteps
 
 Shapes = Mapping[str, Sequence[int]]
 Given = str | os.PathLike[str] | bytes | bytearray | memoryview  # A path, or the contents of a file
-_UNNAMED = "model.onnx"  # What a model is called that came without a file
+_UNNAMED = "model.onnx"  # Name of a model that is added as bytes
 
 
 def add(
@@ -33,7 +33,7 @@ def add(
     sets_in: str | os.PathLike[str] | None,
     progress: Progress | None,
 ) -> RpcSteps[Map]:
-    """Have an administrator's model served; `sets_in` is a folder of calibration inputs."""
+    """Add an administrator's model; `sets_in` is a folder of calibration inputs."""
     model = name if name is not None else model_name_for(file)
     opened: dict[str, int] = {}
     sets: dict[str, int] = {}
@@ -63,15 +63,15 @@ def upload(
     folder: str | os.PathLike[str] | None = None,
     unchanged_since: int | None = None,
 ) -> RpcSteps[UploadResult]:
-    """Have an app's own model served, from the disk or out of memory.
+    """Upload an app's own model, from a path or from bytes.
 
-    External data of a model out of memory lies in `folder`, if at all. Raises InvalidArgument for files that
+    External data of a model in bytes is read from `folder`, if given. Raises InvalidArgument for files that
     changed after `unchanged_since`, in nanoseconds since 1970.
     """
     path = None if isinstance(model, bytes | bytearray | memoryview) else Path(model)
     beside = path if path is not None else Path(folder) / _UNNAMED if folder is not None else None
     out_of_memory = {_UNNAMED} if path is None else set()
-    opened: dict[str, int] = {}  # By name, the model first
+    opened: dict[str, int] = {}  # Descriptors by name, the model's first
     digests: dict[str, str] = {}
 
     def load() -> RpcRequest:
@@ -96,7 +96,7 @@ def upload(
 def _sent(file: Path | None, opened: dict[str, int], load: Callable[[], RpcRequest]) -> RpcSteps[Reply]:
     """Return the answer to a call that sends a model's files; repeat the call with missing external data.
 
-    The external data is opened from beside the file; where there is no file, MissingFiles is raised.
+    The external data is read from the folder of `file`; without a file, raises MissingFiles.
     """
     try:
         return (yield load())
@@ -140,8 +140,8 @@ def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
 def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
     """Return descriptors of the external data files of the model at `path`, by name; the caller closes them.
 
-    Raises MissingFiles, which says of the first that cannot be sent why not: it is not there, cannot be read,
-    or lies outside the model's folder.
+    Raises MissingFiles, which says why the first file that cannot be sent cannot: it is missing, unreadable,
+    or outside the model's folder.
     """
     folders = (path.parent.resolve(), path.resolve().parent)
     opened: dict[str, int] = {}
@@ -158,8 +158,8 @@ def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
 
 
 def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
-    """Return a descriptor of a data file; raise OSError, and MissingFiles for one outside of `folders`."""
-    pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # Also of a loop of links
+    """Return a descriptor of a data file; raise OSError, or MissingFiles for a file outside of `folders`."""
+    pure, found = PurePosixPath(name), Path(os.path.realpath(folder / name))  # Ends in a loop of links, too
     if pure.is_absolute() or ".." in pure.parts:
         raise _refused(name, "it has a path that leads out of the model's folder; export the model again")
     if not any(found.is_relative_to(each) for each in folders):
@@ -169,7 +169,7 @@ def _open_beside(folder: Path, name: str, folders: Sequence[Path]) -> int:
 
 
 def _unsendable(path: Path, missing: MissingFiles, error: OSError) -> MissingFiles:
-    """Return the error that names all files that are not there, or else the one that cannot be opened."""
+    """Return the error that names all missing files, or if none is missing the file that cannot be opened."""
     absent = tuple(name for name in missing.files if not os.path.exists(path.parent / name))
     if absent:
         listed = ", ".join(name[:200] for name in absent[:5]) + (", ..." if len(absent) > 5 else "")
@@ -184,7 +184,7 @@ def _refused(name: str, why: str) -> MissingFiles:
 
 
 def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:
-    """Return the shapes as they travel."""
+    """Return the shapes as tuples, as parameters of calls need them."""
     return {name: tuple(shape) for name, shape in given.items()}
 
 
@@ -215,10 +215,10 @@ MAX_INPUT_SETS = 16
 
 
 def calibration_files(folder: Path) -> list[Path]:
-    """Return a folder's files of input sets by name.
+    """Return the files of input sets in a folder, sorted.
 
-    Raises NotFound where there is no such folder, InvalidArgument where it cannot be read or has no set or
-    too many.
+    Raises NotFound if there is no such folder, InvalidArgument if it cannot be read, or has no set or more
+    than MAX_INPUT_SETS.
     """
     try:
         found = sorted(path for path in folder.iterdir() if path.suffix == ".npz")
@@ -245,9 +245,9 @@ class ExportedFiles:
     """Open files, read-only, whose positions nobody shares; close it, or use it as a context manager.
 
     sha256: of the compiled file.
-    sources: what it was compiled from, by the names it was added under, the model file first; empty for a
-        model that was added compiled.
-    shapes, precision: as they were asked for.
+    sources: the files it was compiled from, by the names under which they were added, the model file first;
+        empty for a model that was added compiled.
+    shapes, precision: as requested when the model was added.
     """
 
     compiled: BinaryIO
@@ -257,7 +257,7 @@ class ExportedFiles:
     precision: str
 
     def save_sources(self, folder: Path) -> Path:
-        """Copy the sources into `folder` under their names and give the model file's path.
+        """Copy the sources into `folder` under their names, and return the path of the model file.
 
         Raises Internal for a name that leads out of the folder, and OSError.
         """
@@ -287,7 +287,7 @@ class ExportedFiles:
 def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
     """Return the result of ModelExport with its descriptors.
 
-    Closes the descriptors and raises Internal where the result is invalid.
+    Closes the descriptors and raises Internal if the result is invalid.
     """
     try:
         answer = MODEL_EXPORT.result_of(result)
@@ -310,7 +310,7 @@ def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
 
 
 def exported_file(descriptors: Sequence[int]) -> BinaryIO:
-    """Return the one file that came with an answer, open for reading; raise Internal where it is not one."""
+    """Return the one file of an answer, open for reading; raise Internal unless there is exactly one."""
     if len(descriptors) != 1:
         close_all(descriptors)
         raise Internal(f"{len(descriptors)} descriptors came with the answer; compare versions")

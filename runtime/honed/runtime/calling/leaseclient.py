@@ -8,7 +8,7 @@ See docs/protocol.md, "LeaseAsk".
                 measure_one_candidate()  # takes 2 s at most
             lease.release()
 
-There is no thread: `may_run` looks at the socket without waiting, which costs microseconds.
+There is no thread: `may_run` reads the socket without waiting, which costs microseconds.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from honed.protocol.wire import ProtocolError, close_all
 from . import transport
 from .steps import limit_of
 
-_RETRY_SECONDS = 1.0  # While no service answers
-_LOOK_SECONDS = 3600.0  # The longest look at the socket; a poll takes no more than 24 days
+_RETRY_SECONDS = 1.0  # Seconds between attempts while no service answers
+_LOOK_SECONDS = 3600.0  # Longest poll of the socket in seconds; poll allows at most 24 days
 
 
 class LeaseHolder:
-    """One tuner's claim to the device. For one thread; a service that restarts is found again."""
+    """A tuner's claim to the device, for use by one thread; it reconnects after a restart of the service."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class LeaseHolder:
         """Set up the holder, without connecting yet.
 
         candidate_seconds: the seconds within which the tuner leaves the device when the lease is revoked.
-        socket: the service's path; None looks where honed listens. timeout: seconds the service may take for
-        an answer; None, infinity, and a day or more set no limit.
+        socket: the service's path; None: honed's own. timeout: seconds that the service may take to answer;
+        None, infinity, and a day or more set no limit.
         """
         self.socket = str(socket) if socket is not None else transport.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
         self.timeout = _seconds(timeout)
-        self.why = "not asked yet"  # The lease is not held
+        self.why = "not asked yet"  # Reason that the lease is not held
         self._connected: tuple[sockets.socket, Peer] | None = None
-        self._answer: ResponseReceived | None = None  # To the call under way
+        self._answer: ResponseReceived | None = None  # The answer to the call in progress
         self._asked = False
-        self._lease = 0  # The latest granted that is not released
-        self._revoked = 0  # The latest revoked; may be known before the answer that granted it
+        self._lease = 0  # Number of the latest lease granted and not released
+        self._revoked = 0  # Number of the latest lease revoked, perhaps before its grant was answered
 
     def may_run(self) -> bool:
         """Return whether the lease is held at this moment; never wait, never raise."""
@@ -65,11 +65,11 @@ class LeaseHolder:
         return self._lease > self._revoked
 
     def wait_until_granted(self, timeout: float) -> bool:
-        """Ask for the lease if need be and wait; False where it is not granted within `timeout` seconds.
+        """Ask for the lease if need be, and wait; return whether it was granted within `timeout` seconds.
 
-        A lease that was revoked is released first: call this when the device is left. While no service
-        answers this waits for one; `why` says so. Raises PermissionDenied, and InvalidArgument where
-        candidate_seconds is more than the service allows.
+        Releases a revoked lease first: call this after leaving the device. While no service answers, waits
+        for one, and `why` says so. Raises PermissionDenied, and InvalidArgument if candidate_seconds is more
+        than the service allows.
         """
         deadline = time.monotonic() + _seconds(timeout)
         while not self.may_run():
@@ -94,7 +94,7 @@ class LeaseHolder:
         """Release the device and stop asking for the lease; do nothing without a connection."""
         released = -1
         while self._connected is not None and self._asked and released != self._lease:
-            # Once more where the lease was granted just when it was given up.
+            # Repeat if the lease was granted just as it was released.
             released = self._lease
             try:
                 self._call("LeaseRelease", {"lease": released or None})
@@ -103,7 +103,7 @@ class LeaseHolder:
         self._lease, self._asked = 0, False
 
     def close(self) -> None:
-        """Give the lease up, if it is held, by ending the connection; the device must be left before."""
+        """Give up the lease, if held, by closing the connection; leave the device before."""
         self._lose("not asked yet")
 
     def __enter__(self) -> LeaseHolder:
@@ -122,8 +122,8 @@ class LeaseHolder:
     def _call(self, method: str, params: Map) -> Map:
         """Return the result of a method; raise its error.
 
-        Raises Unavailable where the connection is lost, and DeadlineExceeded where the service does not
-        answer within the timeout.
+        Raises Unavailable if the connection is lost, and DeadlineExceeded if the service does not answer
+        within the timeout.
         """
         connected, peer = self._connect()
         deadline = time.monotonic() + self.timeout
@@ -153,7 +153,7 @@ class LeaseHolder:
         return self._connected
 
     def _receive(self, seconds: float) -> None:
-        """Take in what arrives within `seconds`; return after the first of it."""
+        """Handle the messages of one read; return without any if none arrives within `seconds`."""
         assert self._connected is not None
         connected, peer = self._connected
         poller = select.poll()
@@ -181,7 +181,7 @@ class LeaseHolder:
             case NotificationReceived(method="LeaseRevoked", params=params):
                 self._revoked, self.why = max(self._revoked, int(params["lease"])), str(params["why"])
             case _:
-                pass  # Other news is not for a tuner
+                pass  # Other notifications are not for a tuner
 
     def _lose(self, why: str) -> None:
         if self._connected is not None:
@@ -193,6 +193,6 @@ class LeaseHolder:
 
 
 def _seconds(timeout: float | None) -> float:
-    """Return the timeout in seconds as a number; infinity: no limit. Raise InvalidArgument."""
+    """Return the timeout in seconds, infinity for no limit; raise InvalidArgument."""
     limit = limit_of(timeout)
     return math.inf if limit is None else limit

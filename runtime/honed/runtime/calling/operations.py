@@ -1,7 +1,6 @@
-"""What both clients can do, said once and without I/O: each operation yields its calls and gets the answers.
+"""The operations of both clients, without I/O: each operation yields its calls and receives the answers.
 
-`Client` performs them in the calling thread, `AsyncClient` awaits them: neither can have one that the other
-lacks.
+`Client` performs them in the calling thread, `AsyncClient` awaits them, so both have the same ones.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Operations(InferenceBase):
     """The methods of both clients.
 
     Every method raises the errors of `honed.runtime.errors` that the service answers with, and Unavailable if
-    no service answers. docs/protocol.md describes the maps that are returned.
+    no service answers. docs/protocol.md describes the maps that methods return.
     """
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
@@ -47,9 +46,9 @@ class Operations(InferenceBase):
     def ask(
         self, method: Method[Any, T], params: Any = None, *, timeout: float | Usual | None = USUAL
     ) -> RpcSteps[T]:
-        """Return the result of any method, typed; `params` None: the parameters that it has by default.
+        """Return the typed result of any method; `params` None uses the method's default parameters.
 
-        `timeout` is in seconds; None: no limit. Raises Internal where the result is invalid.
+        `timeout` is in seconds; None: no limit. Raises Internal if the result is invalid.
         """
         given = method.params() if params is None else params
         return method.result_of((yield RpcRequest(method, given, timeout)).result)
@@ -101,13 +100,13 @@ class Operations(InferenceBase):
         asked = model, inputs, outputs, timeout, priority, finite, sequence, compiled
         return (yield from self._answered(*asked))
 
-    answer = infer_response  # Its name in honed 0.1
+    answer = infer_response  # Name in honed 0.1
 
     @operation
     def request(self, whole: InferParams, *, timeout: float | None = None) -> RpcSteps[InferResult]:
-        """Return the result of a request as it travels; the `timeout` of its parameters does not count.
+        """Return the result of a request of the protocol; the `timeout` of its parameters is ignored.
 
-        Requests that differ in their data and `id` alone are prepared.
+        Requests that differ in their data and `id` alone are prepared once.
         """
         options = whole.parameters and dataclasses.replace(whole.parameters, timeout=None)
         like = strict.copy_fields(params.PrepareParams, whole, parameters=options)
@@ -273,7 +272,7 @@ class Operations(InferenceBase):
         )
         return (yield from files.upload(model, external or {}, options, progress, folder, unchanged_since))
 
-    bring = upload  # Its name in honed 0.1
+    bring = upload  # Name in honed 0.1
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> RpcSteps[Map]:

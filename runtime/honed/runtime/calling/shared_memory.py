@@ -1,7 +1,7 @@
 """Shared memory for tensors: memfds that cannot shrink, so that a mapping never faults.
 
-A client makes a `Region` and works on NumPy views of it; the service admits the descriptor it is given
-and its worker maps it.
+A client creates a `Region` and works on NumPy views of it; the service checks its descriptor, and the worker
+maps it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Region:
         """
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes is not possible; ask for at least 1")
-        if nbytes > MEMORY:  # The kernel would end processes before it says no
+        if nbytes > MEMORY:  # The kernel would kill processes before it refused
             raise ResourceExhausted(
                 f"a region of {nbytes} bytes is more than the machine's memory, {MEMORY}; ask for less"
             )
@@ -44,7 +44,7 @@ class Region:
         self.nbytes = nbytes
         self.descriptor = os.memfd_create(f"honed-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            # posix_fallocate gives the pages now, so that running out of memory is an error and no SIGBUS.
+            # posix_fallocate reserves the pages now, so that running out of memory is an error and no SIGBUS.
             os.posix_fallocate(self.descriptor, 0, nbytes)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._mapped = mmap.mmap(self.descriptor, nbytes)
@@ -59,7 +59,7 @@ class Region:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return not self._end.alive
 
     def array(self, dtype_name: str, shape: Sequence[int], offset: int | None = None) -> NDArray[Any]:
@@ -96,9 +96,9 @@ class Region:
         return start
 
     def offset_of(self, array: NDArray[Any]) -> int | None:
-        """Return the offset of `array` in the region, in bytes; None where it lies elsewhere.
+        """Return the offset of `array` in the region, in bytes; None if it lies elsewhere.
 
-        Returns None for arrays that are not contiguous or empty, too.
+        Returns None for empty arrays and arrays that are not contiguous, too.
         """
         start = array.ctypes.data - self._address
         if self.closed or start < 0 or start + array.nbytes > self.nbytes:
@@ -117,41 +117,40 @@ class Region:
 
 
 def map_descriptor(descriptor: int, offset: int, byte_size: int) -> NDArray[np.uint8]:
-    """Return the bytes of a region that the service has admitted; they are unmapped when the array goes."""
+    """Return the bytes of a region that the service has checked; they are unmapped with the array."""
     return np.frombuffer(mmap.mmap(descriptor, byte_size, offset=offset), np.uint8)
 
 
 # A tensor that goes over the socket is copied in and out of it twice on its way to the engine, in pieces of
 # 128 KiB; one in shared memory once (docs/dev/measurements.md has times). No I/O: `calls` makes regions.
-LARGE = 1 << 16  # Bytes of a request's tensors from which that is faster
-MOST_SENT = FrameLimits().max_bytes  # Of a request that goes over the socket
-_LEAST = 1 << 18  # Bytes of a region
-_MOST = 1 << 29  # Bytes of a region that lies ready; a larger one is given back after its request
-_KEPT = 4  # Regions that lie ready, for as many requests at once
-_MODELS = 256  # Whose outputs' sizes are remembered
+LARGE = 1 << 16  # Bytes of a request's tensors from which shared memory is faster
+MOST_SENT = FrameLimits().max_bytes  # Largest total size of a message's tensors, in bytes
+_LEAST = 1 << 18  # Smallest region, in bytes
+_MOST = 1 << 29  # Largest region kept for later requests, in bytes
+_KEPT = 4  # Regions kept for later requests
+_MODELS = 256  # Models whose output sizes are remembered
 
 
 class Scratch:
-    """The regions that lie ready, and what requests are known to need. Threads may share it."""
+    """The regions kept for later requests, and the sizes that requests need. Threads may share it."""
 
     def __init__(self) -> None:
         self._free: list[Region] = []
         self._dropped: list[Region] = []
-        self._answers: dict[str, int] = {}  # Bytes of a model's outputs, the most there were
+        self._answers: dict[str, int] = {}  # Largest total size of a model's outputs so far, in bytes
 
     def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that a request to `model` takes for its inputs, and for its outputs.
 
-        `inputs` are the sizes of the inputs in bytes. Returns (0, 0) where the request should not use a
-        region.
+        `inputs` are the sizes of the inputs in bytes. Returns (0, 0) if the request should not use a region.
         """
         given, room = _together(inputs), self._answers.get(model, 0)
         return (given, room) if LARGE <= given + room <= MEMORY else (0, 0)
 
     def check_sendable(self, inputs: Sequence[int], why: ResourceExhausted | None) -> None:
-        """Raise what keeps large inputs out of shared memory, where a message cannot hold them either.
+        """Raise the reason why large inputs are not in shared memory, if a message cannot hold them either.
 
-        `why` there is no region for them, None where none was asked for.
+        `why` is the error of reserving a region, None if none was requested.
         """
         whole = sum(inputs)
         if whole <= MOST_SENT:
@@ -165,13 +164,13 @@ class Scratch:
             )
 
     def answered(self, model: str, outputs: Sequence[int]) -> None:
-        """Remember of how many bytes the outputs of a request were that had no place of the app's."""
+        """Remember the sizes in bytes of the outputs that were not written to arrays of the app's."""
         if model not in self._answers and len(self._answers) >= _MODELS:
             del self._answers[next(iter(self._answers))]
         self._answers[model] = max(_together(outputs), self._answers.get(model, 0))
 
     def take(self, nbytes: int) -> Region | None:
-        """Return the smallest free region of at least `nbytes` bytes; None where the caller must make one."""
+        """Return the smallest free region of at least `nbytes` bytes; None if the caller must create one."""
         large = [region for region in list(self._free) if region.nbytes >= nbytes]
         for region in sorted(large, key=lambda region: region.nbytes):
             try:
@@ -183,7 +182,7 @@ class Scratch:
         return None
 
     def give_back(self, region: Region) -> None:
-        """Free a region for other requests: its request was answered, so nobody uses it any more."""
+        """Free a region, whose request was answered, for other requests."""
         if region.nbytes > _MOST:
             self.drop(region)
             return
@@ -192,12 +191,12 @@ class Scratch:
             self.drop(self._free.pop(0))
 
     def drop(self, region: Region) -> None:
-        """Mark a region to be forgotten, as the service may still be using it or nobody needs it."""
+        """Mark a region to be forgotten, as the service may still be using it or no request needs it."""
         self._dropped.append(region)
 
     @contextmanager
     def lent(self, region: Region) -> Iterator[None]:
-        """Lend a region to one request; drop it where the request fails, as the request may run on."""
+        """Lend a region to one request; drop it if the request fails, as the service may still run it."""
         try:
             yield
         except BaseException:
@@ -206,26 +205,26 @@ class Scratch:
         self.give_back(region)
 
     def dropped(self) -> Iterator[Region]:
-        """Yield the regions that the caller is to close and have the service forget."""
+        """Yield dropped regions, which the caller closes and unregisters."""
         while self._dropped:
             yield self._dropped.pop()
 
     def close(self) -> None:
-        """Release the regions that lie ready."""
+        """Drop the regions kept for later requests."""
         while self._free:
             self.drop(self._free.pop())
 
 
 def region_bytes(nbytes: int) -> int:
-    """Return the bytes of a region for `nbytes`: a power of two, so that requests of several sizes share it.
+    """Return the size of a region for `nbytes`: a power of two, so that requests of several sizes share it.
 
-    Very large sizes stay as they are, as no such region is kept.
+    Sizes above _MOST stay as they are, as no such region is kept.
     """
     if nbytes > _MOST:
-        return nbytes  # None lies ready
+        return nbytes  # A region this large is not kept
     return max(_LEAST, 1 << (nbytes - 1).bit_length())
 
 
 def _together(nbytes: Sequence[int]) -> int:
-    """Return the bytes that tensors of these sizes take at most, each aligned."""
+    """Return the largest total size of tensors of these sizes, with alignment, in bytes."""
     return sum(nbytes) + ROOM_ALIGN * len(nbytes)

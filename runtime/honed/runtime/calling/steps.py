@@ -1,6 +1,6 @@
-"""What operations of clients are made of: calls that they yield, answers that they are given.
+"""Defines the steps of a client's operations: the calls that they yield, and the answers that they receive.
 
-`Client` performs them in the calling thread, `AsyncClient` awaits them.
+`Client` performs the calls in the calling thread, `AsyncClient` awaits them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Usual(enum.Enum):
-    """Stands for the client's own timeout."""
+    """The default timeout: the client's own."""
 
     USUAL = enum.auto()
 
@@ -36,7 +36,7 @@ _MOST_SECONDS: Final = MAX_TIMEOUT_US / 1e6
 
 
 def limit_of(timeout: float | None) -> float | None:
-    """Return the seconds until a call is given up; None: no limit, as for infinity and a day or more.
+    """Return the seconds until a call is given up; None (no limit) for None, infinity and a day or more.
 
     Raises InvalidArgument for what is no number of at least 0.
     """
@@ -46,7 +46,7 @@ def limit_of(timeout: float | None) -> float | None:
         seconds = float(timeout)
     except (TypeError, ValueError):
         seconds = math.nan
-    except OverflowError:  # An int that no float can be
+    except OverflowError:  # An int beyond the range of floats
         seconds = math.inf if timeout > 0 else -math.inf
     if not seconds >= 0 or isinstance(timeout, str | bytes):
         raise InvalidArgument(
@@ -57,7 +57,7 @@ def limit_of(timeout: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Reply:
-    """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
+    """The untyped result of a call, and the descriptors received with it, which the operation closes."""
 
     result: Map
     descriptors: list[int]
@@ -65,9 +65,9 @@ class Reply:
 
 @dataclass(slots=True)
 class RpcRequest:
-    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's.
+    """A call to make. `timeout` in seconds, None: no limit; the operation keeps and closes the descriptors.
 
-    `params` are those of the method, or how they travel.
+    `params` are the method's, typed or as a map for the wire.
     """
 
     method: Method[Any, Any]
@@ -81,16 +81,16 @@ class RpcRequest:
         return limit_of(usual if isinstance(self.timeout, Usual) else self.timeout)
 
     def plain(self) -> Map:
-        """Return the parameters as they travel."""
+        """Return the parameters as a map for the wire."""
         if type(self.params) is dict:
             return self.params
         plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
     def taken(self, answered: ResponseReceived) -> Reply:
-        """Return the answer as a reply, and close descriptors that the method does not give.
+        """Return the answer as a reply, and close descriptors that the method does not return.
 
-        Raises InvalidArgument where the answer is no map.
+        Raises InvalidArgument if the answer is no map.
         """
         descriptors = answered.descriptors
         if not self.method.returns_descriptors or not isinstance(answered.result, dict):
@@ -105,7 +105,7 @@ RpcSteps = Generator[RpcRequest, Reply, T]
 
 
 class operation(Generic[P, R]):  # noqa: N801 - a decorator
-    """A method of both clients, made of its steps when their classes are."""
+    """A decorator that makes an operation's steps a method of each client class."""
 
     def __init__(self, steps: Callable[Concatenate[Any, P], RpcSteps[R]]) -> None:
         self.steps = steps
@@ -119,7 +119,7 @@ class operation(Generic[P, R]):  # noqa: N801 - a decorator
             self, client: AbstractAsyncContextManager[Any, Any], owner: Any = ...
         ) -> Callable[P, Coroutine[Any, Any, R]]: ...
         def __get__(self, client: Any, owner: Any = None) -> Any:
-            """Return what a type checker sees: a method that returns for a client that takes `with`.
+            """Return, for type checkers, a plain method for a client that takes `with`.
 
             For any other client, it is a method to await.
             """

@@ -1,4 +1,4 @@
-"""Where the service is reached, how a client speaks there, and the errors where nobody answers. No NumPy."""
+"""Finds and connects to the service's socket, and words the errors if it cannot. Does not need NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def client_peer() -> Peer:
 
 
 def connect(path: str, timeout: float | None) -> socket.socket:
-    """Return a socket connected to the service; raise Unavailable or PermissionDenied where nobody answers.
+    """Return a socket connected to the service; raise Unavailable or PermissionDenied if it cannot connect.
 
     `timeout` is in seconds, for connecting and for every later operation of the socket; None: no limit.
     """
@@ -39,7 +39,8 @@ def connect(path: str, timeout: float | None) -> socket.socket:
 def default_socket(environment: Mapping[str, str]) -> str:
     """Return the path where the service listens.
 
-    It is $HONED_SOCKET, the system's place if it is there or for root, or else the user's.
+    It is $HONED_SOCKET if set; else the system's if that exists, for root, or without $XDG_RUNTIME_DIR; else
+    the user's.
     """
     if environment.get("HONED_SOCKET"):
         return environment["HONED_SOCKET"]
@@ -50,7 +51,7 @@ def default_socket(environment: Mapping[str, str]) -> str:
 
 
 def cannot_connect(path: str, error: OSError) -> HonedError:
-    """Return the error for a socket at which nobody answers."""
+    """Return the error for a socket that refused the connection with `error`."""
     if isinstance(error, PermissionError):
         return PermissionDenied(
             f"{path} may not be opened by this user; run 'sudo usermod -aG honed USER' and log in again, "
@@ -63,5 +64,5 @@ def cannot_connect(path: str, error: OSError) -> HonedError:
 
 
 def connection_lost() -> Unavailable:
-    """Return the error for requests whose connection went away before they were answered."""
+    """Return the error for requests whose connection closed before they were answered."""
     return Unavailable("the service closed the connection before it answered; call again, its log says why")

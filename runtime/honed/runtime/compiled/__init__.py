@@ -1,1 +1,1 @@
-"""Compiled models: what they are, their file, and what must hold of both."""
+"""Compiled models: their header, their file, and the rules of both."""

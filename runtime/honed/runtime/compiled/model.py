@@ -1,7 +1,7 @@
-"""What a compiled model says: the header of a `.honed` file as frozen dataclasses.
+"""The content of a compiled model: the header of a `.honed` file as frozen dataclasses.
 
-The compiler fills these in, `modelfile` writes and reads them, the executor binds them. Nothing here
-does I/O and nothing is checked here; `validate` holds every rule.
+The compiler fills these in, `modelfile` writes and reads them, the executor binds them. This module does no
+I/O and checks nothing; `validate` has all rules.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ FORMAT_VERSION = 2
 CONSTANT_ALIGN = 4096  # Bytes; constants start on a page so that the file can be mapped
 Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
-CPU_PART = "cpu_part"  # The host call that runs a part of the model in the CPU engine
-COMPILED_PART = "compiled_part"  # What profiles call a part that is compiled for the sizes that it met
+CPU_PART = "cpu_part"  # Host call that runs a partition in the CPU engine
+COMPILED_PART = "compiled_part"  # Name in profiles of a partition compiled for observed sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionChoice:
-    """Whether `--precision auto` took fp16, and why, as part of a sentence.
+    """The decision of `--precision auto` for or against fp16, and its reason, as part of a sentence.
 
-    The compiler names operators by the values they make: of those in fp16 `single` are in float32, and `wide`
-    are products that are added up in float32.
+    The compiler names operators by their outputs: in an fp16 model, those in `single` compute in float32, and
+    `wide` are products that accumulate in float32.
     """
 
     half: bool
@@ -37,15 +37,15 @@ class PrecisionChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
-    """Where the model came from."""
+    """The ONNX file that was compiled, and the precision chosen for it."""
 
-    sha256: str  # Of the ONNX file as it was given
+    sha256: str  # SHA-256 of the ONNX file as the user gave it
     filename: str
     producer: str
     opset: int
-    precision: str  # Of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
-    notes: tuple[str, ...]  # What the user should know, one sentence each (fallbacks, bound shapes)
-    choice: PrecisionChoice | None = None  # Of the precision; None where the user chose
+    precision: str  # Precision of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
+    notes: tuple[str, ...]  # Facts for the user, one sentence each (fallbacks, bound shapes)
+    choice: PrecisionChoice | None = None  # Decision for the precision; None if the user chose it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class Buffer:
     """A tensor in device memory: dense, row-major.
 
     `offset` (bytes) counts from the start of the constant section for place "constant", of the prepared
-    section for "prepared" and of the scratch arena for "scratch"; it is 0 for inputs and outputs, which are
-    allocations of their own so that the host can map them. Where a buffer lies `within` another (an index),
-    it is part of that one's memory, and `offset` counts from there.
+    section for "prepared" and of the scratch arena for "scratch"; it is 0 for inputs and outputs, which have
+    allocations of their own so that the host can map them. A buffer that lies `within` another (an index) is
+    part of its memory, and `offset` counts from there.
     """
 
     dtype: str
@@ -68,7 +68,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A named input or output. Where `dtype` differs from its buffer's, the executor casts at the border."""
+    """A named input or output. If `dtype` differs from its buffer's, the executor casts it."""
 
     name: str
     dtype: str
@@ -78,9 +78,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precondition:
-    """What the values of an input must be for the compiled form to serve a request.
+    """A range of values of an input outside which the compiled model does not serve a request.
 
-    Each of them lies in `low`..`high`, both included. `why` says what relies on it, as part of a sentence.
+    All elements lie in `low`..`high`, both included. `why` says what relies on it, as part of a sentence.
     """
 
     input: str
@@ -89,33 +89,33 @@ class Precondition:
     why: str
 
     def allows(self, values: Any) -> bool:
-        """Return whether all elements of a NumPy array keep to it."""
+        """Return whether all elements of a NumPy array are in the range."""
         return not values.size or bool(self.low <= values.min() and values.max() <= self.high)
 
     def __str__(self) -> str:
-        """Return it as part of a sentence."""
+        """Return the precondition as part of a sentence."""
         values = f"{self.low}" if self.low == self.high else f"{self.low} to {self.high}"
         return f"input {self.input!r} holds {values} ({self.why})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelArg:
-    """One `__global` pointer argument of a kernel."""
+    """A `__global` pointer argument of a kernel."""
 
     dtype: str
-    nbytes: int  # The least the buffer bound to it must hold
+    nbytes: int  # Smallest size in bytes of the buffer bound to it
     access: Literal["read", "write", "readwrite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One entry of an OpenCL C source with its launch geometry.
+    """An entry of an OpenCL C source with its launch geometry.
 
-    `grid` is in work-groups and `block` in work-items per work-group, each (x, y, z).
-    `flops` and `bytes` are what one launch must at least compute (operations) and move (bytes).
+    `grid` is in work-groups and `block` in work-items per work-group, each (x, y, z). `flops` and `bytes` are
+    the least that one launch computes (operations) and moves (bytes).
     """
 
-    name: str  # Unique in the model, what profiles show
+    name: str  # Unique in the model; shown in profiles
     source: int  # Index into CompiledModel.sources
     entry: str
     args: tuple[KernelArg, ...]
@@ -123,8 +123,8 @@ class Kernel:
     block: tuple[int, int, int]
     flops: int
     bytes: int
-    task: str  # The tuning task it came from
-    schedule: str  # What scheduled it: a default rule's name, or a record's id
+    task: str  # The tuning task that it implements
+    schedule: str  # Origin of its schedule: a default rule's name, or a record's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCall:
-    """Run a part of the model in the CPU engine between two launches: `function` is CPU_PART."""
+    """Run a partition in the CPU engine between two launches: `function` is CPU_PART."""
 
     function: str
     inputs: tuple[int, ...]
@@ -155,19 +155,19 @@ class HostCall:
 
 Preparation = Launch | Copy
 Step = Preparation | HostCall
-# What a step is called in a header.
+# Tags of steps in headers
 _PREPARATIONS: Final[dict[str, type]] = {"launch": Launch, "copy": Copy}
 _STEPS: Final[dict[str, type]] = {**_PREPARATIONS, "hostcall": HostCall}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Inputs with the outputs an independent reference gave for them.
+    """Inputs, and the outputs that an independent reference computed for them.
 
-    The tuples hold indices of constant buffers, in the order of the model's inputs and outputs and in
-    the types the user sees. `tolerance[i]` is the largest allowed |difference| over the largest
-    |reference value| of output i (0: equal). `behind` are those of the part that runs behind all steps, of
-    the shapes that they have for these inputs.
+    The tuples hold indices of constant buffers, in the order of the model's inputs and outputs and in the
+    types the user sees. `tolerance[i]` is the largest allowed |difference| over the largest |reference value|
+    of output i (0: equal). `behind` are the outputs of the tail, in the shapes that they have for these
+    inputs.
     """
 
     inputs: tuple[int, ...]
@@ -178,10 +178,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Outputs whose rows one selection orders: they are compared as a set of rows where scores tie.
+    """Outputs whose rows one selection orders: rows with tied scores are compared as a set.
 
-    `outputs` are numbers of outputs, `axes` the axis of rows in each. `score` is the one that holds what the
-    rows were ordered by, None where no output does.
+    `outputs` are numbers of outputs, `axes` the axis of rows in each. `score` is the output that holds the
+    scores that order the rows, None if no output does.
     """
 
     outputs: tuple[int, ...]
@@ -191,33 +191,31 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What the compiled form was compared with."""
+    """The verification of a compiled model: its reference, probes and errors."""
 
     reference: str  # Name and version of the evaluator
     probes: tuple[Probe, ...]
-    device: str | None  # The device the comparison ran on when compiling; None: not run there
-    error: tuple[float, ...]  # Per output, the largest over the probes; empty where not run
-    covered: tuple[
-        float, ...
-    ] = ()  # Per output, the share that the probes say something of; empty: not known
+    device: str | None  # Device of the verification after compiling; None: not run
+    error: tuple[float, ...]  # Largest error over the probes for each output; empty: not run
+    covered: tuple[float, ...] = ()  # Share of each output that the probes verify; empty: unknown
     selections: tuple[Selection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An operator of the model as it was compiled, by the value it makes.
+    """An operator of the compiled graph, named by its output.
 
-    `passes` over the graph made or changed it.
+    `passes` over the graph created or changed it.
     """
 
     name: str
-    op: str  # As ONNX calls it
+    op: str  # ONNX's name of the operator
     passes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedGroup:
-    """Operators that were fused, and the numbers of the steps that compute them: prepared ones, others."""
+    """Fused operators, and the indices of the steps that compute them, in `prepare` and in `steps`."""
 
     operators: tuple[Operator, ...]
     prepare: tuple[int, ...]
@@ -226,7 +224,7 @@ class FusedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """An operator that takes no step: its result is a buffer seen with a shape of its own."""
+    """An operator without a step: its output is a buffer with another shape."""
 
     operator: Operator
     shape: tuple[int, ...]
@@ -235,7 +233,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTensor:
-    """What a part takes or gives, by its name in the model; a size of -1 depends on the data."""
+    """An input or output of a partition, by its name in the model; size -1 depends on the data."""
 
     name: str
     dtype: str
@@ -246,11 +244,11 @@ class PartitionTensor:
 class CpuPartition:
     """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
 
-    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
-    Where that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled
-    forms for sizes that it meets. Where these are the first of each shape and what it makes of one row does
-    not hang on others, it is `by_rows`: a form may be run on more rows than there are. ONNX Runtime optimises
-    it to `level`, one of `honed.runtime.engines.LEVELS`.
+    `nodes` counts them, `flops` estimates their operations, and `why` lists the reasons that they are not
+    compiled. `sized`: the only reason is that sizes of inputs depend on the data (-1), so the partition may
+    have size specialisations. `by_rows`: these sizes are the first dimension of each shape and rows are
+    independent, so that a specialisation may run on more rows than there are. ONNX Runtime optimises the
+    partition to `level`, one of `honed.runtime.engines.LEVELS`.
     """
 
     onnx: int  # Index into CompiledModel.buffers
@@ -266,7 +264,7 @@ class CpuPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedSizes:
-    """Sizes of a part, as in `MetSizes`, for which it has no compiled form, and why."""
+    """Observed sizes of a partition for which it has no size specialisation, and the reason."""
 
     part: int
     sizes: tuple[int, ...]
@@ -275,11 +273,11 @@ class SkippedSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTable:
-    """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
+    """The partitions of a model: `parts` run on the CPU engine; `nodes` and `flops` count what is compiled.
 
-    Host calls of CPU_PART run them between launches. Those numbered `tail` run behind all steps, one after
-    the other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
-    `outputs` are the model's, made by either.
+    Host calls of CPU_PART run them between launches. Those numbered `tail` run after the last step, in order:
+    the inputs of each are, by name, outputs of the steps, inputs of the model, and outputs of earlier
+    partitions of the tail. `outputs` are the model's, from steps or tail.
     """
 
     parts: tuple[CpuPartition, ...]
@@ -292,7 +290,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialisationTimes:
-    """Microseconds of a part, in turns: compiled, with handing over and back, and in the CPU engine."""
+    """Microseconds of a partition, measured in turns: compiled, with transfers, and on the CPU engine."""
 
     compiled_us: float
     cpu_us: float
@@ -300,11 +298,11 @@ class SpecialisationTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeSpecialisation:
-    """A part behind all steps, compiled for sizes that it was met in.
+    """A partition of the tail, compiled for observed sizes.
 
-    `sizes` stand for what is -1 in the shapes of its inputs, in their order. `model` takes and gives what the
-    part does, and its constants are in the file's one section. `times` are None where it was not run.
-    It runs for these sizes, and where `least` is not 0 for so many rows and more, up to its own.
+    `sizes` replace each -1 in the shapes of its inputs, in order. `model` has the partition's inputs and
+    outputs, and its constants are in the file's one constant section. `times` are None if it was not run. It
+    runs for exactly these sizes, and if `least` is not 0, for any number of rows from `least` to its own.
     """
 
     part: int
@@ -318,15 +316,16 @@ class SizeSpecialisation:
 class CompiledModel:
     """A whole compiled model, without the bytes of its constants.
 
-    `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
-    run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
-    `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
-    Requests that break one of its `preconditions` are not run. Files of honed 0.1 have none, though they may
-    rely on values: only those with `names_values` say all that they rely on.
+    `prepare` runs once, when the model is loaded, and computes the prepared buffers from constants; `steps`
+    run in each inference. `parts` and `views` describe the operators that they compute, and do not affect
+    execution. `outputs` are those of the steps, which are the model's unless it is `split`. `forms` are size
+    specialisations of its partitions. Requests that break one of its `preconditions` are not run. Files of
+    honed 0.1 have none, though they may rely on values: only files with `names_values` list all values that
+    they rely on.
     """
 
     source: SourceModel
-    compiler: dict[str, str]  # Name -> version of what made it
+    compiler: dict[str, str]  # Versions of the programs that compiled it, by name
     device: DeviceProfile
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -348,49 +347,50 @@ class CompiledModel:
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """Those of its proof, where it has one."""
+        """The probes of the verification; empty if the model was not verified."""
         return self.proof.probes if self.proof is not None else ()
 
     @property
     def tail_outputs(self) -> tuple[PartitionTensor, ...]:
-        """Those of the model's outputs that parts make behind all steps."""
+        """The model's outputs that the tail computes."""
         by_steps = {tensor.name for tensor in self.outputs}
         return tuple(tensor for tensor in self.model_outputs if tensor.name not in by_steps)
 
     @property
     def model_outputs(self) -> tuple[PartitionTensor, ...]:
-        """The model's outputs as its user sees them."""
+        """The model's outputs as its user sees them, those of the tail included."""
         if self.split is not None:
             return self.split.outputs
         return tuple(PartitionTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in self.outputs)
 
 
 class ScheduleSource(StrEnum):
-    """What speaks for a schedule. The first three are taken without a trial."""
+    """The evidence for a schedule. The first three are used without a trial."""
 
     RULE = "rule"
     PRIOR = "prior"
     TABLES = "tables"
-    PREDICTED = "predicted"  # Judged by its machine code, for a device that was not there
-    RECORD = "record"  # Measured on such a device elsewhere, or by a honed that did not say where
-    MEASURED = "measured"  # On the machine that compiled the model
+    PREDICTED = "predicted"  # Predicted from its machine code, for a device that is not there
+    RECORD = "record"  # Measured on such a device elsewhere, or by a honed that did not record where
+    MEASURED = "measured"  # Measured on the machine that compiled the model
 
 
 class SearchStrategy(StrEnum):
-    """How the search came to a schedule."""
+    """The search strategy that found a schedule."""
 
-    RELATED = "kin"  # The best of another task, moved to this one's extents
+    RELATED = "kin"  # The best schedule of another task, adapted to this task's extents
     TABLES = "tables"
     EVOLUTION = "evolution"
     DESCENT = "descent"
-    REVALIDATED = "again"  # Known from another driver or compiler
+    REVALIDATED = "again"  # Recorded with another driver or compiler, and measured again
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleProvenance:
-    """Where a schedule comes from, as a kernel's `schedule` says it: `measured:kin:0123456789ab`.
+    """The provenance of a schedule, written in a kernel's `schedule` as `measured:kin:0123456789ab`.
 
-    That is its source, its name among others of that source, and where it is known how it was found.
+    That is its source, the search strategy that found it if known, and its name among schedules of that
+    source.
     """
 
     source: ScheduleSource
@@ -399,7 +399,7 @@ class ScheduleProvenance:
 
     @classmethod
     def parse(cls, text: str) -> ScheduleProvenance:
-        """Return the origin whose `str` is `text`; any other text is a rule's name."""
+        """Return the provenance whose `str` is `text`; any other text is a rule's name."""
         source, colon, rest = text.partition(":")
         if not colon or source not in set(ScheduleSource):
             return cls(ScheduleSource.RULE, text)
@@ -409,18 +409,18 @@ class ScheduleProvenance:
         return cls(ScheduleSource(source), rest)
 
     def __str__(self) -> str:
-        """Return the origin's name in a compiled model; for a rule, the rule's own name."""
+        """Return the text in a compiled model; for a rule, the rule's own name."""
         if self.source is ScheduleSource.RULE:
             return self.name
         return ":".join((self.source, *([self.way] if self.way else []), self.name))
 
     @property
     def tried(self) -> bool:
-        """Whether its time was measured, here or elsewhere."""
+        """Return whether the schedule's time was measured, here or elsewhere."""
         return self.source in (ScheduleSource.RECORD, ScheduleSource.MEASURED)
 
 
-# What Relax calls an output of a part that the CPU engine runs: between the frontend and lowering.
+# Prefix of Relax functions that stand for an output of a CPU partition, from the frontend until lowering.
 _PREFIX = "honed.cpu_part."
 
 

@@ -1,6 +1,6 @@
-"""`.honed` files: a preamble, a msgpack header and the constants, which are mapped and not read.
+"""Reads and writes `.honed` files: a preamble, a msgpack header and the constants, which are memory-mapped.
 
-docs/dev/format.md is the specification. Every byte of a file is pinned: the preamble by its own rules, the
+docs/dev/format.md is the specification. Every byte of a file is checked: the preamble by its own rules, the
 header and the constant section by SHA-256, and the padding between them must be zero.
 """
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # The service reads files without NumPy
 
 MAGIC = b"HONED\r\n\x1a"
 MAX_HEADER_BYTES = 32 << 20
-MAX_HEADER_VALUES = 1 << 20  # In all maps and lists of a header together: it is a file from anywhere
-_MAX_ITEMS = 1 << 18  # Of one map or list, for which memory is taken before the first is read
+MAX_HEADER_VALUES = 1 << 20  # Values in all maps and lists of a header together, as files are untrusted
+_MAX_ITEMS = 1 << 18  # Items of one map or list, for which msgpack reserves memory first
 _PREAMBLE = struct.Struct("<8sIIQ32s32s")
 _HASH_CHUNK = 4 << 20  # Bytes
 
 
 class _Preamble(NamedTuple):
-    """What the first 88 bytes say."""
+    """The fields of the first 88 bytes of a file."""
 
     header_bytes: int
     constant_bytes: int
@@ -45,7 +45,7 @@ class _Preamble(NamedTuple):
 
     @property
     def constants_at(self) -> int:
-        """Where the constant section starts: the first page after the header."""
+        """The offset of the constant section in bytes: the first page after the header."""
         return -(-(_PREAMBLE.size + self.header_bytes) // CONSTANT_ALIGN) * CONSTANT_ALIGN
 
     @property
@@ -63,9 +63,9 @@ class ModelFile:
         self._constants_at = constants_at
 
     def constant(self, index: int) -> NDArray[Any]:
-        """Return the value of buffer `index`, read-only, in the buffer's dtype and shape; no copy is made.
+        """Return the value of buffer `index`, read-only, in the buffer's dtype and shape, without copying it.
 
-        Raises InvalidArgument where that buffer is no constant or the file was closed.
+        Raises InvalidArgument if that buffer is no constant or the file is closed.
         """
         import numpy as np
 
@@ -89,13 +89,13 @@ class ModelFile:
         return {tensor.name: self.constant(index) for tensor, index in tensors}
 
     def form(self, number: int) -> ModelFile:
-        """Return a variant of one of the model's partitions, as a file that is closed by itself."""
+        """Return size specialisation `number` as a file for the caller to close; raise InvalidArgument."""
         if self._mapped is None:
             raise InvalidArgument(f"{self.path} is closed; read it again")
         return ModelFile(self.path, self.model.forms[number].model, self._mapped, self._constants_at)
 
     def close(self) -> None:
-        """Let go of the file; arrays that `constant` gave out keep it mapped until they go."""
+        """Release the file; arrays from `constant` keep it mapped as long as they exist."""
         self._mapped = None
 
     def __enter__(self) -> ModelFile:
@@ -113,10 +113,11 @@ def write(
 ) -> None:
     """Write `model` with the value of each of its constant buffers, by buffer index, durably to `path`.
 
-    `forms` are the same of each of its forms; of values in the same place the first is written.
+    `forms` are the constants of each of its size specialisations; of several values at one offset, the
+    model's own or else the first is written.
 
-    `path` is replaced at once or not at all. Raises ModelFileError where the model breaks a rule of
-    `validate` or a value does not fit its buffer, and ResourceExhausted where the disk is full.
+    `path` is replaced at once or not at all. Raises ModelFileError if the model breaks a rule of `validate`
+    or a value does not fit its buffer, and ResourceExhausted if the disk is full.
     """
     validate.check(model)
     values = _checked_constants(model, constants)
@@ -139,9 +140,9 @@ def write(
 
 
 def read(path: str | os.PathLike[str], verify: bool = True) -> ModelFile:
-    """Open a `.honed` file and check all of it; `verify=False` leaves out hashing the constants.
+    """Open a `.honed` file and check all of it; `verify=False` does not hash the constants.
 
-    Raises NotFound where there is no such file and ModelFileError for anything that is wrong with it.
+    Raises NotFound if there is no such file, and ModelFileError if anything is wrong with it.
     """
     path = Path(path)
     mapped = _map(path)
@@ -265,7 +266,7 @@ def _model(path: Path, header: bytes) -> CompiledModel:
             max_map_len=_MAX_ITEMS,
         )
         model = strict.from_plain(CompiledModel, plain, where="model")
-    except (ValueError, RecursionError) as error:  # msgpack's errors are ValueErrors, and so is Mismatch
+    except (ValueError, RecursionError) as error:  # msgpack's errors are ValueErrors, and so is SchemaError
         raise ModelFileError(
             f"the header of {path} is malformed ({error}); compile the model again"
         ) from error
@@ -274,13 +275,13 @@ def _model(path: Path, header: bytes) -> CompiledModel:
 
 
 class _Values:
-    """Counts the values of a header while it is read, so that few bytes cannot become much memory."""
+    """A counter of a header's values during parsing, so that a few bytes cannot expand to much memory."""
 
     def __init__(self) -> None:
         self._left = MAX_HEADER_VALUES
 
     def map(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """Return a map made of all its pairs; raise ValueError where a key is there twice."""
+        """Return the map of these pairs; raise ValueError for a repeated key."""
         self._count(2 * len(pairs))
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -288,7 +289,7 @@ class _Values:
         return found
 
     def list(self, items: list[object]) -> list[object]:
-        """Return a whole list, after counting its items."""
+        """Count the items of a list and return it."""
         self._count(len(items))
         return items
 

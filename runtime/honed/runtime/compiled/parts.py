@@ -1,4 +1,7 @@
-"""Rules of models in partitions (docs/dev/format.md). Their own process reads the ONNX files."""
+"""Checks the rules of models in partitions (docs/dev/format.md).
+
+The partitions' process reads the ONNX files.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from .model import CompiledModel, CpuPartition, HostCall, PartitionTable, Partit
 from .sub_buffers import check_there, require
 
 MAX_PARTS = 16
-MAX_REASONS = 64  # Of one part
-MAX_SIZES = 64  # That parts are compiled for, or were found not to be worth it
+MAX_REASONS = 64  # Reasons of one partition
+MAX_SIZES = 64  # Sizes of all partitions: specialised, or skipped
 _MAX_RANK = 32
-_MAX_BYTES = 1 << 40  # Of one tensor: sizes are multiplied
+_MAX_BYTES = 1 << 40  # Bytes of one tensor: larger sizes might overflow when multiplied
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 
 
 def check(model: CompiledModel) -> None:
-    """Raise ModelFileError unless the parts are as they must be; steps are checked by `check_call`."""
+    """Raise ModelFileError if the partitions break a rule; `check_call` checks the steps that run them."""
     split = model.split
     if split is None:
         require(not model.forms, "there are forms of parts, and no parts")
@@ -39,9 +42,9 @@ def check(model: CompiledModel) -> None:
 
 
 def _check_behind(model: CompiledModel, split: PartitionTable) -> set[_Signature]:
-    """Return what the steps and the partitions behind them give; check that each partition gets its inputs.
+    """Return the outputs of steps and tail; check that each partition of the tail gets its inputs.
 
-    Raises ModelFileError where a rule is broken.
+    Raises ModelFileError if a rule is broken.
     """
     require(len(set(split.tail)) == len(split.tail), "a part runs twice behind the steps")
     made = _signatures(model.outputs)
@@ -59,9 +62,9 @@ def _check_behind(model: CompiledModel, split: PartitionTable) -> set[_Signature
 
 
 def _check_forms(model: CompiledModel, split: PartitionTable) -> None:
-    """Raise ModelFileError unless variants are of partitions that may have some.
+    """Raise ModelFileError unless size specialisations are of partitions that may have them.
 
-    The rules of the variants' own models are checked by the caller that checks this model.
+    `validate.check` checks the rules of the specialisations' own models.
     """
     known = [(form.part, form.sizes) for form in model.forms]
     known += [(out.part, out.sizes) for out in split.left_out]
@@ -98,12 +101,12 @@ def _check_forms(model: CompiledModel, split: PartitionTable) -> None:
 
 
 def open_count(tensors: Iterable[PartitionTensor]) -> int:
-    """Return how many sizes of the tensors depend on the data."""
+    """Return the number of sizes of the tensors that depend on the data."""
     return sum(tensor.shape.count(-1) for tensor in tensors)
 
 
 def filled(tensors: Iterable[PartitionTensor], sizes: Sequence[int]) -> tuple[PartitionTensor, ...]:
-    """Return the tensors with `sizes` in the place of each -1, in their order."""
+    """Return the tensors with each -1 replaced by the next of `sizes`."""
     left = iter(sizes)
     return tuple(
         replace(t, shape=tuple(next(left) if size == -1 else size for size in t.shape)) for t in tensors
@@ -111,9 +114,9 @@ def filled(tensors: Iterable[PartitionTensor], sizes: Sequence[int]) -> tuple[Pa
 
 
 def covers(sizes: Sequence[int], least: int, observed: Sequence[int]) -> bool:
-    """Return whether a variant for `sizes` and `least`, as in `Form`, runs a partition that met sizes.
+    """Return whether a specialisation for `sizes` runs a partition with the `observed` sizes.
 
-    `observed` are the sizes that the partition met.
+    `least` is that of `SizeSpecialisation`.
     """
     if tuple(sizes) == tuple(observed):
         return True
@@ -121,7 +124,7 @@ def covers(sizes: Sequence[int], least: int, observed: Sequence[int]) -> bool:
 
 
 def observed_sizes(tensors: Iterable[PartitionTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the sizes in `shapes` that stand in the place of each -1 of the tensors, in their order."""
+    """Return the sizes in `shapes` at the place of each -1 of the tensors, in order."""
     return tuple(
         found
         for tensor, shape in zip(tensors, shapes, strict=True)
@@ -131,7 +134,7 @@ def observed_sizes(tensors: Iterable[PartitionTensor], shapes: Iterable[Sequence
 
 
 def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
-    """Raise ModelFileError unless a host call of a part has what that takes and gives."""
+    """Raise ModelFileError unless a host call of a partition has its inputs and outputs."""
     split = model.split
     attrs = dict(step.attrs)
     number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
@@ -156,7 +159,7 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
 
 
 def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
-    """Raise ModelFileError unless a probe has what the parts behind all steps are to give."""
+    """Raise ModelFileError unless a probe has the outputs of the tail."""
     outputs = model.tail_outputs
     require(
         len(probe.behind) in (0, len(outputs)),

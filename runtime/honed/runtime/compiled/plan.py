@@ -1,11 +1,12 @@
-"""The rules of a plan's steps: what each may touch, what is written when, and which memory is shared.
+"""Checks the steps of a plan: which buffers each may use, which are written first, which may share memory.
 
-Preparation runs once, before the first inference: it sees constants and prepared buffers only, and what it
-wrote no inference may change.
-A buffer is live from its first use to its last, and one with others within it (see `within`) as long as any
-of them. Two scratch buffers may share bytes only where they are never live at the same step, or one is said
-to lie within the other, or both in a third. "readwrite" means that a kernel reads back what it wrote itself
-or updates in place, so it counts as a write when it comes first.
+Preparation runs once, before the first inference: it uses constants and prepared buffers only, and no
+inference may change what it wrote.
+
+A buffer is live from its first use to its last, and one with others within it (see `sub_buffers`) as long as
+any of them. Two scratch buffers may share bytes only if they are never live at the same step, or one is
+declared to lie within the other, or both in a third. "readwrite" means that a kernel reads back what it wrote
+itself or updates in place, so it counts as a write if it comes first.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .sub_buffers import (
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What the steps of one list are called in messages, and the places of what they may read and write."""
+    """A list of steps: its name in messages, and the places that its steps may read and write."""
 
     called: str
     reads: frozenset[Place]
@@ -44,10 +45,10 @@ _INFERENCE = _Stage("step", frozenset(get_args(Place)), frozenset({"output", "sc
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One buffer touched by one step."""
+    """A use of one buffer by one step."""
 
     buffer: int
-    reads: bool  # Needs to have been written before
+    reads: bool  # Requires an earlier write
     writes: bool
 
     @classmethod
@@ -57,7 +58,7 @@ class Use:
 
 
 def check(model: CompiledModel) -> None:
-    """Raise ModelFileError unless every step is possible where it stands."""
+    """Raise ModelFileError unless every step can run at its place in the order."""
     for where, step, stage in _in_order(model):
         _check_step(model, where, step)
         _check_access(model, where, step, stage)
@@ -81,7 +82,7 @@ def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
 
 
 def constants_of(model: CompiledModel, steps: Iterable[Step]) -> frozenset[int]:
-    """Return the constants that some of the steps read, by index."""
+    """Return the indices of the constants that the steps read."""
     touched = {use.buffer for step in steps for use in uses(model.kernels, step)}
     return frozenset(index for index in touched if model.buffers[index].place == "constant")
 
@@ -147,7 +148,7 @@ def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
 
 
 def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -> None:
-    touched: dict[int, bool] = {}  # Buffer -> whether some use writes it
+    touched: dict[int, bool] = {}  # Index of a buffer -> whether a use writes it
     for use in uses(model.kernels, step):
         place = model.buffers[use.buffer].place
         if place not in (stage.writes if use.writes else stage.reads):
@@ -161,9 +162,9 @@ def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -
 
 
 def _check_order(model: CompiledModel) -> None:
-    """Raise ModelFileError where something is read before it is written, or an output is never written.
+    """Raise ModelFileError if a buffer is read before it is written, or an output is never written.
 
-    Empty buffers hold nothing. What lies in a family is followed byte by byte.
+    Empty buffers need no write. Families of sub-buffers are tracked byte by byte.
     """
     buffers = model.buffers
     written = {i for i, b in enumerate(buffers) if b.place in ("constant", "input") or b.nbytes == 0}
@@ -194,7 +195,7 @@ def _check_order(model: CompiledModel) -> None:
 
 
 def _check_sharing(model: CompiledModel) -> None:
-    """Raise ModelFileError where two scratch buffers that are live at one step overlap.
+    """Raise ModelFileError if two scratch buffers that are live at one step overlap.
 
     Buffers of one family may overlap. Takes n log n steps for n buffers.
     """

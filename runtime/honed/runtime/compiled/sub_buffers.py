@@ -1,9 +1,9 @@
-"""Buffers that lie within others: which may, and what of the memory that they share steps may touch.
+"""Checks buffers that lie within others: where they may lie, and which shared bytes steps may touch.
 
-A buffer with all that lie within it is a family. No byte of a family is written by way of two buffers, and
-what is read of it was written before, byte by byte.
+A buffer with all that lie within it is a family. No byte of a family is written through two buffers, and each
+byte is written before it is read.
 
-Broken rules of a model, these and those in the files beside, are told by `require`.
+The other modules of rules, too, report broken ones with `require`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _PLACES: tuple[Place, ...] = ("input", "output", "scratch")
 
 
 def family_of(buffers: Sequence[Buffer], index: int) -> int:
-    """Return the buffer in whose memory a buffer lies: another, or itself."""
+    """Return the index of the buffer that holds a buffer's memory: another, or itself."""
     within = buffers[index].within
     return index if within is None else within
 
 
 def bytes_of(buffers: Sequence[Buffer], index: int) -> range:
-    """Return the bytes that a buffer takes, counted from the start of its family."""
+    """Return the byte range of a buffer, counted from the start of its family."""
     buffer = buffers[index]
     start = 0 if buffer.within is None else buffer.offset
     return range(start, start + buffer.nbytes)
 
 
 def share_bytes(buffers: Sequence[Buffer], one: int, other: int) -> bool:
-    """Return whether two buffers are one, or overlap within one family."""
+    """Return whether two buffers are the same, or overlap within one family."""
     if one == other:
         return True
     mine, yours = bytes_of(buffers, one), bytes_of(buffers, other)
@@ -43,14 +43,14 @@ def share_bytes(buffers: Sequence[Buffer], one: int, other: int) -> bool:
 
 
 def families(buffers: Sequence[Buffer]) -> frozenset[int]:
-    """Return the buffers in which others lie."""
+    """Return the indices of buffers that others lie within."""
     return frozenset(b.within for b in buffers if b.within is not None)
 
 
 def check_declared(buffers: Sequence[Buffer], align: int) -> None:
-    """Raise ModelFileError unless each buffer that says that it lies within another may, and does.
+    """Raise ModelFileError unless each buffer declared to lie within another may, and does.
 
-    `align` is that of sub-buffers, in bytes.
+    `align` is the device's alignment of sub-buffers in bytes.
     """
     for i, buffer in enumerate(buffers):
         if buffer.within is None:
@@ -78,12 +78,12 @@ def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
 
 
 def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
-    """Return two buffers of one family that overlap, where one of them is written; None without such buffers.
+    """Return two buffers of one family that overlap, one of them written; None without such buffers.
 
     `touched` are the buffers of a step, each once, and whether it writes them.
     """
     spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i, writes) for i, writes in touched)
-    furthest: dict[bool, tuple[int, int]] = {}  # By whether it is written: the end of one, and which
+    furthest: dict[bool, tuple[int, int]] = {}  # Largest end so far, by `writes`, and its buffer
     family = -1
     for root, start, index, writes in spans:
         if root != family:
@@ -98,19 +98,19 @@ def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> t
 
 @dataclass()
 class WrittenBytes:
-    """Which bytes were written: `ends[n]` is where the run of bytes ends that begins at `starts[n]`."""
+    """The written bytes as sorted ranges: `starts[n]` to `ends[n]`."""
 
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
     def add(self, span: range) -> None:
-        """Add a span of bytes that were written, too."""
+        """Add a range of written bytes."""
         first, last = bisect_left(self.ends, span.start), bisect_right(self.starts, span.stop)
         start, end = min([span.start, *self.starts[first:last]]), max([span.stop, *self.ends[first:last]])
         self.starts[first:last], self.ends[first:last] = [start], [end]
 
     def covers(self, span: range) -> bool:
-        """Return whether all bytes of a span were written."""
+        """Return whether all bytes of a range were written."""
         at = bisect_right(self.starts, span.start) - 1
         return at >= 0 and span.stop <= self.ends[at]
 
@@ -121,7 +121,7 @@ def fail(problem: str) -> ModelFileError:
 
 
 def require(condition: bool, problem: str) -> None:
-    """Raise that error unless the rule is kept."""
+    """Raise the error of `fail` if the condition is false."""
     if not condition:
         raise fail(problem)
 

@@ -1,7 +1,7 @@
-"""Every rule a compiled model must keep, checked before anything of it reaches a device.
+"""Checks every rule of a compiled model before anything of it reaches a device.
 
-`check` raises ModelFileError with the first broken rule. The order of steps, and what they may read and
-write, is in `plan`.
+`check` raises ModelFileError with the first broken rule. `plan` has the rules of the order of steps, and of
+what they may read and write.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from . import parts, plan, sub_buffers
 from .model import Buffer, CompiledModel, Kernel, Place, Probe, Selection, Tensor
 from .sub_buffers import check_there, require
 
-MAX_RANK = 32  # NumPy 1's
+MAX_RANK = 32  # NumPy 1's limit
 MAX_GRID = 2**31 - 1  # Work-groups along one axis
-CONSTANT_OFFSET_ALIGN = 64  # Bytes: any dtype, and a cache line
+CONSTANT_OFFSET_ALIGN = 64  # Bytes: suits any dtype, and is a cache line
 PRECISIONS = ("fp16", "fp32", "fp64", "mixed")
-MAX_KERNEL_WORDS = 100_000  # In the sources: far more than any model has kernels
+MAX_KERNEL_WORDS = 100_000  # Occurrences in the sources: far more than kernels of any model
 _DECLARATION = 800  # Characters from __kernel to the end of its name: attributes and the type
 _KERNEL = re.compile(
     r"kernel(?:(?<=\b__kernel)|(?<=\bkernel))\b"
-)  # What begins with letters is found at once
+)  # A pattern that begins with letters is searched faster
 _HEAD = re.compile(rf"[^;{{}}]{{0,{_DECLARATION}}}")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(", re.ASCII)
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
@@ -47,7 +47,7 @@ def check(model: CompiledModel) -> None:
     _check_proof(model)
     _check_preconditions(model)
     for form in model.forms:
-        check(form.model)  # Which has none: `parts` saw to that
+        check(form.model)  # Recursion ends: `parts` refuses specialisations of specialisations
 
 
 def _check_identity(model: CompiledModel) -> None:
@@ -181,7 +181,7 @@ def _check_kernels(model: CompiledModel) -> None:
 
 
 def _declared(source: str) -> frozenset[str]:
-    """Return every name that can be that of a kernel in an OpenCL source."""
+    """Return every name that an OpenCL source may declare as a kernel."""
     return frozenset(
         name
         for start in _KERNEL.finditer(source)

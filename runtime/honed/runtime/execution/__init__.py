@@ -1,1 +1,1 @@
-"""What runs compiled models on a device."""
+"""Runs compiled models on a device."""

@@ -1,8 +1,7 @@
-"""Calls of the OpenCL driver that are prepared once and made again and again.
+"""Prepares calls of the OpenCL driver once, and repeats them fast.
 
-ctypes makes an object of each value of C that a call gets, five for a launch, and a loop in Python runs
-bytecode between two calls. Here the arguments are what ctypes would make of them, and iterators in C make the
-calls.
+ctypes makes an object of each C value in a call, five for a launch, and a loop in Python runs bytecode
+between two calls. Here the arguments are ctypes objects made in advance, and iterators in C make the calls.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 
 from honed.machine.opencl import LOADER, cl, refused
 
-Call = tuple[Any, tuple[Any, ...], str]  # A function of the driver, all its arguments, and what for
+Call = tuple[Any, tuple[Any, ...], str]  # A driver function, its arguments, a description for errors
 _EXECUTION_STATUS = 0x11D3  # CL_EVENT_COMMAND_EXECUTION_STATUS
 
 
 class Calls:
-    """Calls in order; what their arguments point to must outlive them."""
+    """Driver calls in order; the memory that their arguments point to must outlive them."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._runs = [
@@ -30,7 +29,7 @@ class Calls:
         ]
 
     def make(self) -> None:
-        """Make them, without bytecode between two of one function; raise DeviceError at the first refused."""
+        """Make the calls, without bytecode between those of one function; raise DeviceError if one fails."""
         for function, arguments, doing in self._runs:
             left = iter(arguments)
             code = next(filter(None, starmap(function, left)), 0)
@@ -39,9 +38,9 @@ class Calls:
 
 
 class ReusedEvent:
-    """The event of a command that is enqueued again and again, as pyopencl's Event for what is asked here.
+    """The event of a command that is enqueued repeatedly; has the attributes of pyopencl's Event used here.
 
-    `at` is the argument for the place where the driver writes it; `release` must come before it writes again.
+    `at` is the argument for the address that the driver writes it to; call `release` before it writes again.
     """
 
     def __init__(self) -> None:
@@ -49,11 +48,11 @@ class ReusedEvent:
         self.at = ctypes.byref(self._event)
         status = (self._event, _EXECUTION_STATUS, size(4), ctypes.byref(self._status), None)
         self._ask = Calls([(LOADER.clGetEventInfo, status, "describe an event")])
-        self._release = LOADER.clReleaseEvent  # Which outlives the module's names when the process ends
+        self._release = LOADER.clReleaseEvent  # Still there when the module's names are gone at exit
 
     @property
     def command_execution_status(self) -> int:
-        """Return the command's status, negative for an error; raise DeviceError where the driver has none."""
+        """Return the command's status, negative for an error; raise DeviceError if the driver cannot tell."""
         self._ask.make()
         return self._status.value
 
@@ -62,7 +61,7 @@ class ReusedEvent:
         cl.Event.from_int_ptr(self._event.value, retain=True).wait()
 
     def release(self) -> None:
-        """Let go of the driver's event, if there is one."""
+        """Release the driver's event, if there is one."""
         if self._event.value:
             self._release(self._event)
             self._event.value = None
@@ -77,16 +76,16 @@ def owned(event: ctypes.c_void_p) -> Any:
 
 
 def handle(owner: Any) -> Any:
-    """Return the argument for the driver's object behind one of pyopencl, which must outlive it."""
+    """Return the argument for the driver's object of a pyopencl object, which must outlive it."""
     return ctypes.c_void_p.from_param(owner.int_ptr)
 
 
 def size(value: int) -> Any:
     """Return the argument for a size_t."""
-    return ctypes.c_void_p.from_param(value)  # Which is as wide
+    return ctypes.c_void_p.from_param(value)  # A pointer is as wide
 
 
-@lru_cache(1024)  # Many launches have the same, which then stay in the processor's caches
+@lru_cache(1024)  # Many launches have equal sizes, which then stay in the processor's caches
 def sizes(x: int, y: int, z: int) -> Any:
-    """Return the argument for an array of three size_t, which is for reading only."""
+    """Return the argument for an array of three size_t, which nobody may change."""
     return ctypes.byref((ctypes.c_size_t * 3)(x, y, z))

@@ -1,7 +1,7 @@
-"""Parts of models that the CPU engine runs, in a process of their own: the end that asks.
+"""The client of the process that runs partitions on the CPU engine.
 
-The process is `honed.cpu.parts`, of the package honed-cpu. It starts with the first model that has parts and
-ends with the last one. What an untrusted part does to it is told as a DeviceError.
+The process is `honed.cpu.parts`, of the package honed-cpu. It starts with the first model that has partitions
+and ends with the last one. If an untrusted partition crashes it, the caller gets a DeviceError.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ from .partcalls import (
 
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
-_SHARED_BYTES = 1 << 16  # In and out of a part; less goes over the socket
+_SHARED_BYTES = 1 << 16  # Bytes of a partition's inputs and outputs; fewer go over the socket
 
 
 class CpuPartitionProcess:
-    """The process, which holds the parts of any number of models. Calls from several threads take turns.
+    """A process that holds the partitions of any number of models. Calls from several threads take turns.
 
     The process ends with the thread that opened the first model.
     """
 
     def __init__(self, limits: PartLimits = UNLIMITED) -> None:
-        """Set up the engine, without starting its process yet."""
+        """Set up the client, without starting the process yet."""
         self._limits = limits
         self._lock = threading.Lock()
         self._child: RpcChild | None = None
         self._next = 0
         self._open = 0
-        self._region: Region | None = None  # For tensors, known to the present process
-        self._most_made = 0  # Bytes of what one call gave
+        self._region: Region | None = None  # Shared memory for tensors, registered with the present process
+        self._most_made = 0  # Largest size of one call's outputs in bytes
 
     def open(self, file: ModelFile) -> LoadedPartitions:
-        """Load the parts of a model that has some.
+        """Load the partitions of a model that has some.
 
-        Raises DeviceError where the CPU engine is not there or the process ends, and what it says of a part.
+        Raises DeviceError if the CPU engine is not installed or the process ends, and the errors that it
+        reports of a partition.
         """
         split = file.model.split
         assert split is not None
@@ -73,7 +74,7 @@ class CpuPartitionProcess:
             raise DeviceError(
                 "parts of this model run in the CPU engine, which is not installed; install honed-cpu"
             )
-        loaded: list[int] = []  # Grows, so that what was loaded is let go of where the next is refused
+        loaded: list[int] = []  # Grows in place, so that `close` unloads what was loaded
         with self._lock:
             self._open += 1
         opened = LoadedPartitions(self, split.parts, loaded)
@@ -93,9 +94,9 @@ class CpuPartitionProcess:
         wanted: Sequence[str],
         stops: Sequence[SpecialisedSizes],
     ) -> tuple[PartitionsResult, dict[str, Array]]:
-        """Run loaded parts, which make some of `outputs`; what was asked for of these, by name.
+        """Run loaded partitions, which compute some of `outputs`; return the `wanted` ones by name.
 
-        Raises as `LoadedPartitions.run`.
+        Raises as `LoadedPartitions.run` does.
         """
         given = tuple(PartitionTensor(name=t.name, dtype=t.dtype, shape=a.shape) for t, a in inputs)
         arrays = [array for _, array in inputs]
@@ -120,26 +121,29 @@ class CpuPartitionProcess:
                 data = [whole[at : at + _nbytes(tensor)].data for tensor, at in each]
             self._most_made = max(self._most_made, sum(map(len, data)))
             found = zip(ran.outputs, data, strict=True)
-            # The next run takes the same memory.
+            # Copied, as the next run writes to the same memory.
             made = {t.name: np.array(_checked(_named(declared, t), t, held)) for t, held in found}
         return ran, made
 
     def unload(self, numbers: Sequence[int]) -> None:
-        """Let go of a model's parts; with the last model the process ends."""
+        """Unload a model's partitions; the process ends with the last model."""
         with self._lock:
             self._open -= 1
             if not self._open:
                 self._end()
             if self._child is None:
                 return
-            with contextlib.suppress(DeviceError):  # A process that is gone has forgotten them
+            with contextlib.suppress(DeviceError):  # A process that is gone holds no partitions
                 for number in numbers:
                     self._call(UnloadPart(part=number))
 
     def _placed(
         self, inputs: Sequence[Array], outputs: Sequence[PartitionTensor]
     ) -> tuple[tuple[int, ...], int]:
-        """Put much data into shared memory: where each input is, and where outputs may begin."""
+        """Copy large inputs to shared memory; return the offset of each, and where outputs may begin.
+
+        Returns () and 0 if there is too little data, which then goes over the socket.
+        """
         places, room = laid_out([array.nbytes for array in inputs], 0)
         _, end = laid_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)
         end = max(end, room + self._most_made)
@@ -172,9 +176,9 @@ class CpuPartitionProcess:
         return number
 
     def _call(self, call: Call[R], descriptors: Sequence[int] = ()) -> R:
-        """Return the process's answer; start the process where there is none. The caller holds the lock.
+        """Return the process's answer; start the process if there is none. The caller holds the lock.
 
-        Raises DeviceError where the process cannot be started or has ended.
+        Raises DeviceError if the process cannot be started or has ended.
         """
         try:
             if self._child is None:
@@ -202,7 +206,7 @@ class CpuPartitionProcess:
 
 
 class LoadedPartitions:
-    """The parts of one model."""
+    """The partitions of one model, loaded in the process."""
 
     def __init__(
         self, process: CpuPartitionProcess, parts: Sequence[CpuPartition], numbers: Sequence[int]
@@ -213,9 +217,9 @@ class LoadedPartitions:
         self._closed = False
 
     def run(self, index: int, inputs: Sequence[Array]) -> list[Array]:
-        """Run a part on inputs of its shapes, and of types that can be cast to its own.
+        """Run a partition on inputs of its shapes, whose types can be cast to its own; return its outputs.
 
-        Raises InvalidArgument where it cannot be run on these inputs, DeviceError where its process ended.
+        Raises InvalidArgument if it cannot be run on these inputs, DeviceError if its process ended.
         """
         part = self._parts[index]
         given = dict(zip([tensor.name for tensor in part.inputs], inputs, strict=True))
@@ -230,10 +234,10 @@ class LoadedPartitions:
         wanted: Sequence[str],
         stops: Sequence[SpecialisedSizes] = (),
     ) -> tuple[PartitionsResult, dict[str, Array]]:
-        """Run parts one after the other on values by name, up to one that meets sizes of `stops`.
+        """Run partitions in order on values by name, up to one with sizes in `stops`.
 
-        Gives how far that went, and of what was made what is wanted or the rest of them reads. Raises as
-        `run`.
+        Returns the progress, and the computed outputs that are `wanted` or that the remaining partitions
+        read. Raises as `run` does.
         """
         parts = [self._parts[index] for index in indices]
         own = {tensor.name for part in parts for tensor in part.outputs}
@@ -274,7 +278,7 @@ def _nbytes(tensor: PartitionTensor) -> int:
 
 
 def _check_answer(parts: Sequence[CpuPartition], ran: PartitionsResult) -> None:
-    """Raise DeviceError for an answer that cannot be one to these parts."""
+    """Raise DeviceError unless the answer's counts fit these partitions."""
     whole = 0 <= ran.done <= len(parts) and ran.done <= len(ran.sizes) <= ran.done + 1
     observed = zip(parts, ran.sizes, strict=False)
     if not whole or any(len(sizes) != open_count(part.inputs) for part, sizes in observed):
@@ -282,14 +286,14 @@ def _check_answer(parts: Sequence[CpuPartition], ran: PartitionsResult) -> None:
 
 
 def _named(declared: Mapping[str, PartitionTensor], given: PartitionTensor) -> PartitionTensor:
-    """Return the header's description of an output; raise DeviceError where it declares none of that name."""
+    """Return the header's description of an output; raise DeviceError if it declares none of that name."""
     if given.name not in declared:
         raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
     return declared[given.name]
 
 
 def _checked(wanted: PartitionTensor, given: PartitionTensor, data: Data) -> Array:
-    """Return an output as an array; raise InvalidArgument where its type or shape is not the header's."""
+    """Return an output as an array; raise InvalidArgument if its type or shape is not the header's."""
     fits = len(wanted.shape) == len(given.shape) and all(
         size in (-1, found) for size, found in zip(wanted.shape, given.shape, strict=True)
     )
@@ -301,17 +305,16 @@ def _checked(wanted: PartitionTensor, given: PartitionTensor, data: Data) -> Arr
     return np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
 
 
-# ---- What runs behind all steps of a model: parts in the CPU engine, and compiled
-# forms for some sizes ----
+# ---- The tail of a model: partitions on the CPU engine, and size specialisations ----
 
-RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # A form by number, on its inputs
+RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # Specialisation by number, on inputs
 
 
 class TailPartitions:
-    """Those of one model; with none of them nothing is made."""
+    """The partitions of one model that run after all its steps; without any, it computes nothing."""
 
     def __init__(self, model: CompiledModel, parts: LoadedPartitions | None) -> None:
-        """Set up the partitions behind all steps of a model; `parts` are loaded."""
+        """Set up the tail of a model; `parts` are its loaded partitions."""
         self._parts = parts
         self._split = model.split
         self._wanted = [tensor.name for tensor in model.tail_outputs]
@@ -323,10 +326,10 @@ class TailPartitions:
     def run(
         self, values: Mapping[str, Array], run_form: RunForm | None
     ) -> tuple[dict[str, Array], tuple[ObservedSizes, ...]]:
-        """Return the outputs that partitions compute, and the sizes that sized partitions met.
+        """Return the outputs of the tail, and the sizes that sized partitions observed.
 
-        `values` are the available tensors by name. `run_form` runs the variants; None: the CPU engine runs
-        every partition. Raises what `LoadedPartitions.run` and `run_form` raise.
+        `values` are the available tensors by name. `run_form` runs size specialisations; None: the CPU engine
+        runs every partition. Raises what `LoadedPartitions.run` and `run_form` raise.
         """
         if self._split is None or self._parts is None:
             return {}, ()
@@ -349,9 +352,9 @@ class TailPartitions:
     def _formed(
         self, number: int, observed: tuple[int, ...], values: Mapping[str, Array], run_form: RunForm
     ) -> dict[str, Array]:
-        """Return a partition's outputs for `values`, from its smallest variant that covers the sizes met.
+        """Return a partition's outputs for `values`, from its smallest specialisation that covers `observed`.
 
-        Where the variant has more rows than the values, their last row is repeated to fill it.
+        If the specialisation has more rows than the values, their last row is repeated to fill it.
         """
         assert self._split is not None
         part = self._split.parts[number]

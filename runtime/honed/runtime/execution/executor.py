@@ -1,8 +1,8 @@
 """Runs a compiled model on an OpenCL device.
 
-What depends on constants only is computed once, when the model is loaded; buffers and kernel arguments are
-bound once. An inference writes the inputs, enqueues every step without waiting, and waits once, when it reads
-the outputs; each host call in the plan costs one wait more.
+Preparation computes what depends on constants only, once, when the model is loaded; buffers and kernel
+arguments are bound once. An inference writes the inputs, enqueues every step without waiting, and waits once,
+when it reads the outputs; each host call in the plan costs one more wait.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def load(
 ) -> Executor:
     """Return the model in a `.honed` file, ready to `run` on `device`.
 
-    `device` is a Device, or what `devices.select` takes. `cache_dir` keeps compiled programs between
+    `device` is a Device, or a spec as for `devices.select`. `cache_dir` keeps compiled programs between
     processes. The driver's compiler runs in `builder`, or in this thread; after each kernel, `progress` is
-    called with how many are built and how many there are. `parts` is the process for partitions that the CPU
-    engine runs; without it, a model that has some gets a process of its own. Raises NotFound, ModelFileError,
-    DeviceError, or ModelRefused if the CPU engine cannot run a partition.
+    called with the number built and the number of all. `parts` is the process for partitions that the CPU
+    engine runs; without it, a model with partitions starts a process of its own. Raises NotFound,
+    ModelFileError, DeviceError, or ModelRefused if the CPU engine cannot run a partition.
     """
     chosen = device if isinstance(device, Device) else select(device)
     return Executor(
@@ -76,18 +76,22 @@ def load(
     )
 
 
-_LONG_SECONDS = 0.25  # Of a run; one that is expected to take so long can be ended between its launches
+_LONG_SECONDS = 0.25  # Seconds of a run; a run expected to take longer can be cancelled between its launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldPorts:
-    """What steps need of what grows: the inputs `given` and the outputs `made` beside it, and copies."""
+    """The ports of a decoder's steps, whose state grows on the device.
+
+    `names` are the inputs that grow, `given` and `made` the other inputs and outputs, and `copies` append new
+    rows to the state.
+    """
 
     names: frozenset[str]
     given: tuple[Port, ...]
     made: tuple[Port, ...]
     copies: tuple[RowCopy, ...]
-    copying: Calls  # Of the copies
+    copying: Calls  # Driver calls of the copies
     row_bytes: int
 
     @classmethod
@@ -99,7 +103,7 @@ class _HeldPorts:
         buffers: Sequence[Any],
         queue: Any,
     ) -> _HeldPorts:
-        """Look it up; raise InvalidArgument where the model does not keep all rows."""
+        """Return the ports for this state; raise InvalidArgument if the model's outputs lack rows of it."""
         given, made = ({port.name: port for port in ports} for ports in (inputs, outputs))
         copies, row_bytes = list[RowCopy](), 0
         for each in growing:
@@ -112,7 +116,7 @@ class _HeldPorts:
             elements = math.prod(taken.shape[each.axis + 1 :])
             outer = math.prod(taken.shape[: each.axis])
             row_bytes += outer * elements * taken.seen.itemsize
-            if taken.buffer != new.buffer:  # Else the model writes them there
+            if taken.buffer != new.buffer:  # An equal buffer is written in place
                 row = elements * taken.held.itemsize
                 ends = buffers[new.buffer], buffers[taken.buffer]
                 copies.append(RowCopy(queue, *ends, outer=outer, row=row, made=rows, capacity=capacity))
@@ -126,14 +130,14 @@ class _HeldPorts:
         )
 
     def append(self, rows: int, count: int) -> None:
-        """Enqueue that `count` new rows follow the first `rows` of what grows; raise DeviceError."""
+        """Enqueue copies of `count` new rows to follow the first `rows` of the state; raise DeviceError."""
         for copy in self.copies:
             copy.set(rows, count)
         self.copying.make()
 
 
 class Executor:
-    """A model on one device, whose calls from several threads run one after the other.
+    """A model on one device, whose calls from several threads take turns.
 
     After a DeviceError of `run` or `profile` the device's state is unknown, and every later call raises
     DeviceError: start a new process, because a faulted context can damage the whole process.
@@ -153,11 +157,11 @@ class Executor:
         self.file = file
         self.device = device
         self._lock = threading.Lock()
-        self._unusable = ""  # Why, once it is
-        self._seconds = 0.0  # Of the latest run
+        self._unusable = ""  # Reason that it is unusable, if it is
+        self._seconds = 0.0  # Duration of the latest run
         programs.check(file.model, device)
         kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
-        self.programs: Sequence[Any] = kernels  # Which models of this process share while they are held
+        self.programs: Sequence[Any] = kernels  # Kept alive so that models of this process share them
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
@@ -172,35 +176,35 @@ class Executor:
         for step in file.model.prepare:
             if not segments.empty(file.model, step):
                 self._prepare(step, kernels)
-        self.forms = [  # Of its parts, in the order of the file
+        self.forms = [  # Size specialisations of its partitions, in the order of the file
             Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
             for n in range(len(file.model.forms))
         ]
         process = parts or CpuPartitionProcess()
         self._parts = process.open(file) if file.model.split is not None else None
         self._behind = TailPartitions(file.model, self._parts)
-        self.observed: tuple[ObservedSizes, ...] = ()  # By the parts behind, in the latest run
+        self.observed: tuple[ObservedSizes, ...] = ()  # Sizes that the tail observed in the latest run
         self._segments = segments.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
     @property
     def model(self) -> CompiledModel:
-        """The compiled model."""
+        """The header of the model's file."""
         return self.file.model
 
     @property
     def launches(self) -> int:
-        """Kernels enqueued for one inference."""
+        """The number of kernels enqueued for one inference."""
         return sum(isinstance(step, Launch) for step in self.model.steps)
 
     @property
     def synchronisations(self) -> int:
-        """Times the host waits for the device in one inference: once, and once for each host call."""
+        """The number of waits for the device in one inference: one, and one for each host call."""
         return 1 + sum(isinstance(step, HostCall) for step in self.model.steps)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs for `inputs`, both by name; outputs are the caller's own arrays.
+        """Return the outputs for `inputs`, both by name; outputs are new arrays, which the caller owns.
 
-        Raises InvalidArgument for inputs the model does not take, DeviceError where the device fails.
+        Raises InvalidArgument for inputs the model does not take, DeviceError if the device fails.
         """
         given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
@@ -209,10 +213,10 @@ class Executor:
     def step(
         self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
     ) -> dict[str, Array]:
-        """Run on `inputs`, and on the first `rows` rows of what grows, which stays on the device.
+        """Run on `inputs` and on the first `rows` rows of the state, which stays on the device.
 
-        Of the new rows the first `count` are appended. Returns the other outputs; raises as `run` does, and
-        InvalidArgument for a model that does not keep all rows.
+        Appends the first `count` new rows to the state. Returns the other outputs; raises as `run` does, and
+        InvalidArgument for a model whose outputs lack rows of the state.
         """
         held = self._held(growing)
         given = iter(memory.checked(held.given, inputs))
@@ -221,11 +225,11 @@ class Executor:
             return self._infer(values, None, held, rows, count)
 
     def row_bytes(self, growing: tuple[Growth, ...]) -> int:
-        """Return the bytes of a row of what grows."""
+        """Return the size of a row of the state in bytes."""
         return self._held(growing).row_bytes
 
     def _held(self, growing: tuple[Growth, ...]) -> _HeldPorts:
-        """Return what steps need of what grows, which is looked up once."""
+        """Return the ports for this state, which are computed once."""
         if growing not in self._growing:
             self._growing[growing] = _HeldPorts.of(
                 growing, self._inputs.ports, self._outputs.ports, self._memory.buffers, self._queue
@@ -233,7 +237,7 @@ class Executor:
         return self._growing[growing]
 
     def grown(self, growing: Sequence[Growth], rows: int) -> dict[str, Array]:
-        """Return the first `rows` rows of what grows, by input."""
+        """Return the first `rows` rows of the state, by input."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("read what the model keeps"):
             wanted = tuple(ports[each.input].buffer for each in growing)
@@ -246,7 +250,7 @@ class Executor:
                 }
 
     def restore(self, growing: Sequence[Growth], values: Mapping[str, Array]) -> None:
-        """Set the first rows of what grows, and zeros behind them: kernels read those, too."""
+        """Set the first rows of the state, and all others to zero, as kernels read those, too."""
         ports = {port.name: port for port in self._inputs.ports}
         with self._lock, driver_call("write what the model keeps"):
             for each in growing:
@@ -261,10 +265,10 @@ class Executor:
     def run_compiled(
         self, inputs: Mapping[str, Array], expected: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return the steps' outputs, on which a partition behind the steps would run; raise as `run` does.
+        """Return the outputs of the steps alone, without the tail; raise as `run` does.
 
-        Where outputs are `expected`, what is not written shows: before the run each output holds the
-        opposite of all its bits, and scratch memory holds NaN.
+        With `expected` outputs, memory that no kernel writes is found: before the run, every output holds the
+        complement of its expected bits, and scratch memory holds NaN.
         """
         given = memory.checked(self._inputs.ports, inputs)
         with self._lock:
@@ -280,9 +284,9 @@ class Executor:
                     memory.store(port, _opposite(expected[port.name]), target)
 
     def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
-        """Return the outputs of the partitions behind all steps for values by name; {} without partitions.
+        """Return the outputs of the tail for values by name; {} without a tail.
 
-        Without `forms` the CPU engine runs all of these partitions. Raises as `run` does.
+        Without `forms`, the CPU engine runs all its partitions. Raises as `run` does.
         """
         found, self.observed = self._behind.run(_together(given), self._run_form if forms else None)
         return found
@@ -291,7 +295,7 @@ class Executor:
         return self.forms[number].run(given)
 
     def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
-        """Run the partitions behind all steps, and note when partitions and variants of them ran."""
+        """Run the tail, and note when partitions and size specialisations ran."""
         began = time.perf_counter()
 
         def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -350,7 +354,7 @@ class Executor:
         self.close()
 
     def _prepare(self, step: Preparation, built: list[Any]) -> None:
-        """Run a step of the preparation and wait, so that constants only it reads can go again."""
+        """Run a step of the preparation and wait, so that constants only it reads can be freed."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
             command = segments.command(self.model, built, self._memory, step)
             event = command.enqueue(handle(self._queue))
@@ -374,7 +378,7 @@ class Executor:
         try:
             with driver_call("run the model"):
                 for port, value in zip(self._inputs.ports, given, strict=True):
-                    if value is None:  # It is there
+                    if value is None:  # State is on the device already
                         continue
                     with self._memory.written(queue, port.buffer) as target:
                         memory.store(port, value, target)
@@ -398,14 +402,14 @@ class Executor:
             self._unusable = str(failed)
             raise
         except Cancelled:
-            queue.finish()  # What is in flight must not meet the next run
+            queue.finish()  # Launches in flight must end before the next run starts
             raise
         finally:
             self._seconds = time.monotonic() - begun
 
 
 def _opposite(value: Array) -> Array:
-    """Return an array in which every element differs from that of `value`, NaN from NaN too."""
+    """Return an array in which every element differs from that of `value`, also NaN from NaN."""
     if value.dtype.kind == "b":
         return ~value
     bits = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
@@ -413,7 +417,7 @@ def _opposite(value: Array) -> Array:
 
 
 def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return all values by name; of several with one name, the first."""
+    """Return all values by name; the first of several with one name."""
     return {name: value for each in reversed(given) for name, value in each.items()}
 
 
@@ -437,7 +441,7 @@ def _built_kernels(
     builder: ThreadPoolExecutor | None,
     progress: Progress,
 ) -> list[Any]:
-    """Return, for each kernel of the model, the pyopencl Program that has its entry."""
+    """Return the pyopencl Program of each kernel of the model, in the kernels' order."""
 
     def build(source: str) -> Any:
         if builder is None:
@@ -456,11 +460,12 @@ def _built_kernels(
     return found
 
 
-# Inputs and outputs of halves are converted on the device, where that computes in singles. NumPy converts one
-# element after the other where it is not built for the processor's own instructions (0.4 ms for an image of
-# 224 x 224 on the host of an H100, a third of SqueezeNet's inference). OpenCL 1.0 loads and stores halves
-# everywhere; to compute with them takes cl_khr_fp16. What an inference updates in place stays on the device.
-_GROUP = 64  # Work-items; every device of OpenCL 1.2 that honed serves takes as many
+# The device converts inputs and outputs between halves and singles if the model computes in singles. NumPy
+# converts one element at a time if it is not built for the processor's own instructions (0.4 ms for an image
+# of 224 x 224 on the host of an H100, a third of SqueezeNet's inference). OpenCL 1.0 loads and stores halves
+# everywhere; to compute with them takes cl_khr_fp16. Buffers that an inference updates in place are left to
+# NumPy.
+_GROUP = 64  # Work-items; every OpenCL 1.2 device that honed serves allows this many
 _SOURCE = """\
 __kernel void widened(__global const half *from, __global float *to, const ulong count) {
   size_t at = get_global_id(0);
@@ -475,14 +480,14 @@ __kernel void narrowed(__global const float *from, __global half *to, const ulon
 
 @dataclass(frozen=True, slots=True)
 class ConvertedPorts:
-    """Ports whose buffers hold what the host sees, and the launches between those and the model's own."""
+    """Ports whose buffers hold the host's types, and launches that convert to or from the model's."""
 
     ports: tuple[Port, ...]
     launches: tuple[Command, ...] = ()
-    _calls: dict[int, Calls] = field(default_factory=dict)  # By queue
+    _calls: dict[int, Calls] = field(default_factory=dict)  # Bound launches, by queue
 
     def enqueue(self, queue: Any) -> None:
-        """Convert the values of all ports, in order with what `queue` has; raise DeviceError."""
+        """Enqueue the conversion of all ports; raise DeviceError."""
         if queue.int_ptr not in self._calls:
             self._calls[queue.int_ptr] = Calls(launch.call(handle(queue)) for launch in self.launches)
         self._calls[queue.int_ptr].make()
@@ -496,10 +501,10 @@ def converted(
     device: Device,
     cache_dir: Path | None,
 ) -> ConvertedPorts:
-    """Return the ports of inputs (`inwards`) or outputs; float16 ports get buffers of their own where needed.
+    """Return the ports of inputs (`inwards`) or outputs, with float16 buffers for those computed in float32.
 
-    Those whose buffers are `kept`, as both an input's and an output's, are left to NumPy. Raises pyopencl's
-    errors, and DeviceError where the device cannot build the conversion.
+    Ports whose buffers are `kept`, as both an input's and an output's, are left to NumPy. Raises pyopencl's
+    errors, and DeviceError if the device cannot build the conversion.
     """
     halves = {port.name for port in ports if _is_half(port) and port.buffer not in kept}
     if not halves:

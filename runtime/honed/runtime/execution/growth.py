@@ -1,18 +1,18 @@
-"""State that grows from run to run."""
+"""Describes decoder state that grows from run to run."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-# In the shapes of a decoder's form, [1, room]: an input that tells which rows of its state are there.
+# Extra input of a compiled decoder, [1, room]: a mask of the rows of its state that are in use.
 ROWS_MASK: Final = "honed.rows_mask"
 
 
 class Growth(NamedTuple):
-    """Values that grow along an axis: the input that has those so far, and the output with new ones.
+    """State that grows along an axis: the input with its present rows, and the output with new rows.
 
-    New ones are last in the output, or where it is as long as the input, behind those so far: perhaps in the
-    same buffer, to which then nothing is copied.
+    New rows are last in the output; if it is as long as the input, they follow the present rows, perhaps in
+    the input's own buffer, so that nothing is copied.
     """
 
     input: str

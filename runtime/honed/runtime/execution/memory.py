@@ -1,11 +1,12 @@
-"""A model's device memory, and where the host's arrays meet it: buffers, checks, casts and results.
+"""Manages a model's device memory, and checks, casts and copies between it and arrays of the host.
 
-Inputs and outputs are allocations of their own, and constants, which are uploaded once. Scratch and prepared
-buffers, and what lies within another, that begin where an allocation does are that allocation, whatever its
-size: on an H100 a launch with sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer
-(docs/dev/measurements.md).
-Where host and device share memory the host maps a buffer, unless it is so small that copying it takes less
-than the two calls and the wait of mapping; elsewhere it copies through a staging array, in memory that the
+Inputs, outputs, and constants, which are uploaded once, have allocations of their own. Of the scratch and
+prepared buffers, and of buffers within another, those at the start of an allocation are that allocation
+itself, whatever its size: on an H100 a launch with sub-buffers among its arguments takes NVIDIA's driver 10
+to 18 us longer (docs/dev/measurements.md).
+
+If host and device share memory, the host maps a buffer, unless it is so small that copying takes less time
+than the two calls and the wait of mapping. Otherwise it copies through a staging array, in memory that the
 driver can read itself, that lives as long as the model.
 """
 
@@ -34,12 +35,12 @@ from .calls import Calls, handle, size
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
 _POISON = 0xFF
-_COPIED_BYTES = 4096  # Mapped above; with PoCL 60 us of a run's 150 are saved (docs/dev/measurements.md)
+_COPIED_BYTES = 4096  # Larger ones are mapped; saves 60 us of 150 with PoCL (docs/dev/measurements.md)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Memory from `start` (bytes) on in a pyopencl buffer that is an allocation."""
+    """A range of memory from `start` (bytes) on in a pyopencl buffer that is an allocation."""
 
     allocation: Any
     start: int
@@ -53,8 +54,8 @@ class _Stretch:
 class DeviceMemory:
     """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
 
-    Constants that no inference reads (those of probes, and those that only preparation reads) stay in the
-    file and have None.
+    It is None for constants that no inference reads (those of probes, and those that only preparation reads),
+    which stay in the file.
     """
 
     def __init__(self, file: ModelFile, device: Device, queue: Any) -> None:
@@ -62,7 +63,7 @@ class DeviceMemory:
         self._described = list(model.buffers)
         self._shared = device.profile.limits.host_unified
         self._staging: dict[int, Array] = {}
-        self._copies: dict[tuple[int, int, bool], Calls] = {}  # By queue, buffer and way
+        self._copies: dict[tuple[int, int, bool], Calls] = {}  # Copies by queue, buffer, direction
         self._context = context(device.cl)
         self._file = file
         self._resident = constants_of(model, model.steps)
@@ -73,7 +74,7 @@ class DeviceMemory:
                 self._upload(queue, index)
 
     def close(self) -> None:
-        """Let go of all device memory."""
+        """Free all device memory."""
         self.buffers = []
         self._copies = {}
         self._staging = {}
@@ -86,14 +87,14 @@ class DeviceMemory:
         return len(self.buffers) - 1
 
     def poison(self, queue: Any) -> None:
-        """Fill outputs and scratch memory with bytes of NaN, which nothing that is right leaves or reads."""
+        """Fill outputs and scratch memory with bytes of NaN, which a right model neither leaves nor reads."""
         for buffer, described in zip(self.buffers, self._described, strict=True):
             if described.place in ("output", "scratch") and described.nbytes:
                 cl.enqueue_fill_buffer(queue, buffer, np.uint8(_POISON), 0, described.nbytes)
 
     @contextmanager
     def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
-        """Hold the constants that `step` of the preparation reads on the device during the block."""
+        """Keep the constants that `step` of the preparation reads on the device during the block."""
         lent = constants_of(self._file.model, (step,)) - self._resident
         try:
             for index in lent:
@@ -106,7 +107,7 @@ class DeviceMemory:
 
     @contextmanager
     def written(self, queue: Any, index: int) -> Iterator[Array]:
-        """Yield an array that becomes the contents of buffer `index` after the block.
+        """Yield an array whose contents are written to buffer `index` after the block.
 
         The array's contents are unspecified at first.
         """
@@ -123,7 +124,7 @@ class DeviceMemory:
 
     @contextmanager
     def read(self, queue: Any, indices: tuple[int, ...]) -> Iterator[list[Array]]:
-        """Yield the contents of buffers for the length of the block, after one wait for all of `queue`."""
+        """Yield the contents of buffers, valid during the block, after one wait for all of `queue`."""
         arrays: list[Array] = []
         mapped: list[Array] = []
         try:
@@ -141,7 +142,7 @@ class DeviceMemory:
                 _unmap(queue, array)
 
     def _is_mapped(self, described: Buffer) -> bool:
-        """Return whether the host works in the device's memory, else in memory of its own that is copied."""
+        """Return whether the host maps the buffer; it copies others through a staging array."""
         return self._shared and described.nbytes > _COPIED_BYTES
 
     def _map(self, queue: Any, index: int, flags: int, *, blocking: bool) -> Array:
@@ -206,9 +207,9 @@ class DeviceMemory:
         return buffers
 
     def _section(self, place: Place) -> dict[int, _Stretch]:
-        """Return where the section's buffers that are not empty lie.
+        """Return the memory of the section's non-empty buffers, by index.
 
-        Buffers that overlap lie in one allocation.
+        Buffers that overlap share one allocation.
         """
         ranges = allocations(self._described, place)
         wholes = [self._allocated(len(lies)) for lies in ranges]
@@ -235,14 +236,14 @@ def _unmap(queue: Any, array: Array) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input or output: the dtype its user sees, the dtype its buffer holds."""
+    """An input or output: the dtype that its user sees, and the dtype that its buffer holds."""
 
     name: str
     shape: tuple[int, ...]
     buffer: int
     seen: np.dtype[Any]
     held: np.dtype[Any]
-    bounds: tuple[Precondition, ...] = ()  # Which all values of an input keep
+    bounds: tuple[Precondition, ...] = ()  # Ranges in which all values of an input lie
 
 
 def ports(model: CompiledModel, place: str) -> tuple[Port, ...]:
@@ -262,7 +263,7 @@ def checked(wanted: tuple[Port, ...], given: Mapping[str, Array]) -> list[Array]
     """Return the arrays of `given` in the order of `wanted`, each of its port's `seen` dtype and shape.
 
     Raises InvalidArgument for missing and unknown names, other dtypes and shapes, and PreconditionBroken for
-    values that the compiled form does not serve. NaN is a value like any other where nothing bounds them.
+    values that the compiled model does not serve. NaN is allowed unless a range bounds the values.
     """
     if given.keys() != {port.name for port in wanted}:
         raise InvalidArgument(_names_problem(wanted, given))
@@ -279,7 +280,7 @@ def store(port: Port, value: Array, target: Array) -> None:
         return
     with np.errstate(
         over="ignore", invalid="ignore"
-    ):  # float64 beyond float32 becomes inf, as it would on the device
+    ):  # A float64 beyond float32 becomes inf, as on the device
         np.copyto(target, value, casting="unsafe")
 
 

@@ -1,4 +1,4 @@
-"""What the process that runs parts of models is asked for, and what it answers: the contract of both ends."""
+"""Defines the calls to the process that runs partitions, and its answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from honed.protocol.params import Data
 from honed.protocol.wire import FrameLimits
 from honed.runtime.compiled.model import PartitionTensor
 
-ALIGN = 64  # Bytes; where tensors in shared memory start
+ALIGN = 64  # Bytes that tensors in shared memory are aligned to
 FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPart(Call[None]):
-    """Hold the ONNX file that comes along, optimised to `level`, as `part`, which takes `inputs`."""
+    """Load the ONNX file in the message's descriptor as `part` with these `inputs`, optimised to `level`."""
 
     part: int
     inputs: tuple[PartitionTensor, ...]
@@ -25,21 +25,21 @@ class LoadPart(Call[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadPart(Call[None]):
-    """Let go of it."""
+    """Unload a partition; there is no answer but success."""
 
     part: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareMemory(Call[None]):
-    """Map the memory that comes along, in place of any before."""
+    """Map the memory in the message's descriptor, in place of any mapped before."""
 
     nbytes: int
 
 
 @dataclass(slots=True, kw_only=True)
 class SpecialisedSizes:
-    """Sizes of a part for which something else is to run it, as in `honed.runtime.compiled.model.Form`."""
+    """Sizes of a partition that a specialisation runs, as in `compiled.model.SizeSpecialisation`."""
 
     part: int
     sizes: tuple[int, ...]
@@ -48,10 +48,10 @@ class SpecialisedSizes:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionsResult:
-    """How many of the parts ran, in how many nanoseconds, and for each the sizes it met, that left out, too.
+    """The progress of `RunParts`: the number of partitions that ran, and their nanoseconds.
 
-    `outputs` are of those that were made what is wanted, or read by the parts that did not run; their data as
-    in `RunParts`.
+    `sizes` are those observed by each partition, including the one that stopped the run. `outputs` are the
+    computed ones that are wanted, or read by partitions that did not run; their data is as in `RunParts`.
     """
 
     done: int
@@ -64,11 +64,11 @@ class PartitionsResult:
 
 @dataclass(slots=True, kw_only=True)
 class RunParts(Call[PartitionsResult]):
-    """Run `parts` once, one after the other, on tensors given and what those before made, for those `wanted`.
+    """Run `parts` once, in order, on `inputs` and outputs of earlier parts, for the `wanted` outputs.
 
-    The data of `inputs` is in `raw`, or in shared memory at `places`, one for each. Then outputs are to be
-    placed there, too, from `room` on, where there is enough. Before a part that meets sizes of `stops` they
-    are left.
+    The data of `inputs` is in `raw`, or in shared memory at `places`, one offset for each. In the latter case
+    the process writes outputs there, too, from `room` on, if they fit. The run stops before a part that
+    observes sizes of `stops`.
     """
 
     parts: tuple[int, ...]
@@ -81,7 +81,7 @@ class RunParts(Call[PartitionsResult]):
 
 
 def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
-    """Return aligned places for so many bytes each, one after the other from `start` on, and the end."""
+    """Return aligned offsets for tensors of these sizes, in order from `start` on, and the end."""
     places = []
     for size in sizes:
         start = -(-start // ALIGN) * ALIGN

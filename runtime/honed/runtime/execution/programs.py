@@ -1,9 +1,9 @@
-"""OpenCL programs built from source, with the driver's binaries kept between processes.
+"""Builds OpenCL programs from source, and keeps the driver's binaries between processes.
 
-pyopencl's own cache is not used: it writes below $HOME, which a service may not have. A kept binary is filed
-under device, driver version, options and source, so a new driver never sees an old binary. It starts with the
-SHA-256 of its name and itself: a damaged or misplaced one is built again. Models of one process share the
-programs that they have in common.
+pyopencl's own cache is not used: it writes below $HOME, which a service may not have. A binary's path depends
+on device, driver version, options and source, so a new driver never reads an old binary. The file starts with
+the SHA-256 of its name and the binary: a damaged or misplaced one is built again. Models of one process share
+equal programs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from honed.runtime.compiled.plan import allocations, constants_of
 
 OPTIONS: tuple[str, ...] = ()
 _DIGEST_BYTES = 32
-_POCL, _POCL_BINARY = "Portable Computing Language", 272 << 20  # Bytes, of 256 MiB and some more
+_POCL, _POCL_BINARY = "Portable Computing Language", 272 << 20  # Bytes: 256 MiB and a margin
 _log = logging.getLogger(__name__)
-_in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # By device and source
+_in_use: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()  # Programs by device and source
 
 
 class NotBuilt(DeviceError):
-    """The driver does not compile a kernel; `complaint` is the line of its log that says most."""
+    """Raised when the driver cannot compile a kernel; `complaint` is the most informative line of its log."""
 
     def __init__(self, device: Device, complaint: str) -> None:
         super().__init__(
@@ -45,7 +45,7 @@ class NotBuilt(DeviceError):
 def build(device: Device, source: str, cache_dir: Path | None) -> Any:
     """Return the built pyopencl Program of `source`; raise NotBuilt with the compiler's first error.
 
-    Raises MemoryError where memory ran out.
+    Raises MemoryError if memory ran out.
     """
     key = device.spec, source
     if (program := _in_use.get(key)) is None:
@@ -62,7 +62,7 @@ def _built(device: Device, source: str, cache_dir: Path | None) -> Any:
     try:
         program = cl.Program(context(device.cl), source).build(options=list(OPTIONS), cache_dir=False)
     except cl.Error as error:
-        if data_is_short():  # A driver that gets no memory calls the program wrong
+        if data_is_short():  # A driver short of memory reports the program as wrong
             raise MemoryError(f"{device.spec} built a kernel of the model") from error
         raise NotBuilt(device, _complaint(error)) from error
     if kept is not None and _gives_binary(device):
@@ -78,7 +78,7 @@ def _kept_at(device: Device, source: str, cache_dir: Path) -> Path:
 
 
 def _from_binary(device: Device, kept: Path) -> Any | None:
-    """Return the program in the file `kept`; None where it is missing, damaged or refused by the driver."""
+    """Return the program in the file `kept`; None if it is missing, damaged or refused by the driver."""
     try:
         data = kept.read_bytes()
     except OSError:
@@ -95,12 +95,12 @@ def _from_binary(device: Device, kept: Path) -> Any | None:
 
 
 def _gives_binary(device: Device) -> bool:
-    """Return whether a driver can be asked for a binary: PoCL crashes without memory for the largest."""
+    """Return whether the driver can safely return a binary: PoCL crashes if memory is short."""
     return device.profile.identity.platform != _POCL or data_left() > _POCL_BINARY
 
 
 def _keep(program: Any, kept: Path) -> None:
-    """Keep a program's binary in a file at best effort: a full disk must not stop a model from running."""
+    """Store a program's binary if possible: a full disk must not stop a model from running."""
     with driver_call("give a program's binary"):
         binary = program.get_info(cl.program_info.BINARIES)[0]
     if not binary:
@@ -129,7 +129,7 @@ _DOTS = "_4x8packed_"  # Part of the names of cl_khr_integer_dot_product's funct
 
 
 def check(model: CompiledModel, device: Device) -> None:
-    """Raise DeviceError where the device lacks something that `model` needs."""
+    """Raise DeviceError if the device lacks something that `model` needs."""
     limits = device.profile.limits
     needs = {arg.dtype for kernel in model.kernels for arg in kernel.args}
     for dtype, extension, has in (
@@ -138,7 +138,7 @@ def check(model: CompiledModel, device: Device) -> None:
     ):
         if dtype in needs and not has:
             raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
-    # A driver that has the extension without instructions for it computes the products all the same.
+    # A driver with the extension but without instructions for it can still compute the products.
     has_dots = limits.int8_dots or DOTS_EXTENSION in device.cl.extensions.split()
     if not has_dots and any(_DOTS in source for source in model.sources):
         raise _unfit(device, f"has no {DOTS_EXTENSION}, which the model's kernels of bytes need")
@@ -163,10 +163,7 @@ def check(model: CompiledModel, device: Device) -> None:
 
 
 def _most_bytes(model: CompiledModel) -> int:
-    """Return the bytes of device memory that the model keeps, plus the most while it is prepared.
-
-    It is prepared step by step.
-    """
+    """Return the peak of device memory in bytes: resident buffers, and one preparation step's constants."""
     kept = constants_of(model, model.steps)
     held = model.arena_bytes + model.prepared_bytes
     own = (b for b in model.buffers if b.within is None)
@@ -177,7 +174,7 @@ def _most_bytes(model: CompiledModel) -> int:
 
 
 def check_built(built: Any, kernel: Kernel, device: Device) -> None:
-    """Raise DeviceError where a built pyopencl Kernel has other arguments or cannot have its work-groups."""
+    """Raise DeviceError if a built pyopencl Kernel has other arguments or cannot run its work-groups."""
     if built.num_args != len(kernel.args):
         raise DeviceError(
             f"kernel {kernel.name!r} has {built.num_args} arguments in its source and {len(kernel.args)} in "

@@ -1,9 +1,9 @@
-"""What an inference does between its inputs and its outputs, bound once and replayed.
+"""Binds the steps of an inference once, and replays them for each run.
 
-Launches and copies are calls of the driver's own functions, every argument converted to C beforehand.
-pyopencl makes an event for every launch; here one has an event only where it is asked for, and between two
-launches the interpreter runs no bytecode. A batch enqueues without waiting for the host; between two batches
-a part of the model runs in the CPU engine.
+Launches and copies are calls of the driver's own functions, with arguments converted to C in advance.
+pyopencl makes an event for every launch; here only commands that need an event have one, and the interpreter
+runs no bytecode between two launches. A batch enqueues without waiting for the host; between two batches the
+CPU engine runs a partition.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .memory import DeviceMemory
 from .timing import Enqueued, HostCallTiming, Timeline
 
 Array = NDArray[Any]
-CHUNK = 64  # Commands between two flushes, so that the device starts while the host still enqueues
-_SHORT_QUEUE = 2  # Chunks in flight of a run that takes long, so that it can be ended
+CHUNK = 64  # Commands between two flushes; the device starts on them while the host enqueues more
+_SHORT_QUEUE = 2  # Chunks in flight in a long run, so that it can be cancelled
 _launch = LOADER.clEnqueueNDRangeKernel
 _copy = LOADER.clEnqueueCopyBuffer
 _copy_rows = LOADER.clEnqueueCopyBufferRect
@@ -36,52 +36,55 @@ _copy_rows = LOADER.clEnqueueCopyBufferRect
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`function(queue, *args, 0, None, event)` enqueues it; both of OpenCL's have that form.
+    """A command that `function(queue, *args, 0, None, event)` enqueues, as of both OpenCL functions used.
 
-    `args` are arguments as ctypes passes them, made once: of a value of C, each call would make one. `kernel`
-    is the model's kernel number, None for a copy and for kernels of the runtime's own.
+    `args` are ctypes arguments made once, since each call would convert C values again. `kernel` is the
+    model's kernel number, None for a copy and for kernels of the runtime's own.
     """
 
     function: Any
     args: tuple[Any, Any, Any, Any, Any]
     kernel: int | None
-    doing: str  # For errors
-    owners: tuple[Any, ...]  # pyopencl's objects that the driver's are freed with
+    doing: str  # Description in errors
+    owners: tuple[Any, ...]  # pyopencl objects that keep the driver's objects alive
 
     @staticmethod
     def launch(
         kernel: int | None, name: str, bound: Any, grid: tuple[int, int, int], block: tuple[int, int, int]
     ) -> Command:
-        """Launch the kernel `name`: a pyopencl Kernel that has its arguments."""
+        """Return a launch of the kernel `name`; `bound` is a pyopencl Kernel with its arguments set."""
         items = tuple(groups * size for groups, size in zip(grid, block, strict=True))
         args = (handle(bound), 3, None, sizes(*items), sizes(*block))
         return Command(_launch, args, kernel, f"launch kernel {name!r}", (bound,))
 
     @staticmethod
     def copy(source: Any, target: Any, nbytes: int) -> Command:
-        """Copy the first `nbytes` of one pyopencl buffer to another."""
+        """Return a copy of the first `nbytes` of one pyopencl buffer to another."""
         args = (handle(source), handle(target), size(0), size(0), size(nbytes))
         return Command(_copy, args, None, "copy a tensor", (source, target))
 
     def call(self, queue: Any, event: Any = None) -> Call:
-        """Return the call that enqueues the command into a queue, given by its handle.
+        """Return the call that enqueues the command into a queue, passed as its handle.
 
-        `event` is the argument for where the call writes the command's event.
+        The driver writes the command's event to the address `event`.
         """
         return self.function, (queue, *self.args, 0, None, event), self.doing
 
     def enqueue(self, queue: Any) -> Any:
-        """Put it into a queue, given by its handle; its pyopencl Event. Raises DeviceError."""
+        """Enqueue the command into a queue, passed as its handle, and return its pyopencl Event.
+
+        Raises DeviceError.
+        """
         event = ctypes.c_void_p()
         Calls([self.call(queue, ctypes.byref(event))]).make()
         return owned(event)
 
 
 class RowCopy:
-    """New rows of a buffer to the rows of another, `outer` times, bound but for where they are.
+    """A copy of new rows of one buffer to another, repeated `outer` times; only its position is not bound.
 
-    A row has `row` bytes; the first buffer has `made` rows each time, and the second `capacity`. New rows are
-    last in the first, or where it has as many rows as the second, behind those that there are.
+    A row has `row` bytes; each time the source has `made` rows and the target `capacity`. New rows follow
+    `capacity` rows in the source; if the source has just `capacity` rows, they follow the present rows there.
     """
 
     def __init__(
@@ -97,13 +100,13 @@ class RowCopy:
         self.call: Call = (_copy_rows, args, "append new rows")
 
     def set(self, rows: int, count: int) -> None:
-        """Have `call` append `count` rows to the first `rows`."""
+        """Make `call` append `count` rows to the first `rows`."""
         self._from[0] = self._row * (rows if self._first is None else self._first)
         self._to[0], self._region[0] = self._row * rows, self._row * count
 
 
 class Chunk:
-    """Commands that are enqueued and flushed together, in one queue; only the last has an event."""
+    """Commands that are enqueued into one queue and flushed together; only the last has an event."""
 
     def __init__(self, commands: Sequence[Command], queue: Any) -> None:
         self._owners = (queue, commands)
@@ -114,19 +117,22 @@ class Chunk:
         self._calls = Calls([*calls, (LOADER.clFlush, (into,), "start what is enqueued")])
 
     def enqueue(self) -> ReusedEvent:
-        """Enqueue all, after the last time has ended; the event of the last. Raises DeviceError."""
+        """Enqueue all commands and return the event of the last; the previous enqueue must have ended.
+
+        Raises DeviceError.
+        """
         self._event.release()
         self._calls.make()
         return self._event
 
 
 class RunningNow(threading.local):
-    """Whether the run of this thread is to end because nobody waits for it; asked between launches."""
+    """The cancellation of this thread's run: `ended` says whether its client gave up."""
 
     ended: Callable[[], bool] | None = None
 
     def check(self) -> None:
-        """Raise Cancelled where the run is to end."""
+        """Raise Cancelled if the client gave up."""
         if self.ended is not None and self.ended():
             raise Cancelled("the run was ended, as nobody waits for it any more")
 
@@ -135,18 +141,18 @@ running_now = RunningNow()
 
 
 class LaunchBatch:
-    """Commands that run in order; at most `cap` of them are queued at once where `cap` is not 0."""
+    """Commands that run in order; at most `cap` of them are queued at once, 0: any number."""
 
     def __init__(self, commands: Sequence[Command], cap: int, queue: Any) -> None:
         size = min(CHUNK, max(1, cap // 2)) if cap else CHUNK
-        self._window = cap // size if cap else 0  # Chunks in flight; 0: any number
+        self._window = cap // size if cap else 0  # Chunks in flight, 0: any number
         self.chunks = [commands[i : i + size] for i in range(0, len(commands), size)]
         self._bound = [Chunk(chunk, queue) for chunk in self.chunks]
 
     def run(self, *, long: bool = False) -> Sequence[Any]:
-        """Enqueue all; the events are the last of each chunk.
+        """Enqueue all commands and return the events of each chunk's last.
 
-        Few chunks of a run that takes `long` are in flight at once. Raises Cancelled where it is to end.
+        A `long` run has few chunks in flight at once. Raises Cancelled if the client gave up.
         """
         tails: list[Any] = []
         window = min(self._window or _SHORT_QUEUE, _SHORT_QUEUE) if long else self._window
@@ -172,13 +178,13 @@ class LaunchBatch:
         return events
 
     def _wait(self, tails: Sequence[Any], window: int) -> None:
-        """Wait until another chunk may be queued after those that end with `tails`; 0: any number may be."""
+        """Wait until another chunk may be in flight beside those with the events `tails`; 0: no limit."""
         if window and len(tails) >= window:
             tails[-window].wait()
 
 
 class PartitionStep:
-    """A part of the model in the CPU engine: waits for the device, computes, hands its outputs back."""
+    """A partition on the CPU engine: waits for the device, computes, and writes outputs back."""
 
     def __init__(self, step: HostCall, parts: LoadedPartitions, memory: DeviceMemory, queue: Any) -> None:
         self._step = step
@@ -191,7 +197,7 @@ class PartitionStep:
         self._part, self._wanted = part, wanted
 
     def run(self, *, long: bool = False) -> Sequence[Any]:
-        """Run the partition; raise InvalidArgument where its inputs do not fit it, and Cancelled."""
+        """Run the partition; raise InvalidArgument if its inputs do not fit it, and Cancelled."""
         running_now.check()
         self._call(self._queue)
         return ()
@@ -203,7 +209,7 @@ class PartitionStep:
         return ()
 
     def _call(self, queue: Any) -> float:
-        """Do it; when the device was waited for, by time.perf_counter."""
+        """Run the partition; return the time.perf_counter after the wait for the device."""
         step = self._step
         with self._memory.read(queue, step.inputs) as values:
             began = time.perf_counter()
@@ -225,7 +231,7 @@ def segments(
     cap: int,
     parts: LoadedPartitions | None = None,
 ) -> list[Segment]:
-    """Return the steps of an inference as segments: runs of launches and copies, host calls between them.
+    """Return the steps of an inference as batches of launches and copies, with host calls between them.
 
     `built` has the pyopencl Program of each kernel of the model, `parts` the partitions that the CPU engine
     runs.
@@ -247,7 +253,7 @@ def segments(
 
 
 def empty(model: CompiledModel, step: Preparation) -> bool:
-    """Return whether a step copies no bytes, for which OpenCL has no command."""
+    """Return whether a step copies no bytes, which OpenCL has no command for."""
     return isinstance(step, Copy) and model.buffers[step.source].nbytes == 0
 
 

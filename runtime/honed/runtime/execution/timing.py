@@ -1,4 +1,4 @@
-"""Where the time of an inference goes, kernel by kernel, and how near each is to what the device can do."""
+"""Measures the time of an inference by kernel, and how near each comes to the device's peaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from honed.runtime.compiled.model import CompiledModel, Kernel
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A command of a timed inference and when the host enqueued it, in seconds; `kernel` None: a copy."""
+    """A command of a timed inference, and when the host enqueued it, in seconds; `kernel` None: a copy."""
 
     kernel: int | None
     event: Any
@@ -33,9 +33,9 @@ class HostCallTiming:
 
 @dataclass(slots=True)
 class Timeline:
-    """What a timed inference notes as it goes; the host's times are those of time.perf_counter."""
+    """The record of a timed inference; the host's times are those of time.perf_counter."""
 
-    queue: Any  # That it runs in: one that profiles
+    queue: Any  # Profiling queue in which it runs
     device: list[Enqueued] = field(default_factory=list)
     host: list[HostCallTiming] = field(default_factory=list)
 
@@ -44,9 +44,9 @@ class Timeline:
 class Span:
     """A command or a host call in time, in microseconds since the inference began.
 
-    `name` is that of its row in the profile. The host took from `host_us` to `host_end_us`, for a command to
-    enqueue it; the device computed it from `device_us` to `device_end_us` (None for a host call). The
-    device's clock is set to the host's by when the first command was enqueued.
+    `name` is that of its row in the profile. `host_us` to `host_end_us` is the host call, or the host's time
+    to enqueue the command; the device computed the command from `device_us` to `device_end_us` (None for a
+    host call). The clocks are aligned at the time when the first command was enqueued.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceProfile:
-    """One inference: `kernels` by falling time, their sum, and the wall time of the whole on the host.
+    """The times of one inference: `kernels` by falling time, their sum, and the wall time on the host.
 
-    What `whole_us` has above `sum_us` are gaps between launches and the host's work at both ends.
+    The excess of `whole_us` over `sum_us` is gaps between launches, and the host's work at both ends.
     """
 
     kernels: tuple[ProfiledRow, ...]
     launches: int
     sum_us: float
     whole_us: float
-    spans: tuple[Span, ...]  # As they were enqueued and called
+    spans: tuple[Span, ...]  # Sorted by start on the host
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def _name(command: Enqueued, model: CompiledModel) -> str:
 
 
 def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]:
-    """Return the spans of what was enqueued and called, in that order."""
+    """Return the spans of all commands and host calls, by start on the host."""
 
     def since(seconds: float) -> float:
         return (seconds - began) * 1e6

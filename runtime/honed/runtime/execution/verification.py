@@ -1,4 +1,4 @@
-"""Whether outputs are right: comparison with a reference, and the probes a `.honed` file carries."""
+"""Verifies outputs: comparison with a reference, and the probes in a `.honed` file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from honed.runtime.compiled.model import Probe, Selection
 from .executor import Executor
 
 Array = NDArray[Any]
-# Of what the CPU engine computes on the reference's own values, by the same library, in another order.
+# Tolerance of the tail: the same library computes it from the reference's own values, in another order.
 BEHIND_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far an output is from its reference.
+    """The difference of an output from its reference.
 
-    `error` is the largest |difference| over the largest finite |reference value| (over 1 where that is 0);
-    infinite where NaN or an infinity stands on one side only. `index` is the worst element, `expected` and
-    `found` its values; they are (), 0 and 0 where the output has no elements.
+    `error` is the largest |difference| over the largest finite |reference value| (over 1 if that is 0);
+    infinite if NaN or an infinity is on one side only. `index` is the worst element, `expected` and `found`
+    its values; they are (), 0 and 0 if the output has no elements.
     """
 
     output: str
@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def right(self) -> bool:
-        """Whether the error is within the tolerance."""
+        """Return whether the error is within the tolerance."""
         return self.error <= self.tolerance
 
     def __str__(self) -> str:
@@ -50,8 +50,8 @@ class Difference:
 def compare(reference: Array, actual: Array, tolerance: float, output: str = "") -> Difference:
     """Return the difference between two arrays of one dtype and shape; raise InvalidArgument for others.
 
-    NaN must stand where the reference has NaN, and each infinity where it has that infinity. A `tolerance` of
-    0 asks for equality. `output` is the name that messages show.
+    NaN and each infinity must be where the reference has them. A `tolerance` of 0 requires equality. `output`
+    is the name in messages.
     """
     if reference.dtype != actual.dtype or reference.shape != actual.shape:
         raise InvalidArgument(
@@ -80,8 +80,8 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Return the difference of each output of a model from its reference, both in the model's order.
 
-    An order that a selection makes is compared by what it selects: `selections` are as in `Proof`. Raises
-    InvalidArgument where types or shapes differ.
+    Rows in an order that a selection determines are compared as a set: `selections` are as in `Proof`. Raises
+    InvalidArgument if types or shapes differ.
     """
     names = list(reference)
     outputs = aligned(selections, names, reference, found, tolerance)
@@ -92,17 +92,17 @@ def differences(
 
 
 def check_probes(executor: Executor) -> tuple[Difference, ...]:
-    """Run every probe of the executor's file: one Difference for each probe and output, in that order.
+    """Run every probe of the executor's file; return a Difference for each probe and output, in that order.
 
-    Raises as `Executor.run` does. A file without probes gives ().
+    Raises as `Executor.run` does. Returns () for a file without probes.
     """
     return tuple(found for probe in executor.model.probes for found in check_probe(executor, probe))
 
 
 def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
-    """Run one probe of the executor's file: one Difference for each output of its steps.
+    """Run one probe of the executor's file; return a Difference for each output of its steps.
 
-    What a kernel does not write is wrong, whatever the memory held. Raises as `Executor.run` does.
+    Elements that no kernel writes count as wrong, whatever the memory held. Raises as `Executor.run` does.
     """
     known, proof = _known(executor, probe), executor.model.proof
     made = executor.run_compiled(executor.file.inputs(probe), known)
@@ -110,11 +110,11 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
 
 def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
-    """Run the parts behind all steps on what the reference gives for these: their Differences.
+    """Run the tail on the reference's outputs of the steps; return the Differences of its outputs.
 
-    What they choose may hang on a rounding, so the CPU engine runs them all, which rounds as the reference
-    does; forms have probes of their own. They must run on what the steps give here, too. Raises as
-    `Executor.run` does.
+    A rounding may change which rows the tail selects, so the CPU engine, which rounds as the reference does,
+    runs all of it; size specialisations have probes of their own. The tail also runs once on the device's
+    outputs, without comparison. Raises as `Executor.run` does.
     """
     behind = executor.model.tail_outputs
     if not behind:
@@ -131,12 +131,12 @@ def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
 
 def probe_count(executor: Executor) -> int:
-    """Return how many probes the executor's file has, those of variants of its partitions among them."""
+    """Return the number of probes in the executor's file, including those of its size specialisations."""
     return len(_probes(executor))
 
 
 def check_numbered(executor: Executor, number: int) -> tuple[Difference, ...]:
-    """Run one of these: the Differences of what its steps give, and of what follows behind."""
+    """Run one of `probe_count` probes; return the Differences of the outputs of steps and tail."""
     of, probe = _probes(executor)[number]
     return *check_probe(of, probe), *check_behind(of, probe)
 
@@ -154,7 +154,7 @@ def _known(executor: Executor, probe: Probe) -> dict[str, Array]:
 
 
 def _like(reference: Array, made: Array, output: str) -> Difference:
-    """Return how an output differs from its reference; another shape counts as infinitely far off."""
+    """Return the difference of an output from its reference; another shape counts as an infinite error."""
     tolerance = BEHIND_TOLERANCE if reference.dtype.kind == "f" else 0.0
     if reference.shape == made.shape:
         return compare(reference, made, tolerance, output)
@@ -179,16 +179,16 @@ def _errors(reference: Array, actual: Array) -> Array:
         errors = np.asarray(np.abs(found - expected))
         errors /= scale
     errors[~(np.isfinite(expected) & np.isfinite(found))] = np.inf
-    # 64-bit integers that differ can be one float64; whatever is not equal must not pass as equal.
+    # Different 64-bit integers can convert to one float64, but must not count as equal.
     np.maximum(errors, np.nextafter(0.0, 1.0), out=errors)
     errors[same | (np.isnan(expected) & np.isnan(found))] = 0.0
     return errors
 
 
 # Two right computations of nearly equal scores order their rows differently. So such outputs are compared as
-# sets of rows: rows of all outputs that come of one selection move together, and each has to agree with the
-# reference's row whose place it takes, its score among the rest.
-_MOST = 1 << 24  # Elements of rows that are compared with each other at once
+# sets of rows: rows of all outputs from one selection move together, and each must agree with the reference's
+# row whose place it takes, including its score.
+_MOST = 1 << 24  # Largest number of elements in rows that are compared with each other at once
 
 
 def aligned(
@@ -198,7 +198,7 @@ def aligned(
     found: Mapping[str, Array],
     tolerance: Sequence[float],
 ) -> dict[str, Array]:
-    """Return `found` with the rows of selections where the reference has them; others stay as they are.
+    """Return `found` with the rows of selections in the reference's order; other outputs are unchanged.
 
     `names` are the outputs in order, `tolerance` as in `Probe`. A row that the reference lacks may take the
     place of one whose score ties with the last that was selected.
@@ -222,7 +222,7 @@ def aligned(
 
 
 def _rows(value: Array, axis: int) -> Array:
-    """Return one row for each of the selected, with all that belongs to it."""
+    """Return the array as [selected rows, all elements of a row]."""
     moved = np.moveaxis(value, axis, 0)
     return moved.reshape(moved.shape[0], -1)
 
@@ -236,14 +236,14 @@ def _scale(value: Array) -> float:
 def _moved(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None
 ) -> list[Array]:
-    """Return the rows in the reference's order, as far as they have one."""
+    """Return the rows in the reference's order, as far as they agree with it."""
     everything = np.arange(known[0].shape[0])
     differing = np.flatnonzero(~_alike(known, given, allowed, everything, everything))
     size = sum(each.shape[1] for each in known)
     if not differing.size or differing.size**2 * size > _MOST:
         return list(given)
     pairs = _alike(known, given, allowed, differing[:, None], differing[None, :])
-    if score is not None:  # Only rows that tie may change places
+    if score is not None:  # Rows may change places only if they tie
         scores = given[score][differing, 0].astype(np.float64)
         pairs &= np.abs(scores[:, None] - scores[None, :]) <= 2 * allowed[score]
     taken = _matched(pairs)
@@ -263,7 +263,7 @@ def _moved(
 def _alike(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], rows: Array, columns: Array
 ) -> Array:
-    """Return whether rows of the reference and rows that were found agree in all outputs."""
+    """Return whether rows of the reference and of the model agree in all outputs."""
     alike = np.ones(np.broadcast_shapes(rows.shape, columns.shape), bool)
     for one, other, most in zip(known, given, allowed, strict=True):
         left, right = one[rows], other[columns]
@@ -277,14 +277,11 @@ def _alike(
 
 
 def _matched(pairs: Array) -> list[int]:
-    """Return for each row a column of its own with which it agrees; -1 for rows without one.
-
-    As many rows as possible get a column.
-    """
+    """Return for each row a different column that agrees with it, or -1; as many rows as possible get one."""
     holder = [-1] * pairs.shape[1]
 
     def place(row: int) -> bool:
-        """Find a column along an alternating path, breadth first."""
+        """Find a column for the row along an alternating path, breadth first."""
         came: dict[int, int] = {}
         waiting = [row]
         while waiting:
@@ -316,7 +313,7 @@ def _matched(pairs: Array) -> list[int]:
 def _at_the_edge(
     known: Sequence[Array], given: Sequence[Array], allowed: Sequence[float], score: int | None, rows: Array
 ) -> bool:
-    """Return whether the scores of rows tie with the last selected score, by the reference and as found."""
+    """Return whether scores of rows tie with the last selected score, in the reference and the output."""
     if score is None:
         return False
     last = known[score][-1].astype(np.float64)

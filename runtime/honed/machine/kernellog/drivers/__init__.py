@@ -1,1 +1,1 @@
-"""What kernel drivers write, a table for each."""
+"""The records of kernel drivers, a table for each."""

@@ -111,7 +111,7 @@ _JM_ROWS = (
     ),
 )
 
-# Only for command-stream GPUs (late Valhall, 5th generation).
+# Rows only for command-stream GPUs (late Valhall, 5th generation).
 _csf = SourceTree().rows
 _CSF_ROWS = (
     *_csf("cs-fault", _QUEUE)(
@@ -314,7 +314,7 @@ _CSF_ROWS = (
     ),
 )
 
-# For both.
+# Rows for both kinds of GPUs.
 _both = SourceTree().rows
 _BOTH_ROWS = (
     *_both("page-fault", Severity.OUT_OF_MEMORY)(

@@ -58,7 +58,7 @@ _ROWS: Final = (
 _NOTICES: Final = "14|16|19|23|63|87|92|93|125|154|156|160|162|163|164|165|168|176"
 _LOST: Final = "48|62|64|74|79|95|119|120|140|143|158"
 _PCI: Final = r"(?P<device>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
-_INSTANCE: Final = r"(?: GPU-I:\d{1,5}(?: GPU-CI:\d{1,5})?)?"  # Of a GPU that is divided among several users
+_INSTANCE: Final = r"(?: GPU-I:\d{1,5}(?: GPU-CI:\d{1,5})?)?"  # Instance of a GPU that several users share
 _PROCESS: Final = r"(?:, pid='?(?:(?P<tgid>\d{1,10})|[^,\n]{0,40}?)'?(?=,|$))?(?:, name=(?P<comm>[^,\n]*))?"
 _ADDRESS: Final = r"(?:[^\n]* faulted @ 0x(?P<address>[0-9A-Fa-f]{1,8}_?[0-9A-Fa-f]{1,8})\b)?"
 
