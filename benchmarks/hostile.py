@@ -24,6 +24,7 @@ from tests.daemon.running import Service, start
 from tests.runtime.builder import chain
 
 from honed.runtime.compiled import modelfile
+from honed.runtime.compiled.model import FORMAT_VERSION
 
 TIMES = 5
 SETTLE_SECONDS = 0.3
@@ -60,7 +61,13 @@ def compiled(header: bytes) -> Send:
     """Return a request to add a compiled file with this header, all checksums right."""
     digest = hashlib.sha256(header).digest()
     preamble = struct.pack(
-        "<8sIIQ32s32s", modelfile.MAGIC, 1, len(header), 0, digest, hashlib.sha256().digest()
+        "<8sIIQ32s32s",
+        modelfile.MAGIC,
+        FORMAT_VERSION,
+        len(header),
+        0,
+        digest,
+        hashlib.sha256().digest(),
     )
     body = preamble + header
     data = body + bytes(-len(body) % 4096)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from honed.http.main import main
+from honed.runtime.dtypes import NARROW
 from tests.daemon.running import Service, serving, wait_for
 
 from .conftest import Bridge, Main
@@ -29,6 +30,7 @@ arrival_seconds = 10
 write_seconds = 3
 idle_seconds = 4
 """
+OF_BINARY_DATA = ("FP16", *(kind.datatype for kind in NARROW))
 SIZE = 8  # elements of the model's input
 X = {"name": "x", "datatype": "FP32", "shape": [SIZE]}
 GOOD: Mapping[str, Any] = {"inputs": [{**X, "data": [1.5] * SIZE}]}
@@ -137,9 +139,10 @@ BINARY = {**X, "parameters": {"binary_data_size": SIZE * 4}}
         ({**GOOD, "id": 7}, "id must be a text"),
         ({**GOOD, "outputs": [{"name": "y"}, {"name": "y"}]}, "named twice"),
         ({**GOOD, "outputs": [{"name": "y", "parameters": {"classification": 3}}]}, "classification"),
-        (changed(datatype="BF16"), "BF16, which honed does not carry"),
-        (changed(datatype="BYTES"), "no model of honed takes or gives texts"),
-        (changed(datatype="FP16"), "FP16, which JSON does not carry"),
+        *((changed(datatype=kind), f"{kind}, which JSON does not carry") for kind in OF_BINARY_DATA),
+        (changed(datatype="BYTES"), "give texts"),
+        (changed(datatype="BYTES", data=["\ud800"] * SIZE), "half of a surrogate pair"),
+        (changed(datatype="BYTES", data=["a"] * SIZE), "BYTES"),
         (changed(datatype="INT8"), "give whole numbers from -128 to 127"),
         (changed(datatype="INT8", data=[300] * SIZE), "give whole numbers from -128 to 127"),
         (changed(datatype="BOOL"), "give true or false"),

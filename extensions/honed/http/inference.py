@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import InferResult
-from honed.runtime.dtypes import DType, from_datatype
+from honed.runtime.dtypes import NARROW, STRING, DType, from_datatype
+from honed.runtime.encodings import decode_text, encode_text
 
 _MAX_RANK: Final = 16
 _MAX_ELEMENTS: Final = 1 << 40
@@ -31,11 +32,7 @@ Object = dict[str, Any]
 
 
 def kind_of(datatype: object, name: str) -> DType:
-    """Return the element type of a tensor; raise InvalidArgument for types that no model of honed has."""
-    if datatype == "BF16":
-        raise InvalidArgument(f"{name!r} is BF16, which honed does not carry; send FP32 or FP16")
-    if datatype == "BYTES":
-        raise InvalidArgument(f"{name!r} is BYTES, and no model of honed takes or gives texts; send numbers")
+    """Return the element type of a tensor; raise InvalidArgument for types that honed does not carry."""
     if not isinstance(datatype, str):
         raise InvalidArgument(f"datatype of {name!r} must be a text, as 'FP32'")
     return from_datatype(datatype)
@@ -53,29 +50,40 @@ def shape_of(value: object, name: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def from_json(data: object, kind: DType, shape: tuple[int, ...], name: str) -> memoryview:
-    """Return the bytes of a tensor whose elements are JSON numbers or booleans.
+def from_json(data: object, kind: DType, shape: tuple[int, ...], name: str) -> Data:
+    """Return the bytes of a tensor whose elements are JSON numbers, booleans or texts.
 
     The elements are nested as its shape or in one list. Raises InvalidArgument if there are too many or too
     few, or one is not of that type.
     """
-    if kind.name == "float16":
-        raise InvalidArgument(f"{name!r} is FP16, which JSON does not carry; send it as binary data")
+    _check_carried(kind, name, "send it as binary data")
     flat = _flat(data, shape, name)
     _check_elements(flat, kind, name)
-    array = np.array(flat, kind.numpy)
-    return array.view(np.uint8).data
+    if kind is STRING:
+        try:
+            return encode_text(np.array(flat, object))
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"data of {name!r} has half of a surrogate pair; give whole texts"
+            ) from error
+    return np.array(flat, kind.numpy).view(np.uint8).data
 
 
-def to_json(content: bytes | memoryview, kind: DType, name: str) -> list[Any]:
+def to_json(content: bytes | memoryview, kind: DType, shape: Sequence[int], name: str) -> list[Any]:
     """Return the elements of a tensor in one list; raise InvalidArgument if JSON cannot carry them."""
-    if kind.name == "float16":
-        raise InvalidArgument(f"{name!r} is FP16, which JSON does not carry; ask for binary_data")
+    _check_carried(kind, name, "ask for binary_data")
+    if kind is STRING:
+        return list(decode_text(content, shape).reshape(-1))
     array: NDArray[Any] = np.frombuffer(content, kind.numpy)
     if kind.floating and not np.isfinite(array).all():
         raise InvalidArgument(f"{name!r} has NaN or infinity, which JSON does not carry; ask for binary_data")
     elements: list[Any] = array.tolist()
     return elements
+
+
+def _check_carried(kind: DType, name: str, instead: str) -> None:
+    if kind in NARROW or kind.name == "float16":
+        raise InvalidArgument(f"{name!r} is {kind.datatype}, which JSON does not carry; {instead}")
 
 
 def _flat(data: object, shape: tuple[int, ...], name: str) -> Sequence[object]:
@@ -99,6 +107,8 @@ def _check_elements(flat: Sequence[object], kind: DType, name: str) -> None:
     types = set(map(type, flat))
     if kind.name == "bool":
         right, allowed = types <= {bool}, "true or false"
+    elif kind is STRING:
+        right, allowed = types <= {str}, "texts"
     elif kind.floating:
         right, allowed = types <= {int, float}, "numbers"
     else:
@@ -196,7 +206,7 @@ def answer(request: InferenceRequest, inferred: InferResult) -> AnswerBody:
             tensor["parameters"] = {"binary_data_size": len(content)}
             following.append(content)
         else:
-            tensor["data"] = to_json(content, from_datatype(output.datatype), output.name)
+            tensor["data"] = to_json(content, from_datatype(output.datatype), output.shape, output.name)
         outputs.append(tensor)
     times = inferred.parameters
     said: Object = {
