@@ -1,4 +1,4 @@
-"""Puts the header of a compiled model together from what the stages found."""
+"""Assembles the header of a compiled model from the results of the stages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A session with all it needs: device or bench, records, kernel log, searching and measuring children.
+"""A session's resources: device or bench, records, kernel log, searching and measuring children.
 
-What judges candidates is an OpenCL device, or what an extension has instead: a bench, the boards of a farm.
-Searching and building share the processor's cores with what is timed.
+An OpenCL device judges candidates, or a substitute from an extension: a bench, the boards of a farm.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from .session import Emit, TuningSession
 from .trials import Trials
 
 Tell = Callable[[str], None]
-_MOST_THREADS = 8  # Beyond which a batch is too small to gain
-MOST_BUILDERS = 6  # Each holds a context of the device
+_MOST_THREADS = 8  # A batch is too small to gain from more
+MOST_BUILDERS = 6  # Limited because each builder holds a context of the device
 
 
 class SessionResources:
@@ -113,10 +112,10 @@ def _open_records(path: Path, setup: MeasurementSetup, yardstick: float | None, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What may run beside what."""
+    """The work that a search does beside timing, and its threads and processes."""
 
     ahead: bool  # The next batch is made, and the next candidates are built, while others are timed
-    threads: int  # Of the search
+    threads: int  # Threads of the search
     builders: int  # Children that build ahead
 
 
@@ -138,7 +137,9 @@ def sharing(family: DeviceFamily, cores: int) -> Sharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementBackend:
-    """`profile` has peaks; `peaks_again` measures them anew, `keep_peaks` those that rose meanwhile.
+    """A backend that judges candidates.
+
+    `profile` has peaks; `peaks_again` measures them again, `keep_peaks` stores those that rose.
 
     `spec` is the device's, None where it is not on this machine. Without `answers` nothing runs, times are
     predicted, and answers are not looked at. `yardstick` is that of the reference speed in seconds; None: it

@@ -1,4 +1,4 @@
-"""Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay.
+"""Divides a graph between compiled code and the CPU engine, in the fewest partitions worth having.
 
 Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
 last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
@@ -16,7 +16,7 @@ import onnx
 
 from honed.tuner.frontend.signature import StaticTensorSpec
 
-OPEN = 100  # What a size that depends on data is taken for
+OPEN = 100  # Assumed size of an axis whose size depends on data
 
 
 def flops(node: onnx.NodeProto, types: Mapping[str, StaticTensorSpec]) -> int:
@@ -49,11 +49,11 @@ def _sizes(spec: StaticTensorSpec | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionThresholds:
-    """What a compiled stretch beside parts must have, that it may be one: a share of all work, and so much.
+    """The least work of a compiled stretch between partitions: a share of all work, and an absolute number.
 
-    Handing over to a part and back takes as long as a small core takes for `work` operations: half a
-    millisecond. There are `most` parts between compiled steps. At least the share `whole` of all work must
-    be compiled, that a model is cut at all.
+    A transfer to a partition and back takes as long as a small core takes for `work` operations: half a
+    millisecond. There are at most `most` partitions between compiled steps. A model is cut only if at least
+    the share `whole` of all work is compiled.
     """
 
     share: float = 0.02
@@ -78,9 +78,9 @@ class PartitionNode:
 
 @dataclass(frozen=True, slots=True)
 class StageAssignment:
-    """Where each unit runs: its stage. Even ones are compiled; odd ones are parts; the last part is `behind`.
+    """The stage of each unit. Even ones are compiled; odd ones are partitions; the last one is `behind`.
 
-    What a unit reads is made in its own stage or in an earlier one.
+    A unit's inputs are made in its own stage or in an earlier one.
     """
 
     stages: tuple[int, ...]
@@ -106,7 +106,7 @@ def divide(
     while True:
         graph.close(able)
         behind = graph.behind(able)
-        if any(able[n] for n in behind):  # What they are handed may be tied, too
+        if any(able[n] for n in behind):  # Their inputs may be tied, too
             able = [one and n not in behind for n, one in enumerate(able)]
             continue
         stages = graph.stages(able, behind)
@@ -192,7 +192,8 @@ class _NodeGraph:
     maker: Mapping[str, int]
     before: Sequence[Sequence[int]]
     after: Sequence[Sequence[int]]
-    group: list[int] = field(default_factory=list)  # Of each unit another that must be in its part, or itself
+    # A unit that must share each unit's partition, or the unit itself
+    group: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, units: Sequence[PartitionNode], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
@@ -210,7 +211,7 @@ class _NodeGraph:
             pass
 
     def _tie(self, able: list[bool]) -> bool:
-        """Join units that hand on a tied value if any is in a partition; return whether anything changed."""
+        """Merge units that pass on a tied value if any is in a partition; return whether anything changed."""
         changed = False
         readers: dict[str, list[int]] = {}
         for n, unit in enumerate(self.units):
@@ -227,7 +228,7 @@ class _NodeGraph:
         return changed
 
     def _root(self, unit: int) -> int:
-        """Return the unit that stands for a unit's group; one partition must hold the whole group."""
+        """Return the unit that represents a unit's group; one partition must hold the whole group."""
         while self.group[unit] != unit:
             self.group[unit] = self.group[self.group[unit]]
             unit = self.group[unit]
@@ -248,7 +249,7 @@ class _NodeGraph:
         return members
 
     def _fill(self, able: list[bool]) -> bool:
-        """Join to each group the units on paths that leave it and return; return whether any joined."""
+        """Add to each group the units on paths that leave it and return; return whether any were added."""
         members, changed = self._members(), False
         for group in members.values():
             if len(group) == 1:
@@ -303,7 +304,7 @@ class _NodeGraph:
         self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
     ) -> None:
         """Add the groups of parts that lead to what was found alone, and those that lead to these."""
-        elsewhere = dict.fromkeys(members, 0)  # Ways out of each group to what was not found
+        elsewhere = dict.fromkeys(members, 0)  # Edges from each group to others than those found
         for n in range(len(self.units)):
             for m in self.before[n]:
                 elsewhere[self._root(m)] += n not in found and self._root(m) != self._root(n)
@@ -320,7 +321,7 @@ class _NodeGraph:
                     waiting.append(root)
 
     def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
-        """Return the earliest stage of each unit; 0 for the units that run behind all stages."""
+        """Return the earliest stage of each unit; 0 for the units that run after all stages."""
         members = self._members()
         stage = [0] * len(self.units)
         changed = True

@@ -1,4 +1,4 @@
-"""Types and shapes of values that ONNX's inference does not know, as of operators that others define.
+"""Finds types and shapes of values that ONNX's inference lacks, as those of other domains' operators.
 
 ONNX Runtime is asked, in a child process that is bounded as the reference is, because the model is untrusted:
 `python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and
@@ -31,7 +31,7 @@ from honed.tuner.verify import confined
 from honed.tuner.verify.inputs import generate
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
-_RUNS = 3  # At most
+_RUNS = 3  # Runs at most
 _log = logging.getLogger(__name__)
 _NAMES = {"float": "float32", "double": "float64"}
 
@@ -74,7 +74,7 @@ def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer with what is known of the values; the exit status is 0 wherever it answered."""
+    """Answer with the types of the values; the exit status is 0 wherever it answered."""
     args = confined.parser("honed.tuner.compiler.partition.valuetypes").parse_args(argv)
     return confined.answer(lambda: {"types": _types(args.folder, args.sets)})
 
