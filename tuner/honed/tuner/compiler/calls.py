@@ -34,7 +34,7 @@ Arrays = Mapping[str, np.ndarray]
 Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 
 _RUNS = (1, -1)  # Signs of the noise: it is added and subtracted
-# Signs of noise drawn at most; larger values repeat them, images likewise use them for each channel
+# Signs of noise drawn at most; the images of a larger value share them
 _SIGNS = 1 << 16
 _FACTOR = 2  # Allowed error of a call, as a multiple of how far noise moves the reference
 # Types that ONNX Runtime compares, and one that has all values of the others.
@@ -117,7 +117,7 @@ def evaluated(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, 
 
 
 def _taps(lowered: LoweredModel, normalised: Normalised) -> list[_Tap]:
-    """Return the values between calls that have memory of their own and are known in the normalised model."""
+    """Return the values between calls that have their own memory and a counterpart in the normal model."""
     program = lowered.program
     typed = {v.name: graphs.of_info(v) for v in normalised.model.graph.value_info}
     placed = {value for block in program.blocks for value, _ in block.places}

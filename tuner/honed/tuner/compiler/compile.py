@@ -71,9 +71,9 @@ def prepare(
 ) -> Prepared:
     """Normalise a checked model for a device, and partition it where it cannot be compiled whole.
 
-    Partitions need the CPU engine. `unbuilt` says by values of the normalised graph why the driver builds no
-    kernel that makes them. Raises as `frontend.normalise` does, with the reason why the model was not cut
-    among the reasons. A decoder's form has an input more (`form.with_room`).
+    Partitions need the CPU engine. `unbuilt` maps values of the normalised graph to the reason why the driver
+    builds no kernel for them. Raises as `frontend.normalise` does, and adds the reason why the model was not
+    cut. A decoder's form has one more input (`form.with_room`).
     """
     model, limits = with_room(model, shapes), profile.limits
     normalised = partial(
@@ -204,7 +204,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
-    """What a recipe gave: a compiled form with its errors, or what the driver does not build."""
+    """The result of a recipe: a compiled form with its errors, or kernels that the driver does not build."""
 
     recipe: Recipe
     source: _Source

@@ -128,7 +128,7 @@ _Sort = Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
 
 
 class FusionPolicy:
-    """Whether functions are better one on a device: by recorded times of both forms, else by a roofline."""
+    """The rule whether to fuse functions: by recorded times of both alternatives, else by a roofline."""
 
     def __init__(self, profile: DeviceProfile, sorts: Sequence[_Sort], times: Mapping[str, float]) -> None:
         """Set up the rule.
@@ -142,7 +142,7 @@ class FusionPolicy:
 
     @property
     def contests(self) -> list[tuple[FusionAlternatives, FusionCandidate]]:
-        """Those met in which either form may do: the roofline of neither is beyond MOST of the other's."""
+        """The observed alternatives whose rooflines differ by at most MOST times, so that either may win."""
         return list(self._seen.values())
 
     def __call__(self, forms: FusionCandidate) -> bool:
@@ -183,9 +183,9 @@ class FusionPolicy:
 def fusion_policy(
     profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
 ) -> FusionPolicy:
-    """Return a rule on whether the functions of a chain are better one.
+    """Return a rule that says whether to fuse the functions of a chain.
 
-    See `join_functions`. With `sorts` only functions of these are joined.
+    See `join_functions`. With `sorts` only functions of these kinds are fused.
     """
     return FusionPolicy(profile, sorts or (attention_seconds, separable_seconds, one_row_seconds), times)
 

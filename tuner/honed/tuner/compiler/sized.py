@@ -85,7 +85,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
 
 @dataclass(slots=True)
 class _Both:
-    """A part in the CPU engine, and a form of it, which has the same transfers, timed where the part runs."""
+    """A partition in the CPU engine and its size specialisation with the same transfers, timed in turns."""
 
     parts: LoadedPartitions
     number: int

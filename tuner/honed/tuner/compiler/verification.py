@@ -168,7 +168,7 @@ class Verifier:
     precision: Precision
     processes: int
     quantised: discontinuities.PiecewiseVerification | None = (
-        None  # Of the normalised model, where all steps quantise
+        None  # Of the normalised model, by the reference, where all steps quantise
     )
 
     @property
@@ -178,7 +178,7 @@ class Verifier:
 
     @property
     def in_parts(self) -> bool:
-        """Whether parts run between what is compiled, so that no node can be looked for."""
+        """Return whether partitions run between compiled steps, so that a faulty node cannot be located."""
         return self.cut is not None and bool(self.cut.between)
 
     def with_quantised(self) -> Verifier:

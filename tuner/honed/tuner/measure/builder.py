@@ -47,7 +47,7 @@ def main() -> None:
     """Serve until the parent hangs up."""
     BuildingChild(connect()).serve()
     sys.stdout.flush()
-    os._exit(0)  # As the measuring child: threads of the driver may hang
+    os._exit(0)  # Threads of the driver may hang, as in the measuring child
 
 
 def _launch(queue: Any, candidate: Candidate, program: Any, parameters: list[int]) -> None:

@@ -123,7 +123,7 @@ def onnx_form(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
 
 def _join_clips(graph: onnx.GraphProto) -> None:
-    """Make a Clip (in place) of each Max and Min that normalising made of one: ONNX Runtime fuses that."""
+    """Turn each Max and Min that normalising made of a Clip back into one, in place: ORT fuses Clips."""
     constants = {tensor.name for tensor in graph.initializer if not tensor.dims}
     makers = {node.output[0]: node for node in graph.node}
     reads = Counter([name for node in graph.node for name in node.input] + [o.name for o in graph.output])

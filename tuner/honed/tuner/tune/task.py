@@ -286,7 +286,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlterna
 
 
 def lost_by_forms(forms: Iterable[FusionRow], served: Collection[str]) -> float:
-    """Return how many µs longer an inference takes as tasks are `served` than in the variants taken now."""
+    """Return how many µs longer an inference takes as tasks are `served` than with the best alternatives."""
     whole = 0.0
     for one in forms:
         taken, left = one.joined_us, one.apart_us

@@ -1,4 +1,4 @@
-"""How far ONNX Runtime may optimise a model: to the highest level that gives its own unoptimised answers.
+"""Finds the highest level to which ONNX Runtime may optimise a model with equal answers.
 
 Optimisations have faults of their own: ONNX Runtime 1.31 pads a MaxPool with minus infinity where the file
 pads with zeros before it. So the graph is run as the CPU engine runs it, on the probes that a compiled form
@@ -33,10 +33,10 @@ from .probes import ReferenceProbes
 from .tolerance import for_output
 
 _PROBES = 3
-_SIZES = (64, 256, 1, 16000)  # Tried for what a file leaves open, but for a first dimension, which is 1
-_MOST_TRIED = 3  # Numbers of rows, and the elements that inputs of them may have
+_SIZES = (64, 256, 1, 16000)  # Sizes tried for dynamic dimensions, except for the first, which is 1
+_MOST_TRIED = 3  # Numbers of rows tried, and the greatest number of elements of such inputs
 _MOST_ELEMENTS = 1 << 20
-_MOST_SHOWN = 4  # Operators that a fused node is said to stand for
+_MOST_SHOWN = 4  # Operators listed that a fused node stands for
 _SEED = 0
 Arrays = Mapping[str, np.ndarray]
 Form = tuple[onnx.ModelProto, str]  # A model that answers in place of another, and its precision
@@ -52,7 +52,7 @@ def of_file(
 
 
 class _Unknown(Exception):
-    """The check cannot be done; the text is what follows "because"."""
+    """Raised when the check cannot be done; the text is what follows "because"."""
 
 
 def highest(
@@ -64,9 +64,8 @@ def highest(
     """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
     The answers are compared on generated inputs; where they cannot be, the level is the lowest. `model` is
-    what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` close sizes that it
-    leaves open, others are made up. `limits` are for each evaluation. Answers are those of `form` if that is
-    given.
+    what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` set dynamic sizes, others
+    are made up. `limits` are for each evaluation. Answers are those of `form` if that is present.
     """
     begun = time.monotonic()
     try:
@@ -146,10 +145,10 @@ def _probes(
 def _batched(
     model: onnx.ModelProto, bound: onnx.ModelProto, limits: EvaluationLimits, precision: str
 ) -> ReferenceProbes | None:
-    """Return one probe of more rows than 1, where the file leaves their number open and takes some.
+    """Return one probe of more rows than 1, where the file leaves their number dynamic and accepts some.
 
-    As many rows as another size is, if possible: what is done along the wrong axis shows there, or runs only
-    there.
+    The number of rows equals another size if possible: that reveals work along the wrong axis, or lets it run
+    at all.
     """
     wanted = {
         value.name: value.type.tensor_type.shape.dim
@@ -269,7 +268,7 @@ class _Runs:
         if MISLED in result["failure"] and forget_names(self.model):
             self.__post_init__()
             return self.at(level, *more)
-        if result["kind"] not in ("failed", "inputs"):  # Inputs that it takes without optimisation
+        if result["kind"] not in ("failed", "inputs"):  # The unoptimised model accepts these inputs
             raise _Unknown(result["failure"])
         return str(result["failure"])
 
@@ -314,7 +313,7 @@ def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
     try:
         return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right
     except InvalidArgument:
-        return False  # Laid out otherwise
+        return False  # The value is laid out differently
 
 
 def _values(graph: onnx.GraphProto) -> list[str]:

@@ -1,4 +1,4 @@
-"""Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine."""
+"""Partitions a model that cannot be compiled whole into a compiled program and parts for the CPU engine."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ def divide(
     outputs: Iterable[str],
     worth: PartitionThresholds = WORTH,
 ) -> StageAssignment:
-    """Divide units, given in topological order. `tied` values may be among the `outputs` of the graph.
+    """Divide units in topological order. `tied` values may be among the `outputs` of the graph.
 
-    Where no unit is left to compile, all are behind.
+    Where no unit is left to compile, all are in the last partition.
     """
     graph = _NodeGraph.of(units, frozenset(tied), frozenset(outputs))
     able = [unit.able for unit in units]
@@ -126,9 +126,9 @@ def with_less_to_hand_over(
     nbytes: Mapping[str, int],
     outputs: Container[str],
 ) -> StageAssignment:
-    """Let the last partition run what is `light` where fewer bytes are handed over to it then.
+    """Let the last partition run `light` units where that reduces the bytes transferred to it.
 
-    `nbytes` are of values that units make; what they read beside is there without being handed over.
+    `nbytes` are of values that units make; the partition reads other values without a transfer.
     """
     if found.behind is None:
         return found
@@ -161,9 +161,9 @@ def _give_up_least(
     stages: Sequence[int],
     worth: PartitionThresholds,
 ) -> bool:
-    """Let the CPU engine run the compiled stretch of least work, where that does not pay.
+    """Let the CPU engine run the compiled stretch of least work, where compiling it does not pay.
 
-    Returns whether any was given up. Other stretches may join then, and be worth their partitions; of very
+    Returns whether any was given up. Other stretches may merge then, and be worth their partitions; of very
     many, the lesser half goes at once.
     """
     total = sum(unit.work for unit in units)
@@ -206,7 +206,7 @@ class _NodeGraph:
         return cls(units, tied, outputs, maker, before, after, list(range(len(units))))
 
     def close(self, able: list[bool]) -> None:
-        """Join units between those that must be in one partition, until nothing is left in between."""
+        """Merge units that must be in one partition with those between them, until none remains between."""
         while self._tie(able) or self._fill(able):
             pass
 
@@ -303,7 +303,7 @@ class _NodeGraph:
     def _lead_there(
         self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
     ) -> None:
-        """Add the groups of parts that lead to what was found alone, and those that lead to these."""
+        """Add the groups of partitions that lead to the found ones alone, and those that lead to these."""
         elsewhere = dict.fromkeys(members, 0)  # Edges from each group to others than those found
         for n in range(len(self.units)):
             for m in self.before[n]:
