@@ -105,7 +105,7 @@ _PROBE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """A compiled form, how far off its probes are, and what a proof part by part found, where they were."""
+    """A compiled form, the errors of its probes, and the result of verifying it by parts, if needed."""
 
     model: CompiledModel
     constants: Mapping[int, np.ndarray]

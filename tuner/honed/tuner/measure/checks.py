@@ -1,4 +1,4 @@
-"""The checks a candidate must pass: each a pure function that gives a refusal or None, and a row of a table.
+"""The checks a candidate must pass: each a pure function that returns a refusal or None, and a table row.
 
 Tables and rows stand in the order in which a candidate meets them. docs/dev/verdicts.md says what
 each refusal means and where the figures come from.

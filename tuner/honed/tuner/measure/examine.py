@@ -300,7 +300,7 @@ class Examination:
     def _left(
         self, outputs: Sequence[RunOutput] = (), inputs: Sequence[tuple[str, Array, Array]] = ()
     ) -> MemoryLeft:
-        """Return what the last run left in memory, with all guard bands."""
+        """Return the contents of memory after the last run, with all guard bands."""
         memory = (*self._loaded.memory, *self._inner)
         bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
         return MemoryLeft(self._poison, bands, inputs, outputs)

@@ -118,7 +118,7 @@ class Builders:
         return [builder for builder in self._children if builder is not None and builder.given]
 
     def _pump(self, seconds: float) -> None:
-        """Hand out what is queued, and take in what is done, waiting for it for `seconds` at most."""
+        """Send queued candidates to children, and collect finished ones; wait for these at most `seconds`."""
         self._hand_out()
         busy = self._busy
         if not busy:

@@ -1,4 +1,4 @@
-"""Records as JSON lines, which of them travel, and how they are taken to another board of the same kind."""
+"""Writes records as JSON lines, chooses which to export, and imports them on boards of the same kind."""
 
 from __future__ import annotations
 

@@ -588,7 +588,7 @@ def _shifted(
     errors: Mapping[str, float],
     limits: EvaluationLimits,
 ) -> _Pairs:
-    """Return what the reference gives where its values before the steps are moved, beside what it gave."""
+    """Return the reference's outputs with its values before the steps moved, beside the original ones."""
     sizes = {
         name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference])
         for name in apart.before

@@ -74,7 +74,7 @@ def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def exact(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without leave for ONNX Runtime to quantise what products read (`accuracy_level`).
+    """Return the model without permission for ONNX Runtime to quantise products' operands (`accuracy_level`).
 
     The compiler takes no such leave: products are as exact as their types. Returns the model itself where it
     gives none.

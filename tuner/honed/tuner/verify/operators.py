@@ -1,4 +1,4 @@
-"""ONNX's reference evaluator, with operators that it computes otherwise than specified, or slowly.
+"""Extends ONNX's reference evaluator with operators that it computes slowly or not as specified.
 
 BatchNormalization of opsets 7 to 13 trains there instead of testing. The specification of these opsets
 (onnx/docs/Changelog.md) has a node with one output normalise by the mean and variance it is given; the

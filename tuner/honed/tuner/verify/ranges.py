@@ -1,4 +1,4 @@
-"""Which values an input may take, read off the nodes that consume it, its name, and what the file says of it.
+"""Determines which values an input may take, from its consumers, its name, and the file's metadata.
 
 Indices must lie inside what they index, integer divisors must not be zero, logarithms want positive
 arguments, and what is multiplied by a number as large as -1e9 is a mask. The rules follow the ONNX operator
@@ -115,7 +115,7 @@ _KEEPING = {"Cast", "CastLike", "Dropout", "Identity"}  # Operators that leave e
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """How a value comes of an input: as `scale` * input + `offset`, and whether each stays in its place."""
+    """The derivation of a value from an input: `scale` * input + `offset`, and whether positions are kept."""
 
     scale: float = 1.0
     offset: float = 0.0
@@ -389,7 +389,7 @@ def _below(position: int, axis: int) -> Callable[[InputUse], Range]:
 
 
 def _turns(use: InputUse) -> Range:
-    """Return the range of places to turn by: one for each, or the first of as many as the input is long."""
+    """Return the range of positions to rotate by: one for each, or the first if one covers all the input."""
     rows = use.shape(2)[0]
     first = math.prod(use.shape(1)) == 1
     return Range(low=0, high=rows - use.shape(0)[-2] if first else rows - 1)
@@ -402,9 +402,9 @@ def _mask(use: InputUse) -> Range:
 
 
 def _cache(use: InputUse) -> tuple[int, int, int | None, bool]:
-    """Return what GroupQueryAttention's lengths are about: new rows, those of its cache, all where known.
+    """Return GroupQueryAttention's new rows, cache rows and total rows (None: unknown), and whether prompts.
 
-    The last is whether several rows of several sequences are new, which then are prompts.
+    The last is true where several rows of several sequences are new, which then are prompts.
     """
     batch, new = use.shape(0)[:2]
     before = use.shape(3)[2] if use.node.input[3] else 0

@@ -1,4 +1,4 @@
-"""Sketches: whole schedules of functions whose numbers are left open, and the numbers that do well in them.
+"""Provides sketches: whole schedules of functions with open numbers, and numbers that do well in them.
 
 Tile sizes, lanes and unrolling are sampled, so that the search can change them. Four shapes of work cover
 what models are made of, on devices without local memory worth copying into:
@@ -37,7 +37,7 @@ from .rows import shared_rows_tile
 for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_found.name)
 
-# Each knows one kind of sketch, and the one row that does well there.
+# Tables of a single row: each function knows one kind of sketch.
 _SINGLES = (
     rectangle,
     blocked_rectangle,
