@@ -1,4 +1,4 @@
-"""An estimate of the registers that a schedule's kernel holds at least: the accumulators of one work-item."""
+"""Estimates the least registers that a schedule's kernel holds: the accumulators of one work-item."""
 
 from __future__ import annotations
 

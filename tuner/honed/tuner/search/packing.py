@@ -86,7 +86,7 @@ def channels_last(schedule: Schedule, part: BlockInfo, channel: int, lanes: int)
 
 
 def launch_rows(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
-    """Launch what `pack` made by itself, a work-item of a processor for a row of vectors, or a panel."""
+    """Launch the block of `pack` separately: a processor's work-item has a row of vectors, or a panel."""
     outputs, *others = schedule.get_loops(block)
     outputs, last = schedule.split(outputs, [None, lanes])
     schedule.reorder(outputs, *others, last)

@@ -274,7 +274,7 @@ class _Runs:
 
 
 def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
-    """Return which node of the graph that ONNX Runtime makes at `level` differs first; "" for none found."""
+    """Return a sentence on the first node that differs in ONNX Runtime's graph at `level`; "" if none."""
     try:
         runs.at(level, "--write")
         made = onnx.load(runs.folder / OPTIMISED)

@@ -37,9 +37,9 @@ def register() -> None:
 
 
 def _known(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -> None:
-    """Tell TVM's table of a reduction, which lives until the process ends.
+    """Register a reduction in TVM's table, which lives until the process ends.
 
-    The table is freed after the interpreter, which it must then not call: so the functions are never freed.
+    The table is freed after the interpreter, when it must not call Python: so the functions are never freed.
     """
     functions = [tvm_ffi.convert(function) for function in (combine, start)]
     for function in functions:
@@ -75,7 +75,7 @@ def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[A
     def better(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         (at, value), (other, found) = a, b
         beats = found > value if largest else found < value
-        as_good = found >= value if largest else found <= value  # First: that it is not is the usual case
+        as_good = found >= value if largest else found <= value  # First, because usually it is not
         first = tirx.all(as_good, tirx.any(beats, other < at))
         return [tirx.Select(first, other, at), tirx.Select(beats, found, value)]
 

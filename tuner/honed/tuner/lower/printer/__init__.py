@@ -1,4 +1,4 @@
-"""Lowered TIR as OpenCL C, written so that a plain compiler makes good code of it.
+"""Prints lowered TIR as OpenCL C, written so that a plain compiler makes good code of it.
 
 TVM's own printer rebuilds every address at every access, reads vectors as if they were not aligned, and
 keeps accumulators in arrays. A compiler that does not clean up behind it, as those for Mali do not, makes

@@ -105,7 +105,7 @@ def circular_name(which: str, of: Type) -> str:
 
 
 def definitions(source: str) -> list[str]:
-    """Return the definitions of the functions that a source uses, each behind those that it calls."""
+    """Return the definitions of the functions that a source uses, each after those that it calls."""
     extremes = sorted({match.groups(default="") for match in _EXTREME.finditer(source)})
     circular = sorted({match.groups() for match in _CIRCULAR.finditer(source)})
     wide = {(which, lanes) for which, _, lanes in circular}

@@ -198,9 +198,9 @@ def _has_form(one: Attention) -> bool:
 
 
 def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
-    """Return whether each row is made from the row of equal number before it, in an equal batch.
+    """Return whether each row is made from the row of equal number of the block before, in an equal batch.
 
-    The product is of the last that is made of the scores.
+    The product must read the last block made from the scores.
     """
     made = [schedule.get(part.block).writes[0].source for part in (one.scores, *one.rows)]
     for part in (*one.rows, one.product):

@@ -233,7 +233,7 @@ class _Room:
     terms: float
     accumulators: int
     steps: int
-    over: int = 0  # Least number of terms: Mesa unrolls loops of few turns and loads ahead in them
+    over: int = 0  # Applies to sums of more terms: Mesa unrolls loops of few turns and loads ahead in them
 
 
 _ROOMS_OF_ALL = (
@@ -417,9 +417,9 @@ def _multiplied(product: _Product, cut: _Cut) -> float:
 
 
 def _issued(product: _Product, cut: _Cut, address: int) -> float:
-    """Return the clocks in which the busiest core issues what a step of the sum takes, halves in pairs.
+    """Return the clocks in which the busiest core issues a step of the sum's instructions, halves in pairs.
 
-    Those are multiplications, and so many additions to the address of each load.
+    These are multiplications, and `address` additions for the address of each load.
     """
     columns = cut.vectors * product.lanes * product.element_bytes
     multiplied = cut.rows * columns / _SINGLE

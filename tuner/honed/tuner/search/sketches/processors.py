@@ -376,7 +376,7 @@ def _worth(steps: Sequence[int]) -> float:
 
 
 def _of_pieces(sketch: ScheduleTrace) -> ScheduleTrace:
-    """Take about as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
+    """Choose about as many channels as pieces: all pieces share a weight, all channels share a piece."""
     allowed = [divisors(tile.extent, tile.most) for _, tile in sketch.tiles]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
     steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))

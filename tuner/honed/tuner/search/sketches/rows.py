@@ -1,4 +1,4 @@
-"""Sketches of work-items that have whole rows, columns or vectors: reductions, and what reduces nothing."""
+"""Provides sketches whose work-items have whole rows, columns or vectors, with and without reductions."""
 
 from __future__ import annotations
 
