@@ -264,9 +264,9 @@ class Outline:
         }
 
     def draws(self, random: Random) -> Iterator[Trace]:
-        """Yield what follows the beginning, with numbers that fit as far as is known, while there are such.
+        """Yield the steps after the beginning with numbers that fit as far as known, until none are left.
 
-        No draw comes twice, and none repeats a table's row.
+        No draw occurs twice, and none repeats a table's row.
         """
         seen = set(self._tabled)
         tries = 0

@@ -48,7 +48,7 @@ def matmul_few_bits(b: Builder, c: NodeCall) -> Value:
     if zeros is None:
         middle = b.like(1 << (bits - 1), x)
     else:
-        if zeros.dtype == np.uint8:  # They stay bytes, too
+        if zeros.dtype == np.uint8:  # Zero points in bytes stay bytes, too
             zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
         middle = b.cast(b.held(zeros.reshape(columns, blocks).T[:, None, None, :]), x.dtype)
     scale = scales.reshape(columns, blocks).T[:, None, None, :].astype(x.dtype)
@@ -106,7 +106,7 @@ def _in_bytes(b: Builder, v: Value) -> Value:
 
 
 def _unpacked(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:
-    """Return the numbers of bytes or words, those of one along an axis of 1 that becomes as long."""
+    """Return the numbers in bytes or words; those of one lie along an axis of 1, which becomes as long."""
     held = packed if isinstance(packed, Value) else b.held(packed)
     width = 8 * held.dtype.itemsize
     if bits == width:

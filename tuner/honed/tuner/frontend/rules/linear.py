@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Rewriting rules of matrix products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layout import expand, reshape, transpose
 
 
 def matmul(b: Builder, x: Value, y: Value) -> Value:
-    """A matrix product; over a single element it is a product of numbers, which needs no reduction."""
+    """Return a matrix product; over a single element it is a product of numbers, which needs no reduction."""
     if x.rank >= 2 and y.rank >= 2 and x.shape[-1] == 1:
         return b("Mul", x, y)
     return b("MatMul", x, y)
@@ -23,7 +23,7 @@ def matmul(b: Builder, x: Value, y: Value) -> Value:
 
 @rule("MatMul")
 def matmul_rule(b: Builder, c: NodeCall) -> Value:
-    """A matrix product."""
+    """A product of matrices, or of stacks of them."""
     return matmul(b, c.x(0), c.x(1))
 
 

@@ -201,7 +201,7 @@ def fused_without_moves(annotated: IRModule, operators: IRModule, alignment: int
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """`main`: operators by their variables, what each is given, and the variables seen from outside."""
+    """The operators of `main` by their variables, with operands, and the variables visible from outside."""
 
     calls: Mapping[relax.Var, relax.Call]
     given: Mapping[relax.Var, tuple[relax.Var, ...]]
@@ -548,7 +548,7 @@ def _function(binding: relax.VarBinding) -> ir.GlobalVar:
 
 
 def _sums(func: tirx.PrimFunc) -> tuple[int, ...]:
-    """Return how many elements each block of a function makes that reduces, 0 where that is not fixed."""
+    """Return the number of elements that each reducing block of a function makes; 0 where it varies."""
     blocks = (block for block in nodes(func.body, s_tir.SBlock) if reduced_axes(block))
     return tuple(math.prod(map(_extent, block.iter_vars)) for block in blocks)
 

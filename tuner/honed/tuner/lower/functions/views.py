@@ -377,7 +377,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return [next(iter((*shared, *lefts)), whole(first)), right]
 
     def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[StridedView]:
-        """Yield the views of an operand in which whole rows lie along one of the axes, the furthest first."""
+        """Yield the views of an operand with whole rows along one of the axes, the earliest value first."""
         return (one for one in views(expr, self.lookup_binding) if one.moves and one.has_rows_along(axes))
 
     def product(self, operands: Sequence[StridedView], call: relax.Call, axes: Sequence[int]) -> relax.Expr:

@@ -223,10 +223,10 @@ class Blocks:
             del marks[text]
 
     def landing(self, home: int) -> int:
-        """Return where to declare what changes in block `home`: outside of every loop inside of that block.
+        """Return where to declare a value that changes in block `home`: outside of every loop in that block.
 
-        Where there is no such loop this is the innermost block, so that nothing is computed that a condition
-        around it may leave out.
+        Where there is no such loop this is the innermost block, so that a condition around it also saves the
+        computation.
         """
         for n in range(home + 1, len(self.open)):
             if self.open[n].repeats:

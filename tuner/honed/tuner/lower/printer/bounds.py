@@ -72,7 +72,7 @@ class _Kernel:
         self.outside: list[str] = []
         self.branching: list[
             Any
-        ] = []  # Choices of which both values are computed unless they are by branches
+        ] = []  # Choices that compute both values unless they become branches
         self.guards: list[Guard] = []
         # Ranges of variables: the first value, and the number of values
         self.ranges: dict[Any, tuple[Any, Any]] = {}

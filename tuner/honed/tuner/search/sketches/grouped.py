@@ -159,7 +159,7 @@ def _pipeline(schedule: Schedule, loop: LoopRV, copies: int) -> None:
 def prepare(
     schedule: Schedule, before: list[BlockInfo], limits: SketchLimits, most: int, *, inlined: bool
 ) -> None:
-    """Compute what operands are made from: while they are copied, or where dear in a launch before."""
+    """Schedule the blocks that make operands: beside the copies, or if expensive in an earlier launch."""
     for part in reversed(before):
         if inlined and not is_dear(schedule, part.block):
             schedule.compute_inline(part.block)
