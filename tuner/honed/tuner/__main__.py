@@ -144,7 +144,7 @@ def _compile(job: commands.Compile, emit: Emit) -> events.CompileDone:
 
 def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     emit(Stage(stage="check", fraction=0.0, text="start the compiler"))
-    # All objects that importing the compiler creates stay: collecting garbage would cost a fifth of it
+    # Importing the compiler creates only objects that stay: collecting garbage would cost a fifth of it
     gc.disable()
     from honed.machine import devices, profilefile
 

@@ -157,7 +157,7 @@ class CompileRequest:
     existing_build: Path | None = None
     processes: int = 0  # Forked to lower functions; see `forked.Forked` for when a process may be
     sizes: tuple[ObservedSizes, ...] = ()  # Observed sizes, as in `honed.jobs.commands.Compile`
-    keep_slower: bool = False  # As in `honed.jobs.commands.Compile`; also keeps a whole model that is slower
+    keep_slower: bool = False  # Keeps slower size specialisations, and a whole model that is slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

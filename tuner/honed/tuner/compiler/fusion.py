@@ -55,7 +55,7 @@ class FusionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionAlternatives:
-    """One fused function, and the chain of functions that it could replace, each read by the next alone.
+    """A fused function, and the chain of functions that it could replace, each read by the next alone.
 
     Functions are named by the keys of their tasks.
     """

@@ -168,7 +168,7 @@ class Verifier:
     precision: Precision
     processes: int
     quantised: discontinuities.PiecewiseVerification | None = (
-        None  # Of the normalised model, by the reference, where all steps quantise
+        None  # The normalised model's proof by the reference, where all steps quantise
     )
 
     @property

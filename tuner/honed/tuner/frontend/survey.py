@@ -1,4 +1,4 @@
-"""Which nodes of a graph cannot be compiled, and why, and what is known of each value's type and shape."""
+"""Finds the nodes of a graph that cannot be compiled, with reasons, and the types and shapes of values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Learnt:
 
     dtype: str
     shape: tuple[int, ...] | None  # -1 is a dynamic size; None: not even the rank is known
-    observed: tuple[int, ...] | None  # None: the model did not run
+    observed: tuple[int, ...] | None  # Shape in one run; None: the model did not run
 
     def corrects(self, kind: onnx.TypeProto | None) -> onnx.TypeProto | None:
         """Return the type by ONNX's inference, where it is possible.

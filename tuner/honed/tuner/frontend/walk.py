@@ -22,7 +22,7 @@ from .signature import StaticTensorSpec, bind_inputs
 from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 
 Scope = dict[str, Item]
-# A node of PART_DOMAIN in the source graph stands for a partition of the model that the CPU engine runs, with
+# A node of PART_DOMAIN in the source graph represents a partition of the model that the CPU engine runs, with
 # its number as attribute `part`; a file's own nodes of this name are refused, like any unknown ones. The
 # normalised graph, whose nodes have one output each, has a node of PART_OP for each output.
 PART_DOMAIN, PART_OP = "honed.cpu_part", "CpuPart"

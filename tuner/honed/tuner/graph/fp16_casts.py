@@ -31,7 +31,7 @@ _FOLLOWING = frozenset(
     | {"Relu", "Abs", "Neg", "Max", "Min", "MaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "IsNaN"}
     | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Scan"}
 )
-BIT_CAST = "BitCast"  # Its floats have as many bits as in the file
+BIT_CAST = "BitCast"  # An operator whose floats have as many bits as in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

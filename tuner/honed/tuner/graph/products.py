@@ -23,9 +23,9 @@ WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`given` times the constant `weight` [k, n], plus the constant `bias` [n] where there is one.
+    """The product of `given` and the constant `weight` [k, n], plus the constant `bias` [n], if there is one.
 
-    `value` is what it makes: of `addition` where there is a bias, else of `node`.
+    `value` is its result: that of `addition` where there is a bias, else of `node`.
     """
 
     node: onnx.NodeProto

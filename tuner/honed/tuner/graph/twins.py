@@ -27,7 +27,7 @@ LAUNCHED = REDUCTIONS | frozenset(
     | {"ArgMax", "ArgMin"}
 )
 Key = tuple[object, ...]
-# For each value the number of its group, and the number of the twin that makes it
+# The number of the group and the number of the twin that makes it, by value
 Places = dict[str, tuple[int, int]]
 
 

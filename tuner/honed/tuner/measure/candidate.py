@@ -16,7 +16,8 @@ from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.records.verdict import Verdict
 
 if TYPE_CHECKING:
-    from honed.tuner.lower.opencl import Lowered  # It imports TVM, which the measuring child must not
+    # Imported for types only, because it imports TVM, which the measuring child must not
+    from honed.tuner.lower.opencl import Lowered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +112,11 @@ class MeasureLimits:
 
     start_seconds: float = 60.0  # Time to open the device, build the yardstick and load a workload
     build_seconds: float = 20.0  # Time of the driver's compiler for one candidate
-    # One run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a job,
-    # kbase and panthor 2.6 s without progress); a slower candidate is of no use anyway.
+    # Time of one run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a
+    # job, kbase and panthor 2.6 s without progress); a slower candidate is of no use anyway.
     run_seconds: float = 2.0
     host_seconds: float = 30.0  # Time to move and compare the tensors of one run
-    # All buffers of a candidate; also the growth allowed to the child after its start
+    # Bytes of all buffers of a candidate; also the growth allowed to the child after its start
     memory_bytes: int = 2 << 30
     builder_bytes: int = 512 << 20  # Growth allowed to a building child after its start
     timing_seconds: float = 0.12  # Time after which no more repeats are begun
@@ -128,7 +129,7 @@ class MeasureLimits:
     max_queued: int = 256  # Launches per finish, where the device's profile has no cap
 
 
-# While the tuner holds a lease, a request may be waiting: a candidate has tighter limits than one of `hone
+# A request may be waiting while the tuner holds the lease: a candidate has tighter limits than one of `hone
 # tune`, so that the device is free within CANDIDATE_SECONDS (building, running on three inputs, timing) of a
 # revocation.
 LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)

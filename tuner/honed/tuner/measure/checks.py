@@ -391,7 +391,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All launches between two waits for the device; `wall` in seconds by the host's clock."""
+    """The launches between two waits for the device; `wall` in seconds by the host's clock."""
 
     launches: tuple[Launched, ...]
     wall: float

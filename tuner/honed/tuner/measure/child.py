@@ -45,7 +45,7 @@ class MeasuringChild(RpcServer):
 
     @property
     def session(self) -> DeviceSession:
-        """The open session."""
+        """The session on the device opened first."""
         assert self._session is not None, "the first call must open a device"
         return self._session
 

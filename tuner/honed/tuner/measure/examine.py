@@ -77,7 +77,7 @@ class Examination:
         self._inner: list[GuardedBuffer] = []
         self._runs: list[Finished] = []
         self._poison = POISONS[0]
-        self._alone = True  # No build ran beside it, so the host's clock is meaningful
+        self._alone = True  # True: no build ran beside it, so the host's clock is meaningful
 
     def verdict(self) -> Verdict:
         """Make all checks, or stop at the first that fails; return the verdict."""
@@ -225,7 +225,7 @@ class Examination:
         try:
             prepared = [runnable.prepare(session.read)] if runnable.prepares else []
             run = runnable.run(session.read)
-        finally:  # Also noted after a driver error, because the kernel log is read then, too
+        finally:  # A driver error must be noted, too, because the kernel log is read then
             if self.ran_at is None:
                 self.ran_at = time.monotonic()
         self._runs.append(run)

@@ -67,7 +67,7 @@ class ImportCounts:
 
     added: int
     merged: int  # Lines of candidates that were there already
-    refused: tuple[str, ...]  # One sentence each, with the line's number
+    refused: tuple[str, ...]  # A sentence for each, with the line's number
 
 
 def export_jsonl(
@@ -124,7 +124,7 @@ def line_setup(line: Line) -> MeasurementSetup:
 
 def _line(records: Records, candidate: TuningRecord, setup: MeasurementSetup) -> Line:
     task = records.task(candidate.workload)
-    assert candidate.outcome is not None  # Only candidates with a verdict are written
+    assert candidate.outcome is not None  # Candidates without a verdict are not written
     assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is StoredOutcome.RIGHT
     return strict.copy_fields(
         Line,

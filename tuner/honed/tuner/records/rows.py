@@ -67,7 +67,7 @@ class TuningRecord:
     trace: str
     trace_sha256: str
     state: RecordState
-    outcome: StoredOutcome | None  # Only figures of RIGHT ones count
+    outcome: StoredOutcome | None  # Figures count only for RIGHT
     reason: str
     story: str | None
     timing: Timing | None
@@ -75,7 +75,7 @@ class TuningRecord:
     created_s: float
     finished_s: float | None
     measured_by: str
-    way: SearchStrategy | None  # None where it was not recorded, and from elsewhere
+    way: SearchStrategy | None  # Unknown (None) where it was not recorded, and for records from elsewhere
 
 
 @dataclass(frozen=True, slots=True)

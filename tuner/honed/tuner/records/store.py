@@ -52,7 +52,7 @@ MOST_TOLD: Final = 100  # Sources with figures in a message, because messages ha
 # A hint that takes this many times as long as on the board that measured it, with the same driver, has
 # failed.
 _SLOWER: Final = 3.0
-# With more failures than both, as a count and as a share of those tried, the source is set aside
+# A source with more failures than this, and than this share of those tried, is set aside
 _FAILED, _SHARE = 3, 0.2
 
 

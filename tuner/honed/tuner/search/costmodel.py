@@ -202,7 +202,7 @@ class Prior:
 
     name: str
     booster: xgboost.Booster
-    knows_rules: bool  # It learned the times of default rules beside draws, and scores them rightly
+    knows_rules: bool  # True: it learned the times of default rules beside draws, and scores them rightly
     driver: DriverClass
 
     def predict(self, features: Array) -> Array:

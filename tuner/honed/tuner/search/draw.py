@@ -48,7 +48,7 @@ class ScheduleSample:
 
     @property
     def scheduled(self) -> tirx.PrimFunc:
-        """The scheduled function."""
+        """The function with the schedule applied."""
         return self.schedule.mod["main"]
 
     @property

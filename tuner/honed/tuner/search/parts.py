@@ -24,14 +24,16 @@ _JOB = 1024  # Elements that a work-group of a processor moves at most, where a 
 
 
 class Keep(Enum):
-    """Which of the blocks read by a reduction are computed only once, by their intrinsics.
+    """A choice of the blocks read by a reduction that are computed only once.
 
-    Others once per term.
+    Others are computed once per term.
+
+    Blocks are chosen by the intrinsics that they call.
     """
 
     NOTHING = frozenset[str]()
     DEAR = _DEAR
-    PADDING = _DEAR | CHOICES  # Also blocks that choose between values: the zeros around a padded input
+    PADDING = _DEAR | CHOICES  # Includes blocks that choose between values: the zeros around a padded input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +251,7 @@ class TileLoops:
 
     @property
     def in_order(self) -> list[LoopRV]:
-        """All loops, the outermost first."""
+        """The loops of all levels, the outermost first."""
         return [*self.groups, *self.threads, *self.outside, *self.written]
 
 

@@ -26,13 +26,13 @@ PROFILE_SECONDS = 5.0  # Limit of a profile, including the wait for earlier requ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningHistory:
-    """What tuning remembers of a model under its `key`, as `setup.tuned_as` returns it."""
+    """A model's record of tuning under its `key`, as `setup.tuned_as` returns it."""
 
     key: str
     passes: int = 0  # Number of passes that gave a result
     headroom: float = _UNKNOWN_HEADROOM  # Share of its time above the rooflines of its tasks, 0 to 1
     tasks: dict[str, float] | None = None  # Headroom of each task; None where they were never timed
-    finished: bool = False  # Nothing worth tuning is left
+    finished: bool = False  # True: nothing worth tuning is left
     failures: int = 0  # Failures in a row
     retry: float = 0.0  # Time of the next attempt in seconds since 1970
     reason: str = ""  # Reason of the last failure

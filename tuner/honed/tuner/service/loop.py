@@ -80,7 +80,7 @@ class Tuner:
             client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
             if not self._granted():
                 return False
-            view = look(client)  # The wait may have taken a while
+            view = look(client)  # Waiting for the lease may have lasted a while
             if self._profile(client, view):
                 view = look(client)
             plan = choose(view.wanted, time.time())

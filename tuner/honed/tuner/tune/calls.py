@@ -61,7 +61,7 @@ class LoadedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTask(Call[LoadedTask]):
-    """Load a task."""
+    """Load a task for `Propose` and `Replay`."""
 
     task: TuningTask
 

@@ -151,7 +151,7 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
             run.session.stop()
         run.session.run(_extraction(job, run), SearchBudget(trials=job.trials, seconds=job.seconds))
         run.search.close()
-        if job.instrument is None:  # Only figures of a device that serves are reported
+        if job.instrument is None:  # Figures are reported only for a device that serves
             emit(events.Totals(tuning=run.records.figures()))
         return _result(run.session, publish(job, emit, run))
 

@@ -231,7 +231,7 @@ class TaskSearch:
     def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key
         self.func = searcher.making.func(key)
-        self.workload: Workload | None = None  # None until it is made
+        self.workload: Workload | None = None  # Made on first use
         self._searcher = searcher
         self._batches: Batches | None = None
         self._proposed: dict[str, Proposal] = {}  # Proposals whose times are still unknown

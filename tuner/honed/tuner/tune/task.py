@@ -31,9 +31,9 @@ class TaskState(StrEnum):
     """The state of a task."""
 
     TUNING = "tuning"
-    TUNED = "tuned"  # Its search ended: no further gain is expected
+    TUNED = "tuned"  # The search ended: no further gain is expected
     SKIPPED = "skipped"  # Excluded from tuning for a stated reason
-    FAILED = "lost"  # Its search broke for a stated reason; earlier results count
+    FAILED = "lost"  # The search broke for a stated reason; earlier results count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class TaskProgress:
     reason: str = ""
     default: float | None = None
     best: float | None = None
-    best_trace: str | None = None  # None: the default schedule is the best so far
+    best_trace: str | None = None  # The best schedule; None for the default one
     trials: int = 0
     filtered: Counter[str] = field(default_factory=Counter)  # Refused before they ran, by reason
     rounds: int = 0
@@ -99,7 +99,7 @@ class TaskProgress:
     alternative_runs: int = 0  # Additional runs in the alternatives not compiled
     breaks: int = 0  # Times its search broke
     idle: int = 0  # Rounds in a row in which nothing could be tried
-    hinted: bool = False  # Its first round tries records of other boards
+    hinted: bool = False  # Records of other boards exist, which the first round tries
 
     @property
     def weight(self) -> int:

@@ -86,7 +86,7 @@ class PiecewiseModel:
 
 Opened = tuple[
     PiecewiseModel, Sequence[Arrays]
-]  # With the reference's values for sets of inputs, at the steps too
+]  # A model and the reference's values for sets of inputs, including those at the steps
 
 
 def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
@@ -95,7 +95,7 @@ def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
     None where some do not, or values are large.
     """
     if not any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node):
-        return None  # This test is far faster than opening the model
+        return None  # Opening the model takes far longer than this test
     apart = opened(model)
     return apart if apart is not None and apart.only_quantises and _small(apart) else None
 

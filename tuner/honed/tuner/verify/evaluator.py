@@ -32,7 +32,7 @@ from honed.runtime.engines import LEVELS, LOWEST, said, session_options
 from . import confined
 from .confined import DEFAULT_LIMITS, EvaluationLimits, LoadedEvaluator
 
-if TYPE_CHECKING:  # Not needed by a child that runs ONNX Runtime, which starts in half the time without it
+if TYPE_CHECKING:  # A child that runs ONNX Runtime does not need it, and starts in half the time without it
     import onnx
 
 EVALUATORS = ("onnxruntime", "reference")  # Evaluators in the order of trial

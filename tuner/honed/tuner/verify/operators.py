@@ -105,7 +105,7 @@ def convolved(
     auto_pad: str | None = None,
     dilations: Sequence[int] | None = None,
     group: int | None = None,
-    kernel_shape: Sequence[int] | None = None,  # None: the shape of the filters
+    kernel_shape: Sequence[int] | None = None,  # The shape of the filters if None
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:

@@ -323,7 +323,7 @@ def choose(
         fixed = {name: _unchanged(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
     if flat and best[0].varied >= ENOUGH and any(each.ends or each.hides for each in fresh.own.values()):
-        best.append(flat[0])  # All masked: verifies equality, but is no proof alone
+        best.append(flat[0])  # Everything is masked: verifies equality, but is no proof alone
     tolerance, widened = _widened(allowed, best, names)
     made = ReferenceProbes(
         evaluator=evaluator,

@@ -460,8 +460,8 @@ def _lengths(value: TypedValue, given: Sequence[TypedValue]) -> Range:
     return Range(low=1, high=max(1, min(axes, default=math.inf)))
 
 
-# Examples of rules are inputs, constants and nodes ("ms." stands for the domain of ONNX Runtime's operators).
-# The rule's input is called `i`, or is the first one for a name.
+# Examples of rules are inputs, constants and nodes ("ms." means the domain of ONNX Runtime's operators). The
+# rule's input is called `i`, or is the first one for a name.
 Draws = Range | Callable[[InputUse], Range]
 
 

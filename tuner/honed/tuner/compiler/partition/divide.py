@@ -106,7 +106,7 @@ def divide(
     while True:
         graph.close(able)
         behind = graph.behind(able)
-        if any(able[n] for n in behind):  # Their inputs may be tied, too
+        if any(able[n] for n in behind):  # Inputs of these units may be tied, too
             able = [one and n not in behind for n, one in enumerate(able)]
             continue
         stages = graph.stages(able, behind)

@@ -23,7 +23,7 @@ Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor
 _OF_IMAGES = """
 AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
 InstanceNormalization LRN MaxPool SpaceToDepth
-"""  # They affect the first axis only when they work along it
+"""  # Operators that affect the first axis only when they work along it
 _REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"}
 _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
@@ -150,7 +150,7 @@ _RULES: Mapping[str, Callable[[_KnownRows, onnx.NodeProto], bool]] = {
     "Gather": _KnownRows._gathers,
     "Gemm": _KnownRows._gemm,
     "MatMul": _KnownRows._multiplies,
-    # Each row stays one: the other sizes are its own.
+    # Rows stay whole: the sizes after the first are a row's own.
     "Reshape": lambda known, node: node.input[0] in known.rows,
     "RoiAlign": lambda known, node: known._only(node, 1, 2),
     "Slice": _KnownRows._slices,

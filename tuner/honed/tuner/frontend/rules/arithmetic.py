@@ -319,7 +319,7 @@ def swish(b: Builder, x: Value, alpha: float) -> Value:
 
 
 def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
-    """`x` times the normal distribution function of x, by erf or by tanh (Hendrycks and Gimpel 2016)."""
+    """Return `x` times the normal distribution function of x, by erf or tanh (Hendrycks and Gimpel 2016)."""
     if tanh:
         cubed = b("Mul", b("Mul", b("Mul", x, x), x), 0.044715)
         curve = b("Tanh", b("Mul", b("Add", x, cubed), np.sqrt(2 / np.pi)))

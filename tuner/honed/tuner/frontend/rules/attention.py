@@ -83,7 +83,7 @@ def _mask(b: Builder, c: NodeCall, place: int, heads: Heads) -> Value | None:
 
 
 def _attend(b: Builder, c: NodeCall, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
-    """[B, S, N * H of values]: values averaged by softmax of the scaled products of queries with keys."""
+    """Return [B, S, N * H of values]: values averaged by softmax of scaled products of queries with keys."""
     _, _, asking, width = heads.q.shape
     total = heads.k.shape[2]
     scale = c.number("scale", 0.0) or 1.0 / math.sqrt(width)
@@ -122,7 +122,7 @@ def _projected(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias
 
 @rule("Attention", domain=DOMAIN)
 def attention(b: Builder, c: NodeCall) -> list[Value]:
-    """One product for queries, keys and values, then attention with masks, bias and past."""
+    """A product for queries, keys and values together, then attention with masks, bias and past."""
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
         raise NodeRefused("it keeps its state in a shared buffer; export it without that")
@@ -205,7 +205,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
             positions = b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
         else:
             b.rely(positions, 0, c.x(7).shape[0] - 1, "rows of its tables of angles")
-            if cache.is_prompt:  # Of which ONNX Runtime reads the first position alone
+            if cache.is_prompt:  # ONNX Runtime reads only the first position of a prompt
                 positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
         interleaved = bool(c.integer("rotary_interleaved"))
         turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
@@ -219,7 +219,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
     bias = _grouped_bias(b, c.opt(10), scores, few, asking)
     scores = plus(b, scores, bias)
     causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
-    # Only in ONNX Runtime's flash attention the padding of a prompt is outside the window of its last row.
+    # ONNX Runtime's flash attention alone places the padding of a prompt outside the window of its last row.
     flash = c.x(0).dtype == np.float32 and not cap and c.opt(11) is None and c.integer("smooth_softmax") <= 0
     seen = cache.seen(b, group, causal=causal, window=window, clipped=not flash)
     hidden = b.constant(np.finfo(scores.dtype).min, scores.dtype)
@@ -516,9 +516,10 @@ def rotary_embedding(b: Builder, c: NodeCall) -> Value:
 def _turns(
     b: Builder, positions: Value, tables: tuple[Value, Value], length: int, *, interleaved: bool
 ) -> Callable[[Value], Value]:
-    """Return what turns [B, N, L, H] by the angles of [B or 1, L] positions, or of those from a first one.
+    """Return a function that rotates [B, N, L, H] by the angles of [B or 1, L] positions.
 
-    `tables` are of cosines and sines, a row for each position.
+    The positions may be those from a first one on. `tables` are of cosines and sines, a row for each
+    position.
     """
     if positions.size == 1:
         first = reshape(b, positions, [1])

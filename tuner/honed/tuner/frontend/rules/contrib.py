@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators (com.microsoft), which its optimiser and quantiser write into models."""
+"""Rewriting rules of ONNX Runtime's own operators (com.microsoft), as its optimiser and quantiser write."""
 
 from __future__ import annotations
 

@@ -173,10 +173,10 @@ def conv_transpose(b: Builder, c: NodeCall) -> Value:
 
 
 def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
-    """By definition: zeros between the input's elements, then a convolution with the flipped kernel.
+    """Return a transposed convolution: zeros between input elements, then a convolution by flipped kernels.
 
-    `g.before` and `g.after` are cut off the full output; negative amounts add to it. `w` is laid out
-    [input channels, output channels / groups, ...].
+    `g.before` and `g.after` are cut off the full output; negative amounts add to it. `w` is laid out [input
+    channels, output channels / groups, ...].
     """
     stretched = _stretch(b, x, g.strides)
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], g.dilations, strict=True)]

@@ -223,7 +223,7 @@ def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: s
 
 
 def _reduction(x: Value, name: str) -> tuple[float, str, str]:
-    """What changes nothing, the reduction of updates, and how it joins the data."""
+    """Return the neutral element, the reduction of updates, and the operator to combine it with the data."""
     low, high = (-np.inf, np.inf) if x.is_float else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
     table = {
         "add": (0, "ReduceSum", "Add"),
@@ -314,7 +314,7 @@ def running_total(b: Builder, c: NodeCall) -> Value:
     reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
     def scanned(x: Value, *, exclusive: bool) -> Value:
-        """Blocks by comparing places, each with the total of all blocks before it (Blelloch 1990)."""
+        """Return totals of blocks, by comparing places, plus those of all earlier blocks (Blelloch 1990)."""
         outer, size, inner = x.shape
         block = min(size, _SCANNED)
         count = -(-size // block)

@@ -140,7 +140,7 @@ def _average(b: Builder, x: Value, w: Window) -> Value:
 
 
 def _counts(x: Value, w: Window, *, padding: bool) -> Array:
-    """How many elements (or elements and asked-for padding) each window meets: shape [1, 1, *outputs]."""
+    """Return the number of elements (or elements and requested padding) in each window: [1, 1, *outputs]."""
     numbers = np.ones([1, 1, *[1] * len(w.outputs)])
     for i, extent in enumerate(x.shape[2:]):
         starts = np.arange(w.outputs[i])[:, None] * w.strides[i] - w.before[i]

@@ -196,7 +196,7 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     high = b("Max", reduce(b, "ReduceMax", x, axes, keepdims=False), nought)
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
     spread = b("Sub", high, low)
-    # Where all is 0, ONNX's text divides 0 by 0 and ONNX Runtime uses a scale of 1.
+    # ONNX's text divides 0 by 0 where all is 0, and ONNX Runtime uses a scale of 1.
     scale = b("Where", b("Equal", spread, nought), 1, b("Div", spread, 255))
     zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), 255)
     point = b("Cast", zero, to=TensorProto.UINT8)

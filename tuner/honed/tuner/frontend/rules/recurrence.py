@@ -1,4 +1,4 @@
-"""Recurrent layers (LSTM, GRU, RNN), unrolled: voice models give them a frame or a few at a time.
+"""Rewriting rules of recurrent layers (LSTM, GRU, RNN), unrolled: voice models have a few frames at a time.
 
 Their weights are floats, or integers where ONNX Runtime's quantiser was over them.
 """
@@ -206,7 +206,7 @@ def _unrolled(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
     active = _active(b, c, steps, batch)
     sequences, finals = zip(*(_run(b, c, layer, d, x, active) for d in directions), strict=True)
     whole = join(b, sequences, 1)
-    sides = [[state.h for state in finals], [state.c for state in finals]]  # Only an LSTM has cells
+    sides = [[state.h for state in finals], [state.c for state in finals]]  # Cells exist in an LSTM only
     last = [
         join(b, [with_axis(b, v, 0) for v in side if v is not None], 0)
         for side in sides

@@ -1,4 +1,4 @@
-"""Resizing: along each axis every output element is a few input elements times fixed weights.
+"""Rewriting rules of resizing: along each axis an output element is a weighted sum of a few input elements.
 
 Positions and weights are computed while compiling, from ONNX's definition of Resize, so that every coordinate
 transformation, interpolation, antialiasing and cropping comes to the same few gathers and products.

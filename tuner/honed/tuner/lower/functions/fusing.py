@@ -135,9 +135,9 @@ def fused(module: IRModule) -> tuple[IRModule, Traced]:
         module = _with_functions(module, dict.fromkeys(apart))
 
 
-# Each operator of a fused function is computed where the next reads it, once for each time that it is read.
-# An erf reads its operand forty times: a chain of four of them makes 2.5 million reads. Operands of
-# conditions count more, because TVM simplifies the expression once more under each condition.
+# An operator of a fused function is computed where the next reads it, once for each time that it is read. An
+# erf reads its operand forty times: a chain of four of them makes 2.5 million reads. Operands of conditions
+# count more, because TVM simplifies the expression once more under each condition.
 _MOST_READ = 512
 _FOR_CONDITION = 8
 _REDUCES = 3  # An OpPatternKind of relax.analysis: this and higher ones are stored before they are read

@@ -71,7 +71,7 @@ class BlockedConvolution:
     """A convolution of images by one constant, its result blocked."""
 
     channels: int  # Channels of the result
-    depthwise: bool  # Each channel is convolved by itself; else all with all
+    depthwise: bool  # True: each channel is convolved by itself; else all with all
     blocked: bool  # The image is blocked
     window: tuple[int, int]
     strides: tuple[int, int]
@@ -261,7 +261,7 @@ class _Regions:
     gained: Counter[relax.Var] = field(default_factory=Counter)  # Bytes moved less, by values of a region
     borders: dict[relax.Var, relax.Var] = field(
         default_factory=dict
-    )  # By what is moved, a value of the region
+    )  # A value of the region, by the values moved at its borders
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
         """Add a value to the region of the values that it is made from, and merge their regions."""
@@ -504,7 +504,7 @@ class _Writer:
         if _lies_alike(var, self.lanes):
             made = self.builder.lookup_binding(given)
             if isinstance(made, relax.Call) and str(made.op.name) == "relax.reshape":
-                given = made.args[0]  # One reshape is a view, two are a kernel
+                given = made.args[0]  # A single reshape is a view, two are a kernel
             return self.builder.emit(relax.op.reshape(given, shape))
         made = self.builder.call_te(
             lambda blocked: unblocking(blocked, shape[1]),

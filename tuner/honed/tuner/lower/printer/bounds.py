@@ -70,9 +70,7 @@ class _Kernel:
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.outside: list[str] = []
-        self.branching: list[
-            Any
-        ] = []  # Choices that compute both values unless they become branches
+        self.branching: list[Any] = []  # Choices that compute both values unless they become branches
         self.guards: list[Guard] = []
         # Ranges of variables: the first value, and the number of values
         self.ranges: dict[Any, tuple[Any, Any]] = {}
@@ -324,7 +322,7 @@ class _Boxes:
             return self._slot(expr.args[0])
         key: Any = structural_hash(expr)
         if any(load.source in self._kernel.stored for load in loads(expr)):
-            return self._made(expr)  # Each occurrence is another number, because memory may change in between
+            return self._made(expr)  # Memory may change, so each occurrence is another number
         if key not in self._slots:
             self._slots[key] = self._made(expr)
         return self._slots[key]

@@ -371,7 +371,7 @@ def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     statements.uses = private_uses(func.body)
     statements.write(func.body)
     lines = "\n".join(blocks.text())
-    # By default NVIDIA's compiler uses as many registers as groups of 256 work-items allow.
+    # NVIDIA's compiler by default uses as many registers as groups of 256 work-items allow.
     group = f"__attribute__((reqd_work_group_size({', '.join(map(str, statements.work_group))})))"
     return f"__kernel {group}\nvoid {entry}({', '.join(arguments)}) {{\n{lines}\n}}\n"
 

@@ -24,7 +24,7 @@ CIRCULAR = frozenset({"sin", "cos", "tan"})
 _CIRCULAR = re.compile(r"\bhoned_(sin|cos|tan)_(float|half)(\d*)\b")
 
 # Sine and cosine of a >= 0, both from one reduction of a to r + rest, with |r| at most a little over pi/4,
-# and from the number n of quarter turns that were taken off.
+# and from the number n of quarter turns that were subtracted.
 #
 # Up to 4095 quarter turns, a - n pi/2 is computed with pi/2 as a sum of four numbers. Three have 12 bits, so
 # that their products with n are exact, whether the compiler fuses them with the sums or not; what is left of

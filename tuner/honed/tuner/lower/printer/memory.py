@@ -172,7 +172,7 @@ class Addresses:
             return self._chain(buffer, parts, terms.UINT), index.constant
         if sum(max(-low, high) for low, high in products) < 1 << 31:
             return self._chain(buffer, parts, terms.INT), index.constant
-        # Only the sum is known to lie in the buffer, and only modulo 2^32.
+        # The sum alone is known to lie in the buffer, and that modulo 2^32.
         text = total(parts, terms.UINT, index.constant * size)
         whole = Term(text, terms.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0

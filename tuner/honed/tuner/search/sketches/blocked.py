@@ -113,7 +113,7 @@ def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwi
 
 _DEEP = 10  # Accumulators, below which the processor waits for its own sums
 _SUMS = 4  # Unrolled steps of a sum
-_FEW_GROUPS = 2  # This many work-groups are worth half as much as enough of them
+_FEW_GROUPS = 2  # Number of work-groups that is worth half as much as enough of them
 _DEPTHWISE_WINDOW = 3  # Window of a depthwise convolution, as most have
 _MOST_PIXELS, _MOST_ROWS = 16, 2  # Vectors and rows of a depthwise convolution's rectangle
 _TALL = 0.9  # Worth of more rows, as a factor

@@ -186,7 +186,7 @@ def _tile(
 
 
 _MOST, _MOST_IN_GROUPS = 12, 4  # Vectors of a tile, as sums of a block and again as sums of all
-_MOST_ROWS = 6  # Each row is broadcast on its own
+_MOST_ROWS = 6  # Rows of a tile: each is broadcast on its own
 # Malis unpack a vector once for as many rows as registers hold sums for. 4 rows of 8 halves spill by Mesa
 # before 26.1, which gives a half a register of its own. A single row is bound by memory: many work-items read
 # more at once.

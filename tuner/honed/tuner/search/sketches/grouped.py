@@ -334,8 +334,8 @@ def _meet(
     schedule.decompose_reduction(main, summed)
 
 
-# Of the many tiles of a product those below were among the fastest where chosen ones were timed
-# (docs/dev/measurements.md). They are adapted to the nearest that the extents allow.
+# Tiles of a product that were among the fastest where chosen ones were timed (docs/dev/measurements.md). They
+# are adapted to the nearest that the extents allow.
 
 _AHEAD = "software_pipeline_stage"  # Identifies sketches that load ahead
 _SLICED = "RFactor"

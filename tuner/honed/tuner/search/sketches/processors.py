@@ -204,7 +204,7 @@ class _PanelProduct:
     """A product by the numbers of its axes and reads."""
 
     main: SBlockRV
-    rows: int | None  # None for a product of a vector
+    rows: int | None  # Number of the axis of rows, None for a product of a vector
     columns: int
     reduced: int
     laned: int  # Number of the operand along the columns

@@ -105,7 +105,7 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     *outer, row, columns = schedule.get_loops(final.block)
     vectors, vector = schedule.split(columns, [None, lanes])
     _, sharers = schedule.sample_perfect_tile(vectors, n=2, max_innermost_factor=_SHARERS)
-    # No block keeps a slice, so slices need not be contiguous
+    # Slices need not be contiguous, because no block keeps one
     apart = all(part.is_reduction for part in work.parts[:-1])
     across, steps = _slices(schedule, vectors, sharers, apart=apart)
     row, down, rows_ = sample_tile(schedule, row, max(limits.threads))
@@ -196,7 +196,7 @@ def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool
 
 
 def _sliced(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
-    """Split a reduction: what reduces each slice, and what reduces it in vectors before, if anything."""
+    """Split a reduction into one that reduces each slice, and one that reduces in vectors first, if any."""
     axes = len(part.spatial)
     vectors, _ = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
     across, _ = _slices(schedule, vectors, sharers, apart=apart)
@@ -284,7 +284,7 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
     if not limits.contractions and is_contraction(schedule, found):
         return None
     kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
-    kept.discard(None)  # Only other blocks read it
+    kept.discard(None)  # Read only by other blocks
     if found[-1].is_reduction:
         kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
     if len({p.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
