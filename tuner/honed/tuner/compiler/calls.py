@@ -1,13 +1,14 @@
 """Verifies the calls of a compiled model, each on the inputs that the device itself computed for it.
 
-A quantised model rounds between its operators. What lies next to a boundary falls to either side by the last
-bit of a sum, and all that follows differs by whole quanta, so that a difference of the whole says little. So
-each call is compared on its own: the values between calls become outputs of the compiled model, whose kernels
-stay what they are, and the reference evaluates the normalised model cut there, from the device's own values.
+A quantised model rounds between its operators. The last bit of a sum decides to which side a value next to a
+boundary is rounded, and all later values then differ by whole quanta, so that a difference of the outputs
+says little. So each call is compared on its own: the values between calls become outputs of the compiled
+model, whose kernels stay unchanged, and the reference evaluates the normalised model, cut at these values,
+from the device's own values.
 
-A call may round several times. How far each element may then be off is read off the reference, which computes
-it again with noise before each rounding: a hundredth of a quantum, whose signs are drawn for each rounding.
-Noise is added and subtracted, so that what lies next to a boundary falls to the other side once.
+A call may round several times. The reference gives the allowed error of each element: it computes the call
+again with noise before each rounding, a hundredth of a quantum, whose signs are drawn for each rounding.
+Noise is added and subtracted, so that a value next to a boundary crosses it once.
 """
 
 from __future__ import annotations

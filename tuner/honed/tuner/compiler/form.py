@@ -1,15 +1,15 @@
-"""A decoder's graph as a form runs it: with room for more rows of state than there are.
+"""Rewrites a decoder's graph to run with room for more rows of state than are valid.
 
-A form has state of a fixed length, its room. New rows come behind the room, and of the rows in it the first
-ones are there. A model that is told so by a mask and by positions runs like that as it is. Others compute
-where their tokens stand from the length of the state. For these the form has one more input, ROWS_MASK: which
-rows of the room are there. Each value that follows from the length of the state is then needed twice: as a
-size, for shapes, it follows from the room; as a number, for positions and masks, it is computed from how many
-rows there are. Columns of the room that are not there count as places behind the newest token, which causal
-masks hide. Where no mask is an input, attention hides them, too.
+The compiled decoder has state of a fixed length, its room. New rows are appended to the room, and the first
+rows of the room are the valid ones. A model with a mask and positions as inputs needs no change. Other models
+compute the positions of their tokens from the length of the state. They get one more input, ROWS_MASK: which
+rows of the room are valid. Each value that depends on the length of the state is then needed twice: as a
+size, for shapes, it depends on the room; as a number, for positions and masks, it is computed from the number
+of valid rows. Other columns of the room count as positions after the newest token, which causal masks hide.
+Where no mask is an input, attention hides them, too.
 
-Nothing here is proven: the service compares forms with ONNX Runtime before they serve. What is not understood
-is refused.
+This module verifies nothing: the service compares the result with ONNX Runtime before it serves. Constructs
+that it does not understand are refused.
 """
 
 from __future__ import annotations

@@ -120,9 +120,9 @@ def untuned_kernels(
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    `known` has origins and traces of what was picked for other functions, by `form_key`, None where a rule
-    took its place: what one got is taken for all of its form, and added. Raises LoweringFailed as
-    `default_kernels` does.
+    `known` has origins and traces of the schedules chosen for other functions, by `form_key`, None where a
+    rule replaced them: functions of one form share a schedule, and new ones are added. Raises LoweringFailed
+    as `default_kernels` does.
     """
     passed_over: list[str] = []
     known = {} if known is None else known

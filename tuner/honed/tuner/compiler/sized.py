@@ -1,7 +1,7 @@
 """Compiles partitions whose sizes depend on the data for observed sizes, where that is faster.
 
 Each is compiled as a model of its own, and timed in turns with the CPU engine on the device. These models
-become forms in the file of the whole, in its one section of constants.
+become size specialisations in the file of the whole model, in its one section of constants.
 """
 
 from __future__ import annotations

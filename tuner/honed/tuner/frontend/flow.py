@@ -22,7 +22,10 @@ Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
 
 
 def flow(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
-    """Return what an If, Loop or Scan becomes; raises NodeRefused where only running the model can tell."""
+    """Return the outputs of an If, Loop or Scan.
+
+    Raises NodeRefused where they depend on a run of the model.
+    """
     if c.op == "If":
         return _both(b, c, body)
     return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)

@@ -65,9 +65,9 @@ def normalise(
 ) -> Normalised:
     """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 
-    `parts` of it run in the CPU engine (`honed.tuner.compiler.partition`), in whose place nodes of
-    PART_DOMAIN stand. Raises ModelRefused with every reason found, InvalidArgument where `shapes` or
-    `precision` cannot be met by the model or the device.
+    The CPU engine runs `parts` of it (`honed.tuner.compiler.partition`), which nodes of PART_DOMAIN
+    represent. Raises ModelRefused with every reason found, InvalidArgument where the model or the device
+    cannot satisfy `shapes` or `precision`.
     """
     limits, found = limits or FrontendLimits(), Reasons()
     walker = Walker(model, shapes or {}, limits, found, parts)

@@ -132,7 +132,7 @@ def _bind(
 ) -> StaticTensorSpec:
     """Return an input with a static shape.
 
-    `inner` holds the names of dimensions that stand in other than leading places, and so are no batch sizes.
+    `inner` holds the names of dimensions at other than leading places, which therefore are no batch sizes.
     """
     dtype = carried(info)
     if not info.type.tensor_type.HasField("shape"):

@@ -1,10 +1,10 @@
 """Passes that fold constants and zeros into the products and convolutions beside them.
 
-A product of a product of constants is one product, where that costs no more multiplications. The factors may
-stand a concatenation apart, as the output projection of an attention does from the feed-forward network that
-reads it beside what the attention was given. Factors and offsets behind a product or convolution, as of a
-normalisation with known statistics or a scaled projection, go into its weights and bias. Zeros that are put
-around an image for convolutions alone are the convolutions' own.
+A product of a product of constants is one product, where that costs no more multiplications. A concatenation
+may lie between the factors, as between the output projection of an attention and the feed-forward network
+that reads it beside the attention's input. Factors and offsets after a product or convolution, as of a
+normalisation with known statistics or a scaled projection, are folded into its weights and bias. Zeros around
+an image for convolutions alone become the convolutions' own padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .products import WIDE, Product, exact, product
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of what a product is given: the rows of its weight that it meets, and the product it is, if any."""
+    """A part of a product's operand, the weight's rows for it, and the product that makes it, if any."""
 
     value: str
     rows: slice

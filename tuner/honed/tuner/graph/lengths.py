@@ -1,9 +1,9 @@
 """Rounds up lengths that no tile divides: a sequence of 197 tokens is computed as one of 208.
 
-A prime number of rows has neither tiles nor vectors, on any device. What is computed beyond the last element
-of such an axis repeats it, so that it is as finite as that and whatever is done element by element does the
-same to it, or it is zeros. It is left out of softmaxes by a mask, and is cut off before operators that would
-see it, and from outputs. One rule for each kind of operator says which axes of its result are rounded up.
+A prime number of rows has neither tiles nor vectors, on any device. Elements beyond the last one of such an
+axis repeat it, so that they are as finite as that and elementwise operators treat them equally, or they are
+zeros. A mask excludes them from softmaxes, and they are cut off before operators that would use them, and
+from outputs. One rule for each kind of operator says which axes of its result are rounded up.
 """
 
 from __future__ import annotations

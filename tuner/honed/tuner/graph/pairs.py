@@ -1,7 +1,7 @@
 """Joins two neighbouring slices of a value that go through equal operators, which then compute both at once.
 
-As the rotary encoding of queries and keys, which lie side by side in the product that makes them. The result
-is taken apart where products read it; where one of the two is transposed for that, both are.
+An example is the rotary encoding of queries and keys, which lie side by side in the result of one product.
+The joined result is sliced where products read it; where one of the two is transposed for that, both are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products with constant weights, as passes match them, and the passes that join and reorder such products.
 
-Products of one value become one product, whose columns are taken apart. Where a product is of two values that
-were joined and one of them has a sibling, it first becomes a sum of two. Columns of weights are put in the
-order in which their results are taken apart.
+Products of one value become one product, whose columns are sliced. Where a product is of two concatenated
+values and one of them has a sibling, it first becomes a sum of two products. Columns of weights are put in
+the order in which their results are sliced.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Merges twins, subgraphs of equal operators with equal weights on different values, along a batch axis.
 
-The images of a matcher, the branches of a siamese network. Their values, each with a leading axis of 1, are
-stacked along it, so a kernel of the merged graph does what several did. What reads a value of its twin (as
-cross attention does) reads the stack with its parts in another order. Twins pay by what is launched less for
-them, and what stacking and taking apart launches more.
+Examples are the images of a matcher and the branches of a siamese network. Their values, each with a leading
+axis of 1, are stacked along it, so a kernel of the merged graph replaces several. A node that reads a value
+of its twin (as cross attention does) reads the stack with its parts in another order. Merging saves launches,
+but adds those that stack and slice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turns a scheduled PrimFunc into OpenCL C with its launches and inner buffers.
 
 The passes are those of TVM's S-TIR pipeline up to the split of host and device code, and our own that adds
-long sums up in blocks. Stopping there leaves a host function that is nothing but allocations and launches,
-which is what a plan needs; packing arguments for a TVM runtime, and asserting them, would come after it.
+long sums up in blocks. The remaining host function consists of allocations and launches only, which is what a
+plan needs; TVM's later passes would pack arguments for its runtime, and assert them.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def plan(
 
 
 def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> tuple[PlannedCall, ...]:
-    """Return where the steps of each call of the program went.
+    """Return the planned steps of each call of the program.
 
     `spans` are the numbers of the steps before the division.
     """

@@ -1,8 +1,8 @@
 """Provides default schedules, function by function.
 
-The rules of TVM's dlight that suit the function and the device are tried in order and the first whose
-kernels pass every check of `opencl` is taken. A function that none of them can schedule is run by a single
-work-item, which always works and is slow: the caller reports it.
+The rules of TVM's dlight that suit the function and the device are tried in order, and the first whose
+kernels pass every check of `opencl` is used. A single work-item runs a function that none of them can
+schedule, which always works and is slow: the caller reports it.
 """
 
 from __future__ import annotations

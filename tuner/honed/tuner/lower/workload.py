@@ -34,7 +34,7 @@ def task_key(func: tirx.PrimFunc) -> str:
 def form_key(func: tirx.PrimFunc) -> int:
     """Return a key equal for functions that differ in offsets and factors alone: one schedule suits all.
 
-    Such are the steps of an unrolled recurrence, each of which reads another row, and quantised layers.
+    Such are quantised layers, and the steps of an unrolled recurrence, which read different rows.
     """
     body = structural_map(
         func.body,

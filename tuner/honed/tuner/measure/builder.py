@@ -1,8 +1,8 @@
 """The building child: `python -m honed.tuner.measure.builder FD`, one of the pool of `process`.
 
-It fills the driver's cache of compiled programs, which the measuring child then finds. Where the device is
-the processor, it launches a single work-group of each kernel, too: PoCL compiles most at the first launch,
-for the size of the work-groups, however many there are. Nothing that it does says anything of a candidate.
+It fills the driver's cache of compiled programs for the measuring child. Where the device is the processor,
+it launches a single work-group of each kernel, too: PoCL compiles most at the first launch, for the size of
+the work-groups, whatever their number. Its results say nothing about a candidate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The checks a candidate must pass: each a pure function that returns a refusal or None, and a table row.
 
-Tables and rows stand in the order in which a candidate meets them. docs/dev/verdicts.md says what
-each refusal means and where the figures come from.
+Tables and rows are in the order in which they are applied. docs/dev/verdicts.md says what each refusal means
+and where the figures come from.
 """
 
 from __future__ import annotations

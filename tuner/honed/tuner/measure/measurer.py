@@ -323,8 +323,8 @@ class Measurer:
     def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """Return faults found since the last call, with the ids of the candidates they belong to.
 
-        Usually this is the fault of a candidate whose verdict was FAULT. A record that came late may belong
-        to a candidate that was found right before, which must be set aside then.
+        Usually this is the fault of a candidate whose verdict was FAULT. A late record may belong to an
+        earlier candidate that was judged right, which must be set aside then.
         """
         self._watch.look()
         return self._watch.take()

@@ -112,8 +112,8 @@ class ProgressRecord:
 class DefaultScheduleTime:
     """A workload's default schedule at the device's reference speed.
 
-    `rate` is what the device was seen to move at the workload's size, in bytes per second, 0 where that could
-    not be told; None in records of before it was kept.
+    `rate` is the device's observed rate at the workload's size, in bytes per second, 0 where it is unknown;
+    None in records without it.
     """
 
     seconds: float

@@ -2,8 +2,8 @@
 
 Hints are records of other boards, from a hub; they are tried here before they count (docs/hub.md). A hint is
 a record whose `measured_by` names the key that signed it (honed.protocol.params). No board has its compiler,
-so its time is never taken for one of ours. The result of trying it is a record of our own, and what the hints
-of each source are worth follows from these: nothing else is kept.
+so its time is never mixed with ours. Trying it adds a record of our own, and the worth of each source's hints
+follows from these: nothing else is stored.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ class Records:
     def stale(self, workload: str, setup: MeasurementSetup, limit: int = 16) -> list[TuningRecord]:
         """Return right candidates of this device with another driver or compiler, not yet measured with this.
 
-        The fastest, which is the first to measure again, comes first. Their figures say nothing about this
-        setup. Candidates from a hub are not included.
+        The fastest is first, and should be measured first. Their figures say nothing about this setup.
+        Candidates from a hub are not included.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 

@@ -1,11 +1,11 @@
 """Chooses the next batches of a task: from related tasks, from tables, then evolution and descent in turn.
 
-Kin are functions of the same kind at other sizes, in this model or in others: what was best for one is tried
-first for the other. Evolution is MetaSchedule's, driven from our own loop: it keeps a population of traces,
-mutates the numbers in them and ranks them by the cost model. Descent is by coordinates, in schedules that
-differ from the best in a single decision: TVM has the like as Droplet search; here neighbours go through the
-same checks and measurements as all else. What is proposed is compiled and measured elsewhere, and comes back
-through `know`.
+Related tasks are functions of one kind at other sizes, in this model or in others: the best schedule of one
+is tried first for the other. Evolution is MetaSchedule's, driven from our own loop: it keeps a population of
+traces, mutates the numbers in them and ranks them by the cost model. Descent is by coordinates, in schedules
+that differ from the best in a single decision, like TVM's Droplet search; here neighbours go through the same
+checks and measurements as all other candidates. Proposals are compiled and measured elsewhere, and results
+arrive through `know`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Separates the numbers drawn in a schedule from its steps: traces as values that can be changed. Pure.
 
-What was best for one function is moved to another of its kind, to the nearest that the extents there allow.
+The best numbers for one function are adapted to another of its kind, to the nearest that its extents allow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Draws from a function's space of schedules, with the features by which cost models judge them.
 
-From some sketches most draws are beyond the budget, and TVM takes 5 to 25 ms to play one. But which loops of
-the schedule a number becomes is the same for all draws: an `Outline` reads it off the sketch once, and
-numbers are then drawn until they fit.
+Most draws of some sketches exceed the budget, and TVM takes 5 to 25 ms to play one. But all draws use a
+number for the same loops of the schedule: an `Outline` reads these from the sketch once, and numbers are then
+drawn until they fit.
 """
 
 from __future__ import annotations

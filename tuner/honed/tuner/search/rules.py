@@ -1,10 +1,10 @@
 """Opens the space of schedules for a function, by the rules of a device family, which are data.
 
-`space` is the entry point of the search: it gives the schedules with open numbers that a family's rules make
-of a function, and `postprocs` what the search must do to each draw from them. Besides sketches there are
-MetaSchedule's rules, in which the work-items of a group share work: they cover every block. Contractions are
-tiled over groups, virtual threads, threads and registers (with the operands copied through local memory where
-that pays), long reductions are split over the threads of a group, and what is left is bound to the grid.
+`space` is the entry point of the search: it returns the schedules with open numbers that a family's rules
+allow for a function; `postprocs` are what the search must apply to each draw from them. Besides sketches
+there are MetaSchedule's rules, in which the work-items of a group share work: they cover every block. They
+tile contractions over groups, virtual threads, threads and registers (with the operands copied through local
+memory where that pays), split long reductions over the threads of a group, and bind other loops to the grid.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ def rules_of(profile: DeviceProfile) -> FamilyRules:
 
 
 def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[Schedule]:
-    """Return schedules of `func` with open numbers; each stands for all candidates that their values make.
+    """Return schedules of `func` with open numbers; each represents all candidates with its steps.
 
-    Candidates are draws that went through `postprocs`. The space is empty only for functions without blocks
+    Candidates are draws that passed `postprocs`. The space is empty only for functions without blocks
     (opaque), and for those of steps that depend on one another (`in_steps`).
     """
     return list(each_of_space(func, target, profile))

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tuner:
-    """Tunes the models of one service until told to stop."""
+    """A tuner of the models of one service; it runs until `stop`."""
 
     def __init__(self, socket: str | None) -> None:
         """Set up; with `socket` None use honed's default socket."""
@@ -53,7 +53,7 @@ class Tuner:
         signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
 
     def run(self) -> None:
-        """Run until told to stop.
+        """Run until `stop` is called.
 
         Raises PermissionDenied where the service does not let this user tune.
         """

@@ -13,7 +13,7 @@ from honed.machine.profile import DevicePeaks, Figure
 from honed.protocol.strict import copy_fields
 from honed.tuner.compiler.fusion import LESS, FusionAlternatives, other
 
-# A task below this share of the model's time could be free and nobody would notice.
+# A task below this share of the model's time could be free without a noticeable gain.
 SMALL = 0.002
 # Within this factor of what the device's peaks allow, a better schedule has nothing left to win.
 AT_ROOFLINE = 1.15

@@ -216,9 +216,9 @@ class Trials:
         return verdict
 
     def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
-        """Return candidates, now in quarantine, whose faults came after their verdicts, with reasons.
+        """Return candidates, now in quarantine, whose faults were logged after their verdicts, with reasons.
 
-        With `settle`, wait until a fault of what ran last must be in the kernel log.
+        With `settle`, wait until a fault of the last candidate must be in the kernel log.
         """
         if settle:
             self.measurer.settle()

@@ -1,15 +1,14 @@
 """Evaluates the original model with an evaluator that shares no code with TVM or the frontend.
 
-ONNX Runtime where it is installed and can run the model, else ONNX's reference evaluator; each in a child
-process of its own, bounded in time and memory, because the model is untrusted. What goes wrong is a value.
+It is ONNX Runtime where that is installed and can run the model, else ONNX's reference evaluator; each runs
+in a child process, with limits of time and memory, because the model is untrusted. Errors are return values.
 
 The child is `python -m honed.tuner.verify.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
 `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then answers
 `{"evaluator": "name version", "seconds": SECONDS}`, those of the shortest run, or
 `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try another evaluator), "inputs" (it runs
-the model, but not on these inputs) or "memory". ONNX Runtime runs the graph as it stands, or optimised as far
-as the evaluator's name says (`at_level`); with `--write` it leaves the graph that it made of the model in
-`OPTIMISED`.
+the model, but not on these inputs) or "memory". ONNX Runtime runs the graph unchanged, or optimised to the
+level in the evaluator's name (`at_level`); with `--write` it writes its graph of the model to `OPTIMISED`.
 """
 
 from __future__ import annotations

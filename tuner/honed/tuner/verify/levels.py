@@ -1,10 +1,10 @@
 """Finds the highest level to which ONNX Runtime may optimise a model with equal answers.
 
 Optimisations have faults of their own: ONNX Runtime 1.31 pads a MaxPool with minus infinity where the file
-pads with zeros before it. So the graph is run as the CPU engine runs it, on the probes that a compiled form
-of it would have to answer, and is compared with the reference within the same tolerance. Where the highest
-level differs the next lower one is tried. The node to blame is looked for in the graph that ONNX Runtime
-made of the model: the first of its values that differs from the value of that name in the model.
+first pads with zeros. So the graph is run as the CPU engine runs it, on the probes of a compiled form, and is
+compared with the reference within the same tolerance. Where the highest level differs, the next lower one is
+tried. The faulty node is the first one in ONNX Runtime's graph whose value differs from the value of that
+name in the model.
 """
 
 from __future__ import annotations

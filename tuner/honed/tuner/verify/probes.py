@@ -1,10 +1,10 @@
 """Chooses probes, and measures how much of each output a comparison verifies.
 
-An element says nothing where the reference has NaN or an infinity. Neither do elements that all have one
-value, or lie at the ends of their range, in nearly all of an output: a saturating function hides what a wrong
-kernel computes before it. Such outputs can still be verified by what comes before the choosing or saturating
-operators that they come from, where the model is opened (`opened`). Elements that not even inputs chosen to
-change them do change (`contrasts`) are constant by nature: that they are equal is their proof.
+An element is uninformative where the reference has NaN or an infinity. So are elements that all have one
+value, or lie at the ends of their range, in nearly all of an output: a saturating function hides the errors
+of earlier kernels. Such outputs can still be verified by the values before the choosing or saturating
+operators, where the model is opened (`opened`). Elements that even inputs chosen to change them (`contrasts`)
+do not change are constant by nature: equality verifies them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Divides a graph between compiled code and the CPU engine, in the fewest partitions worth having.
 
-Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
-last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
-leave the part that makes it. Work is estimated in operations.
+Compiled steps and partitions alternate: partitions run between steps, and one, the last, after all of them.
+Only the last may make values whose shape depends on data; a `tied` value (no tensor, or of such a shape) does
+not leave the partition that makes it. Work is estimated in operations.
 """
 
 from __future__ import annotations

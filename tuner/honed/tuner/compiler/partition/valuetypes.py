@@ -1,14 +1,13 @@
 """Finds types and shapes of values that ONNX's inference lacks, as those of other domains' operators.
 
-ONNX Runtime is asked, in a child process that is bounded as the reference is, because the model is untrusted:
-`python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and
-one set of inputs from FOLDER and answers with what it knows, by name: a NumPy dtype, and sizes, -1 where they
-depend on the data.
+ONNX Runtime infers them, in a child process with the limits of the reference, because the model is untrusted:
+`python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and one
+set of inputs from FOLDER and answers by name with a NumPy dtype, and sizes, -1 where they depend on the data.
 
-ONNX Runtime tells the same of a scalar as of a tensor of unknown rank, so the model runs, too, and gives the
-shapes of values, not these: ranks that nothing else tells, and sizes that show where an inference is wrong.
-Of a value without elements no rank is learnt: what a Loop gathers over no steps has one dimension, however
-many it has else.
+ONNX Runtime does not distinguish a scalar from a tensor of unknown rank, so the child also runs the model and
+returns the shapes of values, not the values: ranks that are unknown otherwise, and sizes that show where an
+inference is wrong. The rank of a value without elements remains unknown: the output that a Loop gathers over
+no steps has one dimension, whatever its rank otherwise.
 """
 
 from __future__ import annotations

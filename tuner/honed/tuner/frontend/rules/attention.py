@@ -163,7 +163,7 @@ def multi_head_attention(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def _over_a_shared_buffer(b: Builder, c: NodeCall, q: Value, new: tuple[Value, Value]) -> list[Value]:
-    """Attention over a past of fixed length, of which `past_sequence_length` rows are there already."""
+    """Return attention over a past of fixed length, whose first `past_sequence_length` rows are valid."""
     past, count = (c.x(6), c.x(7)), c.x(8)
     if c.opt(4) is not None or count.size != 1:
         raise NodeRefused("it has a mask beside a past of fixed length; export it without that")

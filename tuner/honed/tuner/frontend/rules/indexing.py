@@ -23,7 +23,7 @@ from .reduction import reduce
 
 MAX_RANGE = 1 << 23  # Elements of a constant made by Range
 MAX_WORK = 1 << 33  # Comparisons one rewritten scatter may cost
-BEST_PLACES = "Scan"  # Stands for a sort in a normalised graph: see `_best_places`
+BEST_PLACES = "Scan"  # Represents a sort in a normalised graph: see `_best_places`
 # Elements of a row, and comparisons in all, up to which counting ranks is quicker than sorting.
 _PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
 _SCANNED = 64  # Elements of a running total that are compared with each other

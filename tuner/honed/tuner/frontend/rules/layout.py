@@ -166,7 +166,7 @@ def transpose_rule(b: Builder, c: NodeCall) -> Value:
 
 @rule("Shape")
 def shape(b: Builder, c: NodeCall) -> Value:
-    """A constant with the dimensions."""
+    """A constant, known while compiling."""
     dims = list(c.x().shape)
     end = c.attrs.get("end")
     return b.ints(*dims[c.integer("start") : None if end is None else int(end)])
@@ -174,7 +174,7 @@ def shape(b: Builder, c: NodeCall) -> Value:
 
 @rule("Size")
 def size(b: Builder, c: NodeCall) -> Value:
-    """A constant with the number of elements."""
+    """A constant, known while compiling."""
     return b.constant(np.array(c.x().size, np.int64))
 
 
@@ -272,7 +272,7 @@ def tile(b: Builder, c: NodeCall) -> Value:
 
 @rule("Constant")
 def constant(b: Builder, c: NodeCall) -> Value:
-    """A constant of the compiled model."""
+    """A constant, known while compiling."""
     name, given = next(iter(c.attrs.items()), ("", None))
     if name == "value":
         return b.constant(numpy_helper.to_array(given), hint=c.outputs[0])
@@ -285,7 +285,7 @@ def constant(b: Builder, c: NodeCall) -> Value:
 
 @rule("ConstantOfShape")
 def constant_of_shape(b: Builder, c: NodeCall) -> Value:
-    """A constant with equal elements."""
+    """A constant, known while compiling."""
     dims = c.numbers(0, "shape")
     value = numpy_helper.to_array(c.attrs["value"]) if "value" in c.attrs else np.zeros(1, np.float32)
     return expand(b, b.constant(value.reshape([1] * len(dims))), dims)
@@ -293,7 +293,7 @@ def constant_of_shape(b: Builder, c: NodeCall) -> Value:
 
 @rule("EyeLike")
 def eye_like(b: Builder, c: NodeCall) -> Value:
-    """A constant with ones on a diagonal."""
+    """A constant, known while compiling."""
     x = c.x()
     if x.rank != 2:
         raise NodeRefused("its input does not have two dimensions")
@@ -396,7 +396,7 @@ def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
 
 @rule("CenterCropPad")
 def center_crop_pad(b: Builder, c: NodeCall) -> Value:
-    """The input, cropped or padded around its centre along each axis to a constant size."""
+    """The input, cropped or padded around the centre of each axis to a constant size."""
     x = c.x()
     sizes = c.numbers(1, "shape")
     axes = [normal_axis(a, x.rank) for a in c.ints("axes") or range(x.rank)]

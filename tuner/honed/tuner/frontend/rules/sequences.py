@@ -52,7 +52,7 @@ def erase(b: Builder, c: NodeCall) -> Listing:
 
 @rule("SequenceLength")
 def length(b: Builder, c: NodeCall) -> Value:
-    """A constant with the length."""
+    """A constant, known while compiling."""
     return b.constant(np.array(len(c.listing().items), np.int64))
 
 

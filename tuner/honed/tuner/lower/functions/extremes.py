@@ -1,9 +1,9 @@
 """Largest and smallest elements along axes and in windows, and their places, where some are not finite.
 
-TVM starts them from the lowest finite number, and places from -1: what is -inf throughout becomes -3.4e38,
-and its place lies outside of the tensor. Here they start from infinities and from place 0. Softmax keeps
-TVM's start, which gives the same for whole rows; where a part of a row is -inf throughout, its exponentials
-would be NaN if they started from -inf.
+TVM starts them from the lowest finite number, and places from -1: an extreme of nothing but -inf becomes
+-3.4e38, and its place lies outside of the tensor. Here they start from infinities and from place 0. Softmax
+keeps TVM's start, which gives equal results for whole rows; where a part of a row is all -inf, its
+exponentials would be NaN if they started from -inf.
 """
 
 from __future__ import annotations

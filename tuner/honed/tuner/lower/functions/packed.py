@@ -138,7 +138,8 @@ def _product(
     blocks, of_block, _, columns = (int(extent) for extent in words.shape)
     outer, as_float = list(x.shape[:-1]), _FLOATS[kind]
     each, halves = 8 * np.dtype(as_float.word).itemsize // bits, kind == "float16"
-    # Singles are added in the significand only for products of one row: several would multiply `x` again.
+    # Numbers of a word used in place: of singles more than one only for one row, as each row scales `x`
+    # again.
     beside = as_float.significand // bits if halves or math.prod(map(int, outer)) == 1 else 1
     terms = of_block * each
     term, block = te.reduce_axis((0, terms), "k"), te.reduce_axis((0, blocks), "b")

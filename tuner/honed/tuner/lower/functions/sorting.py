@@ -1,9 +1,9 @@
 """Finds the places of the best elements of rows, in order, by merging ordered runs (Knuth, vol. 3, 5.2.4).
 
-Each element of a merged run is found by itself: a binary search along a diagonal says how many of the
+Each element of a merged run is found independently: a binary search along a diagonal says how many of the
 elements before it come from either run (Odeh et al. 2012, "Merge path"). So a launch merges all pairs of
-runs, every element costs a logarithm of their length, no element is stored to a computed place, and what is
-held is one place for each element. A run is never longer than the number of elements that are wanted.
+runs, every element costs a logarithm of their length, no element is stored to a computed place, and memory
+holds one place for each element. A run is never longer than the requested number of elements.
 """
 
 from __future__ import annotations

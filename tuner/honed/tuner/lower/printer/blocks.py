@@ -1,12 +1,12 @@
 """Holds the blocks of a kernel as they are written, and the values that are computed once, outside of loops.
 
-A declaration may be added to any open block: it then stands before the statement that is being written, which
-is in that block or in one inside it. So a value that does not change in a loop is declared before the loop at
-the moment it is first needed inside.
+A declaration may be added to any open block: it then precedes the statement that is being written, which is
+in that block or in one inside it. So a value that does not change in a loop is declared before the loop when
+it is first needed inside.
 
-While a block is written a load stands in its lines as a mark. When the block is complete its marks are
-counted: a load that stands in it once is put where its mark is, one that stands in it several times is read
-into a variable before the first line that needs it.
+The lines of a block contain marks for loads while it is written. When the block is complete its marks are
+counted: a load with one mark replaces it, a load with several is read into a variable before the first line
+that needs it.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class Block:
         return any(block.repeats or block.has_loops for block in inner)
 
     def before_loop(self, text: str) -> int:
-        """Return where the last loop stands, or the end where the text needs what is declared since.
+        """Return the index of the last loop, or the end where the text needs a later declaration.
 
-        The end, too, where that loop has another in it, for which more is held in registers.
+        Also the end where that loop contains another, for which more registers are in use.
         """
         end = len(self.lines)
         loops = [(n, line) for n, line in enumerate(self.lines) if isinstance(line, Block) and line.repeats]

@@ -1,13 +1,13 @@
 """Checks that each load and store of a kernel lies inside its buffer, by arithmetic on its indices.
 
-This looks at a kernel as it is printed, after all passes, and at what the printer makes of it: a statement's
-condition, `if_then_else` and the second operand of `&&` guard what they choose, while both values of a
-`Select`, and both of a choice by a vector of conditions, are computed. Where the guard of a `Select` is what
-keeps a load inside, the choice is made lane by lane, by branches. What then cannot be shown to lie inside
-is refused.
+It examines the kernel after all passes, with the semantics of the printed code: a statement's condition,
+`if_then_else` and the second operand of `&&` guard what they choose, while both values of a `Select`, and
+both of a choice by a vector of conditions, are computed. Where the guard of a `Select` is what keeps a load
+inside, the choice is made lane by lane, by branches. Kernels with an access that still may lie outside are
+refused.
 
-TVM's intervals, with the guards in force, settle nearly all; the rest is settled by cutting the space of the
-variables into boxes, until each lies inside or no guard lets it in.
+TVM's intervals, with the guards in force, decide nearly all accesses; the rest is decided by cutting the
+space of the variables into boxes, until each lies inside or is excluded by a guard.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Functions that kernels call and honed defines: larger and smaller of two numbers; sine, cosine and tangent.
 
 `max` and `min`: OpenCL leaves them undefined for NaN and infinities (OpenCL C 3.0, 6.15.4); `fmax` and `fmin`
-leave NaN out, and take PoCL up to 1.9 times as long. A comparison with a selection says what NaN gives, and
-compilers make the device's own instruction of it where there is one with that meaning.
+ignore NaN, and take PoCL up to 1.9 times as long. A comparison with a selection defines the result for NaN,
+and compilers turn it into the device's own instruction where one has that meaning.
 
-`sin`, `cos` and `tan`: a driver need not have them. Mesa takes them from libclc, and libclc 22.1.8 in Debian
-imports a function that nothing defines (`__clc_flush_denormal_if_not_supported`). In its SPIR-V, calls lead
-to it from `sin`, `cos`, `tan`, `sincos`, `remquo` and the `fma` of devices without one. Kernels call no other
-of these, so all other functions are left to the driver, and so are the three for doubles.
+`sin`, `cos` and `tan`: a driver may lack them. Mesa uses those of libclc, and libclc 22.1.8 in Debian imports
+an undefined function (`__clc_flush_denormal_if_not_supported`). In its SPIR-V, `sin`, `cos`, `tan`, `sincos`,
+`remquo` and the `fma` of devices without one call it. Kernels use only the first three of these, so all other
+functions are left to the driver, and so are the three for doubles.
 """
 
 from __future__ import annotations

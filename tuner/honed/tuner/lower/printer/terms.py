@@ -1,6 +1,6 @@
 """Represents pieces of C: a text with its type, precedence, the block of its variables, and its bounds.
 
-Indices are sums of them: a constant and multiples of what cannot be taken apart further.
+Indices are sums of them: a constant and multiples of indivisible terms.
 """
 
 from __future__ import annotations

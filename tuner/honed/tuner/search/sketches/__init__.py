@@ -1,7 +1,7 @@
 """Provides sketches: whole schedules of functions with open numbers, and numbers that do well in them.
 
 Tile sizes, lanes and unrolling are sampled, so that the search can change them. Four shapes of work cover
-what models are made of, on devices without local memory worth copying into:
+models, on devices without local memory worth copying into:
 
 - tile: one work-item computes a tile of the output in registers, vectorised along one axis of it (dense,
   batched matmul, convolution, pooling);
@@ -10,9 +10,9 @@ what models are made of, on devices without local memory worth copying into:
 - stream: one work-item moves a few vectors (elementwise chains, transposes, concatenation);
 - whole: a reduction to a single element, in parts and then all of them.
 
-Each is a function that `@sketch` (`search/parts.py`) stands over, in whatever file of this folder. Those that
-`search/rules.py` calls by name are for functions of one form alone. Tables of good tiles stand beside the
-sketches that they are for, to begin a search with instead of luck.
+Each is a function with the decorator `@sketch` (`search/parts.py`), in any file of this folder. Those that
+`search/rules.py` calls by name are for functions of one form alone. Tables of good tiles, with which a search
+begins, are beside their sketches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Schedules products of one row in one kernel: with the norm that makes the row, and two of a gated layer.
 
-A decoder's step of one token has them. Each group computes the whole row, which is little beside the weights
-of its columns, and keeps it in local memory. Its work-items share the columns along x and the terms of their
-sums along y.
+Such products occur in a decoder's step of one token. Each group computes the whole row, which is little
+beside the weights of its columns, and keeps it in local memory. Its work-items share the columns along x and
+the terms of their sums along y.
 """
 
 from __future__ import annotations
