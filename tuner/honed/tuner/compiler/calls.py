@@ -54,7 +54,7 @@ class _Tap:
     typed: TypedValue
 
     def seen(self, held: np.ndarray) -> np.ndarray:
-        """Return what memory holds in the order of the model's axes; channels may lie in blocks."""
+        """Return the contents of memory in the order of the model's axes; channels may lie in blocks."""
         if held.shape == self.typed.shape:
             return held
         images, channels, *rest = self.typed.shape
@@ -286,9 +286,9 @@ def _agree(
 ) -> bool:
     """Return whether each element is off by at most twice as much as noise moves the reference there.
 
-    `places` are the elements of `found`, counted in one row, that are not `calm`; `moved` has the reference's
-    values there with noise. Differences up to `allowed` of the range agree as well; values that are not
-    finite never do.
+    `places` are the elements of `found`, counted in one row, that differ from the reference; `calm` has its
+    values there, `moved` those with noise. Differences up to `allowed` of the range agree as well; values
+    that are not finite never do.
     """
     if not np.isfinite(found).all() or not np.isfinite(calm).all():
         return False

@@ -445,7 +445,7 @@ def _types(model: onnx.ModelProto) -> Iterator[tuple[str, int]]:
 
 
 def _evaluated(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray | None:
-    """Return what a node computes; None where it cannot be computed here."""
+    """Return the value of a node; None where it cannot be computed here."""
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in values.items()

@@ -109,14 +109,13 @@ def _described(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.unfused)})"
 
 
-# A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows
-# saves two launches, and scores that are written and read twice. It pays with operands that are read again
-# for each tile of rows, and, where there are few tiles, with compute units that have none. One of a
-# convolution of each channel by itself and the pointwise one that reads it saves a launch and what is
-# between them, and pays with weights that are read again for each tile. One of a norm and the products of its
-# row saves their launches, and pays with a row that each group makes again. The figures are the family's and
-# not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
-# first, would change with them.
+# The roofline of the family gives the expectation. An attention's kernel that keeps the scores of its rows
+# saves two launches, and scores that are written and read twice. It costs operands that are read again for
+# each tile of rows, and, where there are few tiles, idle compute units. Fusing a convolution of each channel
+# by itself with the pointwise one that reads it saves a launch and the value in between, and costs weights
+# that are read again for each tile. Fusing a norm with the products of its row saves their launches, and
+# costs a row that each group computes again. The figures are the family's and not those measured of a device,
+# which rise as kernels are measured: the expectation, and so what is tuned first, would change with them.
 
 # Share of the local memory for scores, or a row: the rest holds results of whole rows, or of sums
 _LOCAL = 0.75
@@ -173,7 +172,7 @@ class FusionPolicy:
         return contest.taken(self._times) == "joined"
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes for the user on what recorded times decided."""
+        """Return notes for the user on the choices that recorded times decided."""
         return described([contest for contest, _ in self.contests], self._times)
 
     def _key(self, one: NamedFunction) -> str:

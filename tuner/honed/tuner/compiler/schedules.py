@@ -88,10 +88,10 @@ def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Schedul
     return ScheduleProvenance(ScheduleSource.MEASURED, name, found.way)
 
 
-# Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
-# bench for Malis, over two or three seeds: LightGlue's products take as long with the picks of 24 shared out
-# by scores as with those of 4 from each sketch (35), 8 % longer with those of 16; every third function of
-# MobileNet takes 5 % longer with those of 12, 2 % with those of 16.
+# Draws at most: for each sketch, in all, and in all for functions of many operations. By the bench for Malis,
+# over two or three seeds: LightGlue's products take as long with the picks of 24 shared out by scores as with
+# those of 4 from each sketch (35), 8 % longer with those of 16; every third function of MobileNet takes 5 %
+# longer with those of 12, 2 % with those of 16.
 _EACH, _DRAWS, _MORE_DRAWS, _MANY_FLOPS = 4, 12, 24, 1 << 23
 _UNTRIED = 0.2  # Bonus to a sketch's best score after one draw; half of it after two
 _TRIED = 4  # Schedules tried, best by the prior first, until one can be lowered

@@ -95,7 +95,7 @@ def run_sets(
             yield executor.run(each)
 
 
-Tell = Callable[[float, str], None]  # The share of the proof that is done, and what is being done
+Tell = Callable[[float, str], None]  # The share of the proof that is done, and the present step
 
 _PROBES = 3
 _BLAMING_S = 60.0  # Seconds after which no more variants are compiled to find the faulty node
@@ -309,7 +309,7 @@ class Verifier:
         )
 
     def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
-        """Return whether each call is right; False also where the device has no room for what it gives."""
+        """Return whether each call is right; False also where the device has no memory for the outputs."""
 
         def run(program: LoweredModel, shown: Normalised) -> list[dict[str, np.ndarray]]:
             with opened(*assemble(self.source, self.profile, shown, program, None), device) as executor:

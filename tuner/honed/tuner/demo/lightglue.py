@@ -30,7 +30,7 @@ HEAD_WIDTH = WIDTH // HEADS
 KEYPOINTS = 192  # Per image, by default
 MAX_KEYPOINTS = 4096
 
-_UPDATE = 0.2  # Size of what a block adds to a descriptor, next to the descriptor's own
+_UPDATE = 0.2  # Size of a block's change to a descriptor, next to the descriptor's own
 _SIMILARITY = 0.9  # Gain of the final projection: how far matches stand out in the scores
 _MATCHABLE = 2.0  # Bias of the matchability: most points are assumed to have a partner
 _EPSILON = 1e-5

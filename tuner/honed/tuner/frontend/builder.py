@@ -292,7 +292,7 @@ class Builder:
         return found
 
     def _leaves_out(self, node: onnx.NodeProto, name: str) -> bool:
-        """Return whether a value lacks elements of what it is moved from; those may be anything."""
+        """Return whether a value lacks elements of the value it is moved from; those may be anything."""
         moved = self.values[node.input[0]]
         dropped = moved.size > self.values[name].size
         return moved.data is None and node.op_type in ("Gather", "Slice") and dropped

@@ -1,7 +1,7 @@
 """Rewrites a model to one form for all readers: by ONNX's rules, of which ONNX Runtime enforces fewer.
 
-ONNX's checker, its inference and its evaluator are stricter than ONNX Runtime. Nothing here changes what a
-model computes, and nothing is judged: a model that cannot be put right is left for the checker to refuse.
+ONNX's checker, its inference and its evaluator are stricter than ONNX Runtime. This module changes no result
+of a model and refuses none: the checker refuses a model that cannot be repaired.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def stand_in_types(graph: onnx.GraphProto) -> list[tuple[onnx.ValueInfoProto, on
 
 
 def put_back(had: Iterable[tuple[onnx.ValueInfoProto, onnx.TypeProto]]) -> None:
-    """Restore the missing types that `stand_in_types` filled in."""
+    """Restore the types that `stand_in_types` replaced."""
     for value, before in had:
         if before.WhichOneof("value"):
             value.type.CopyFrom(before)

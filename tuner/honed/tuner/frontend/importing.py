@@ -1,8 +1,8 @@
 """Imports a normalised model to Relax, operator by operator with the public builders.
 
-TVM's own ONNX importer is not used: it takes dynamic shapes into account everywhere, gives some operators
-other meanings than ONNX does, and reads out of bounds where a run-time index is out of range. The core set
-(`CORE`) that normalised models are written in is small enough to be imported directly.
+TVM's own ONNX importer is not used: it handles dynamic shapes everywhere, gives some operators other meanings
+than ONNX does, and reads out of bounds where a run-time index is out of range. The core set (`CORE`) of
+normalised models is small enough to be imported directly.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Reasons:
         return len(self.general) + sum(map(len, self._nodes.values()))
 
     def whys(self) -> tuple[str, ...]:
-        """Return one clause for each kind of node, without the nodes and without what to do about them."""
+        """Return one clause for each kind of node, without the nodes and without remedies."""
         return tuple(f"{op}: {why.partition('; ')[0]}" for op, _, _, why in self._nodes)
 
     def texts(self) -> tuple[str, ...]:

@@ -56,7 +56,9 @@ class Walker:
         found: Reasons,
         parts: Parts | None = None,
     ) -> None:
-        """Bind the inputs; `parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it.
+        """Bind the inputs.
+
+        `parts` are the partitions of the CPU engine, which nodes of PART_DOMAIN represent.
 
         Raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`.
         """

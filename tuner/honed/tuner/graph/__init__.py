@@ -1,6 +1,7 @@
 """Runs passes over a normalised model: fewer and larger operators that give equal answers.
 
-Each is a function of a `Graph` that gives another and how often it applied. None knows of any one model.
+A pass is a function of a `Graph` that returns another one and how often it applied. None is specific to a
+model.
 """
 
 from __future__ import annotations

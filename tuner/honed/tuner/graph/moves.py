@@ -2,7 +2,7 @@
 
 Exporters write cells cut out of an image (unfolds whose windows do not overlap, space to depth, patches
 merged) as a slice for each offset or window and a concatenation: hundreds of nodes that move each element
-once. What they come to is found out by doing it to the places of the elements.
+once. Applying the nodes to the places of the elements shows the move that they amount to.
 """
 
 from __future__ import annotations

@@ -280,9 +280,8 @@ class _Reader:
 def read_program(module: IRModule, operators: _Operators | None = None) -> Program:
     """Return the program of `module["main"]`, with functions named by their global variables.
 
-    `operators` names what each variable's call computes.
-
-    Raises ModelRefused, listing every operator that is left without a kernel.
+    `operators` names the operators that each variable's call computes. Raises ModelRefused, listing every
+    operator that is left without a kernel.
     """
     main = module["main"]
     reader = _Reader(module, operators=operators or {})

@@ -1,4 +1,4 @@
-"""Candidates, workloads and limits of a measurement, and the interface of what measures them."""
+"""Defines candidates, workloads and limits of a measurement, and the interface of their runners."""
 
 from __future__ import annotations
 

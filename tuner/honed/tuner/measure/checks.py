@@ -451,7 +451,7 @@ def wall_below(runs: Sequence[Finished]) -> Refusal | None:
 
 
 def possible(workload: Workload, limit: Ceiling, seconds: float) -> Refusal | None:
-    """Refuse a time in which the device can neither have computed nor moved what the workload needs."""
+    """Refuse a time in which the device can neither have computed nor moved the work of the workload."""
     why = beyond(workload, limit, seconds)
     return Refusal(Outcome.IMPOSSIBLE, why) if why else None
 

@@ -38,7 +38,7 @@ class MeasuringChild(RpcServer):
         self._loaded_at = 0
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return the error to answer with, also for what the OpenCL driver refuses."""
+        """Return the error to answer with, also for errors of the OpenCL driver."""
         if isinstance(raised, cl.Error):
             return failure("measure", raised)
         return super().error_of(raised, method)

@@ -41,7 +41,7 @@ POISONS = (0xFF, 0xA5)
 _SERIES_SECONDS = 0.02  # Seconds of one series of runs, long beside what a wait costs the host
 _SERIES = 5  # Number of series
 _NOTHING: Final[Mapping[int, Array]] = {}
-_SLACK = 1.0  # Seconds a phase may exceed what it is allowed, for a busy machine
+_SLACK = 1.0  # Seconds by which a phase may exceed its limit, for a busy machine
 
 _MEMORY_CODES = {
     cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,

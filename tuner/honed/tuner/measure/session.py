@@ -55,7 +55,7 @@ class GuardedBuffer:
         cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), 0, self._whole)
 
     def poison_inside(self, queue: Any, byte: int) -> None:
-        """Fill the tensor (and what pads it), without waiting."""
+        """Fill the tensor (and its padding), without waiting."""
         size = _padded(self.nbytes)
         cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), GUARD_BYTES, size)
 
@@ -183,7 +183,8 @@ class DeviceSession:
         self.device = device
         self.profile = profile
         self.peaks: DevicePeaks = profile.peaks
-        self._benchmarks: DevicePeaks = profile.peaks  # Without what kernels raised, once measured here
+        # Peaks without those raised by kernels, once measured here
+        self._benchmarks: DevicePeaks = profile.peaks
         self._model = mali_model(profile.identity.name)
         self.limits = limits
         self.without = without  # Names of checks

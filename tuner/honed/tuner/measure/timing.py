@@ -125,7 +125,7 @@ def complaint(error: Exception) -> str:
     return next(telling, lines[0] if lines else type(error).__name__)[:200]
 
 
-# Kernels that show what the device can do right now: a yardstick, and probes of its memory.
+# Kernels that show the device's present speed: a yardstick, and probes of its memory.
 
 GROUP = 64  # Work-items
 _GROUPS_PER_UNIT = 4
@@ -165,7 +165,7 @@ _REPEATS = 6
 
 
 def reading(event: Any) -> Launched:
-    """Return what the driver reports of a finished launch; only this function reads events."""
+    """Return the driver's report of a finished launch; only this function reads events."""
     profile = event.profile
     return Launched(event.command_execution_status, profile.start, profile.end)
 

@@ -167,7 +167,7 @@ def _onnxruntime(model: bytes, threads: int) -> Run | None:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001  it has no common class for what it does not implement
+    except Exception:  # noqa: BLE001  its errors for missing operators have no common class
         return None
     names = [i.name for i in session.get_inputs()]
     return lambda given: np.asarray(session.run(None, dict(zip(names, given, strict=True)))[0])

@@ -159,7 +159,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile | None) -> str:
 def why_not_half(profile: DeviceProfile) -> str:
     """Return why fp16 does not pay on a device, "" where it does.
 
-    The device's measured peaks decide; where there are none, those of its family.
+    The device's measured peaks decide; where there are none, the figures of its Mali model.
     """
     if not profile.limits.fp16:
         return "the device has no fp16 arithmetic"

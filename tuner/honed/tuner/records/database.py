@@ -34,7 +34,7 @@ _SIDE_FILES: Final = ("", "-wal", "-shm")
 
 
 class _Damaged(Exception):
-    """Raised when the file is no sound database; the message says what was found."""
+    """Raised when the file is no sound database; the message is SQLite's finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

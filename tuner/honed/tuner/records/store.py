@@ -52,7 +52,7 @@ MOST_TOLD: Final = 100  # Sources with figures in a message, because messages ha
 # A hint that takes this many times as long as on the board that measured it, with the same driver, has
 # failed.
 _SLOWER: Final = 3.0
-# A source with more failures than this, and than this share of those tried, is set aside
+# A source with at least this many failures, and more than this share of those tried, is set aside
 _FAILED, _SHARE = 3, 0.2
 
 
@@ -119,12 +119,10 @@ class InQuarantine(InvalidArgument):
 class Records:
     """An open database of records. Not for several threads; several processes may have the same file open.
 
-    Not for several threads; several processes may have the same file open.
-
-    What a method has returned from is on the disk: it survives a crash of process or machine. Every method
+    When a method has returned, its change is on disk: it survives a crash of process or machine. Every method
     raises Unavailable where another process kept the database busy too long or it is damaged, and
-    ResourceExhausted where the disk is full; nothing is changed then, and the same call may be made again.
-    `notes` are sentences the user should see, such as where a damaged database was set aside.
+    ResourceExhausted where the disk is full; nothing is changed then, and the call may be repeated. `notes`
+    are sentences the user should see, such as where a damaged database was set aside.
     """
 
     def __init__(self, path: Path, opened: Opened, measured_by: str) -> None:
@@ -280,8 +278,8 @@ class Records:
     ) -> list[TuningRecord]:
         """Return a hub's records for a workload that were not tried here yet, in the order to try them.
 
-        The best of each source come in turn, those of this driver before others; sources that are set aside
-        give none. At most `per_task` hints of one workload are tried in a day.
+        Sources take turns with their best records, those of this driver before others; sources that are set
+        aside give none. At most `per_task` hints of one workload are tried in a day.
         """
         found = self._candidates(sql.HINTS, self._here(setup, workload=workload, limit=per_task))
         if not found:

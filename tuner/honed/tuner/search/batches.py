@@ -265,7 +265,10 @@ class Evolution:
         self._proposed.discard(proposal.id)
 
     def _played(self, wanted: ScheduleTrace) -> Schedule | None:
-        """Return the schedule with the wanted decisions, ready to be lowered; None where there is none."""
+        """Return the schedule with the wanted decisions, ready to be lowered.
+
+        None where that is impossible.
+        """
         with suppress(LoweringFailed, ValueError, RuntimeError):
             schedule = self._settled(wanted)
             schedule.enter_postproc()

@@ -89,7 +89,7 @@ class ScheduleTrace:
         return [factor for factors in splits for factor in factors if isinstance(factor, int)]
 
     def splits_by(self, place: int) -> int:
-        """Return how many loops are split by what the step at a place samples as its innermost factor."""
+        """Return how many loops are split by the innermost factor that the step at a place samples."""
         *_, name = self.steps[place][3]
         return sum(step[0] == "Split" and name in step[1] for step in self.steps)
 

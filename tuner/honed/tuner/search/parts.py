@@ -192,7 +192,7 @@ def read_along_rows(schedule: Schedule, main: BlockInfo) -> int | None:
 
 
 def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
-    """Return which axis of a block moves along the last dimension of what it reads.
+    """Return which axis of a block moves along the last dimension of one of its operands.
 
     That dimension has more than one element. Return None where it is read at a computed index, or there is
     none.
@@ -206,7 +206,7 @@ def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
 
 
 def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int | None:
-    """Return how far one step of an axis of a block moves along the last dimension of what it reads.
+    """Return how far one step of an axis of a block moves along the last dimension of an operand.
 
     Return None where that is no number.
     """

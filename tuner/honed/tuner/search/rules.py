@@ -52,7 +52,7 @@ class GroupRules:
     grid: int = 1 << 16  # Most work-groups of loops bound without tiles; beyond that work-items loop
 
     def within(self, rules: ScheduleRules) -> GroupRules:
-        """Return rules without what the profile excludes: larger work-groups, copies into local memory."""
+        """Return the rules limited by the profile: no larger work-groups, no copies into local memory."""
         return replace(
             self,
             tile=self.tile and replace(self.tile, shared=self.tile.shared and rules.local_memory),
@@ -169,7 +169,7 @@ _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
 def rules_of(profile: DeviceProfile) -> FamilyRules:
-    """Return the rules of the device's family and driver, within what the profile allows."""
+    """Return the rules of the device's family and driver, within the profile's limits."""
     rules = profile.rules
     family = _FAMILIES[rules.family]
     if family is _MALI and profile.driver is DriverClass.MESA_26:

@@ -154,7 +154,7 @@ def _wanted(
 
 
 def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
-    """Return what hubs have added for models, as `Records.latest_hint` counts it."""
+    """Return `Records.latest_hint` of each model; nothing where the records are missing or unreadable."""
     if not path.exists():
         return {}
     try:

@@ -331,7 +331,7 @@ class Proposals:
             return stale or self.search.collect()
 
     def begin(self, progress: TaskProgress | None) -> None:
-        """Have the next batch of a task made beside what follows, until `settle`."""
+        """Have the next batch of a task made beside other work, until `settle`."""
         if not self._ahead or progress is None or progress.task.key in self._made:
             return
         stale = self._records.stale(progress.task.key, self._setup) or self.hinted(progress.task)

@@ -195,7 +195,7 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> SessionReso
 
 
 def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], MeasurementBackend] | None:
-    """Return what opens the extension's instrument that is asked for, or None."""
+    """Return the function that opens the extension's instrument of the job, or None."""
     if job.instrument is None:
         return None
     missing = f"a {job.instrument}"

@@ -29,7 +29,7 @@ _DEADLINE = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Seconds of one inference of each, host time, and whether the new one is `faster`, by `pairs` of runs.
+    """Seconds of one inference of each, host time, and whether the new one is `faster`, by `runs` pairs.
 
     `wrong` says which answers of the new one are wrong.
     """

@@ -1,4 +1,4 @@
-"""Tuning tasks out of a model: what the searching child does first."""
+"""Extracts tuning tasks from a model: the first work of the searching child."""
 
 from __future__ import annotations
 

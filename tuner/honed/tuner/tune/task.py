@@ -1,4 +1,4 @@
-"""A model's tuning tasks and what is known about each. No I/O, no clocks."""
+"""A model's tuning tasks and the results of each. No I/O, no clocks."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TaskProgress:
 
 
 def judge(tasks: list[TaskProgress]) -> None:
-    """Skip what is not worth tuning, once every default schedule was timed, and again as times change."""
+    """Skip tasks not worth tuning, once every default schedule was timed, and again as times change."""
     whole = sum(p.cost for p in tasks)
     for p in tasks:
         if p.best is None or not (p.small or (p.stage is TaskState.TUNING and not p.rounds)):

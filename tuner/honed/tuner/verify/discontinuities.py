@@ -41,7 +41,8 @@ _CHOOSING = {
     "Less", "LessOrEqual", "Mod", "Round", "Sign", "TopK",
 }  # fmt: skip
 BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # Functions into [-1, 1]
-_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}  # Hide what they are given beyond a bound
+# Operators that hide their inputs beyond a bound
+_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}
 # Operators that may map many values to one, so that their results say little about their inputs.
 HIDING = {
     *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",

@@ -146,7 +146,7 @@ def remade(
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
-    """Return a model of other nodes, with what these need of its constants."""
+    """Return a model of other nodes, with the constants that they need."""
     read = {value.name for value in outputs}.union(*map(reads, nodes))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     graph = helper.make_graph(

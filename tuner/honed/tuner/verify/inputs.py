@@ -18,7 +18,7 @@ from .ranges import Range, of_inputs
 
 _WHOLE = 8  # Bound of integers without another bound, so that sums and products do not overflow
 _AWAY = 0.125  # Least distance from zero where zero is not allowed
-_MET = 0.25  # The share of integers that equal what they are compared with
+_MET = 0.25  # The share of integers that equal a value they are compared with
 _AT_ENDS = 0.75  # The share of lengths that are the least or the next, in sets that have these
 _LEAST = 2  # `shrink` of the smallest ranges
 

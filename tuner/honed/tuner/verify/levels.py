@@ -81,7 +81,7 @@ def highest(
 def _compared(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, form: Form
 ) -> tuple[str, float, str]:
-    """Return the level, the largest error at the highest one, and what differs, "" where nothing does."""
+    """Return the level, the largest error at the highest one, and the difference, "" where there is none."""
     bound, expected = _probes(model, shapes, limits, form[1])
     inputs = expected.inputs
     if (more := _batched(model, bound, limits, form[1])) is not None:
@@ -205,7 +205,7 @@ def _precision(model: onnx.ModelProto) -> str:
 
 
 def _objection(expected: ReferenceProbes, found: Sequence[Arrays] | str) -> tuple[str, float]:
-    """Return what differs most and the largest error.
+    """Return the largest difference in words, and the largest error.
 
     The text is "" where no output is off by more than its tolerance.
     """
@@ -227,7 +227,7 @@ def _objection(expected: ReferenceProbes, found: Sequence[Arrays] | str) -> tupl
 def _by_its_steps(
     bound: onnx.ModelProto, expected: ReferenceProbes, count: int, limits: EvaluationLimits
 ) -> ReferenceProbes:
-    """Return what is expected, compared as a model with steps is: near-equal scores may change places.
+    """Return the probes, compared as a model with steps is: near-equal scores may change places.
 
     The first `count` inputs are of the shapes of `bound`.
     """

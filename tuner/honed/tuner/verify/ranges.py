@@ -96,7 +96,7 @@ class InputUse:
 
 
 class _UnknownShape(ModelRefused):
-    """Raised when the shape of what a node indexes cannot be inferred."""
+    """Raised when the shape of an indexed value cannot be inferred."""
 
 
 # Inputs that decide shapes or axes: (operator, first position, last position).
@@ -466,7 +466,7 @@ Draws = Range | Callable[[InputUse], Range]
 
 
 class Rule(NamedTuple):
-    """A range of what operators consume at a position, and an example that has one by this rule alone."""
+    """A range of the operators' inputs at a position, and an example that has it by this rule alone."""
 
     operators: str  # Names, with a space between
     position: int

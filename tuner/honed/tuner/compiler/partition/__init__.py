@@ -87,7 +87,7 @@ class Extractor:
         )
 
     def without(self, behind: Collection[int], outputs: Sequence[StaticTensorSpec]) -> onnx.ModelProto:
-        """Return the original model without some of its nodes, by number, and without what only they need.
+        """Return the original model without some of its nodes, by number, and nodes that only they need.
 
         A value that is known while compiling, such as a shape, becomes a constant in place of its node.
         """
@@ -116,7 +116,7 @@ class Extractor:
     ) -> onnx.ModelProto:
         """Return a model of stretches of nodes, with one node for each partition between them.
 
-        The node holds the partition's number, what it reads and what it makes.
+        The node holds the partition's number, its inputs and its outputs.
         """
         nodes: list[onnx.NodeProto] = []
         read: set[str] = {spec.name for spec in outputs}
@@ -351,8 +351,8 @@ def _sized_stages(
     """Return the stage of each node of the last partition; the CPU engine always runs odd stages.
 
     Even stages have enough work and could be compiled if the sizes that depend on the data were known. All
-    are 1 where there is none. Two sets of sizes are tried, made-up ones and those of a run, and the one that
-    compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
+    are 1 where there is none. Two sets of sizes are tried, and the one that compiles more is used: made-up
+    sizes, which the estimates of work assume, and those of a run, which are consistent with each other.
     """
     found = [[1] * len(last)]
     for as_observed in (False, True):

@@ -36,7 +36,7 @@ _NAMES = {"float": "float32", "double": "float64"}
 
 
 def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
-    """Return what ONNX Runtime knows of values of a model with static inputs.
+    """Return ONNX Runtime's types and shapes of values of a model with static inputs.
 
     Returns nothing where ONNX Runtime cannot load the model.
     """
@@ -111,7 +111,7 @@ def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) 
             break
         try:
             found = zip(names, _session(model).run(None, given), strict=True)
-        except Exception as error:  # noqa: BLE001  what is known without a run stands
+        except Exception as error:  # noqa: BLE001  types that are known without a run remain valid
             _log.debug("the model does not run: %s", error)
             break
         observed = {name: shape.tolist() for name, shape in found if shape.all()} | observed

@@ -1,7 +1,7 @@
 """Weights of few bits in blocks that share a scale, as language models have them (com.microsoft).
 
-They stay packed in the compiled file, with the lowest bits of a byte first. What unpacks them is part of the
-graph; the lowering joins it with the product that reads it.
+They stay packed in the compiled file, with the lowest bits of a byte first. The nodes that unpack them are
+part of the graph; the lowering fuses them with the product that reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BITS = (2, 4, 8)
 _FOUR_BITS = {
     "uint4": 0,
     "int4": 8,
-}  # Types of numbers of 4 bits, with what is added so that none is negative
+}  # Types of numbers of 4 bits, with the addend that makes all of them positive or 0
 _LEAST_BLOCK = 16
 
 

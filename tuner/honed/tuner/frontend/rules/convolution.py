@@ -55,7 +55,7 @@ def spatial_pads(
 
 
 def without_negative(b: Builder, x: Value, before: list[int], after: list[int]) -> Value:
-    """Negative padding cuts the input; both lists are left with what remains to pad."""
+    """Cut the input by negative padding; both lists keep the amounts that remain to pad."""
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if low < 0 or high < 0:
             x = cut(b, x, axis + 2, max(0, -low), x.shape[axis + 2] - max(0, -high))

@@ -1,7 +1,7 @@
 """Rewriting rules of resizing: along each axis an output element is a weighted sum of a few input elements.
 
 Positions and weights are computed while compiling, from ONNX's definition of Resize, so that every coordinate
-transformation, interpolation, antialiasing and cropping comes to the same few gathers and products.
+transformation, interpolation, antialiasing and cropping compiles to a few gathers and products.
 """
 
 from __future__ import annotations

@@ -208,7 +208,10 @@ class _Graph:
     outside: set[relax.Var]
 
     def move(self, var: relax.Var, alignment: int) -> Move | None:
-        """Return what an operator would move in place; None where it moves nothing or cannot do so."""
+        """Return the move that an operator could make in place.
+
+        None where it moves nothing or cannot do so.
+        """
         call = self.calls[var]
         name = str(getattr(call.op, "name", ""))
         found: Move | None = None
@@ -396,8 +399,8 @@ def join_functions(
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
     """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
-    With `rows` there are chains of products of one row, and of attentions of few rows with what makes these.
-    Also return, by the variable of each such call, the variables of the calls that it replaces.
+    With `rows` there are chains of products of one row, and of attentions of few rows with the calls that
+    make these. Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}

@@ -190,7 +190,7 @@ def block_lanes(profile: DeviceProfile) -> int:
 
 
 def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[relax.Var, relax.Var]]:
-    """Return a Relax module that computes convolutions, and what surrounds them, in blocks of channels.
+    """Return a Relax module that computes convolutions, and their surroundings, in blocks of channels.
 
     Also return, by each variable of the new module, the variable of the old one whose operator's result it
     holds.
@@ -255,7 +255,7 @@ def _nbytes(expr: relax.Expr) -> int:
 
 @dataclass()
 class _Regions:
-    """Blocked values grouped by reads, with the gain of each region and what its borders move."""
+    """Blocked values grouped by reads, with the gain of each region and the moves at its borders."""
 
     parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
     gained: Counter[relax.Var] = field(default_factory=Counter)  # Bytes moved less, by values of a region

@@ -265,7 +265,7 @@ class Blocks:
         """Return the name of a number of bytes to add to an address in the innermost loop.
 
         None where the compiler may know the number. Mesa 26 keeps no constants of 64 bits: for each it moves
-        two into registers before it adds them, twice as many instructions as for what it cannot know.
+        two into registers before it adds them, twice as many instructions as for unknown numbers.
         """
         loop = next((block for block in reversed(self.open) if block.repeats), None)
         if not (

@@ -312,7 +312,7 @@ class _Boxes:
     # Slots
 
     def _slot(self, expr: Any) -> int:
-        """Return the slot of a number; the slot of a vector holds what any of its lanes can be."""
+        """Return the slot of a number; the slot of a vector holds the bounds of all its lanes."""
         kind = type(expr)
         if kind is ir.Var and expr in self._kernel.definitions:
             return self._slot(self._kernel.definitions[expr])
@@ -361,7 +361,7 @@ class _Boxes:
     def _step(self, compute: Callable[[], Bounds], of: terms.Type) -> int:
         """Return a slot computed from other slots.
 
-        A value beyond what its type can hold wraps, and counts as unknown then.
+        A value beyond the limits of its type wraps, and counts as unknown then.
         """
         slot = self._value(0, 0)
         least, most = _range(of)

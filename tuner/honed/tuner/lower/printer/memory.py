@@ -27,7 +27,7 @@ _HALF = 16  # Bits
 
 @dataclass(slots=True)
 class KernelBuffer:
-    """Memory of a kernel; `element` is what TIR indexes, perhaps a vector."""
+    """Memory of a kernel; TIR indexes it by `element`, perhaps a vector."""
 
     name: str
     space: Space

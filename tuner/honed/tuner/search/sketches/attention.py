@@ -1,8 +1,8 @@
 """Schedules an attention as one kernel: a product, operations along its rows of scores, a second product.
 
-A softmax with scales and masks in it is what is meant, but any chain of reductions along the rows and
-elementwise blocks will do. A tile of rows of the scores is computed, kept and used in one place, so that
-scores never travel through memory: `attention` keeps them with one work-item.
+Its purpose is a softmax with scales and masks, but any chain of reductions along the rows and elementwise
+blocks fits. A tile of rows of the scores is computed, kept and used in one place, so that scores never travel
+through memory: `attention` keeps them with one work-item.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Levels:
 def grouped(
     schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, ahead: bool = False
 ) -> bool:
-    """Tile a contraction over groups. False where the function is none. False where the function is none.
+    """Tile a contraction over groups. False where the function is none.
 
     With `ahead` a group loads its next operands into registers while it multiplies those in local memory.
     """

@@ -71,9 +71,9 @@ def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
 
 
 def read(schedule: Schedule) -> OneRow | None:
-    """Return what a function computes, after inlining elementwise blocks; None where it is something else.
+    """Return the function's products of one row, after inlining elementwise blocks; None where it has none.
 
-    A product alone is something else. Raises ValueError where blocks are of other kinds.
+    A product alone does not count. Raises ValueError where blocks are of other kinds.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     single = {part.name for part in found if part.is_reduction and _elements(part) == 1}
