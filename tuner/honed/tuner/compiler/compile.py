@@ -155,7 +155,7 @@ class CompileRequest:
     calibration: Path | None = None  # A folder of inputs that errors in fp16 are measured on
     # A compiled form of the same model, whose choice of precision is reused
     existing_build: Path | None = None
-    processes: int = 0  # Forked to lower functions; see `forked.Forked` for when a process may be
+    processes: int = 0  # Forked to lower functions; see `ForkPool` for when a process may be
     sizes: tuple[ObservedSizes, ...] = ()  # Observed sizes, as in `honed.jobs.commands.Compile`
     keep_slower: bool = False  # Keeps slower size specialisations, and a whole model that is slower
 

@@ -232,7 +232,7 @@ def prior_of(family: str, driver: DriverClass = DriverClass.ARM) -> Prior | None
 def import_for(family: str) -> None:
     """Import what the family's prior needs, if it has one, so that processes forked later need not.
 
-    This process does not use it: see `Forked`.
+    This process does not use it: see `ForkPool`.
     """
     if priorfile.own(family) is not None or shipped_prior(family) is not None:
         import_module("xgboost")

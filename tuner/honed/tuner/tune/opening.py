@@ -51,12 +51,11 @@ class SessionResources:
     ) -> None:
         """Open the device and the records, and set up the session.
 
-        `name` is what is tuned, in the records; `device` is a spec, or None for the best device there is;
-        `gate` and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, no
-        device of this machine is used, but the instrument that `elsewhere` opens. At most `hints` of a hub
-        are tried for a task in a day.
-
-        Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
+        `name` is the model's in the records; `device` is a spec, or None for the best device there is; `gate`
+        and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, the session
+        uses no device of this machine, but the instrument that `elsewhere` opens. At most `hints` of a hub
+        are tried for a task in a day. Raises DeviceError where there is no device, bench or board, and the
+        errors of `Records.open`.
         """
         emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
 
@@ -122,10 +121,10 @@ class Sharing:
 def sharing(family: DeviceFamily, cores: int) -> Sharing:
     """Return how a search shares the processor with a device of a family, on `cores` usable cores.
 
-    Beside a GPU the processor is idle but for one core that feeds the GPU. Where the device is the processor,
-    what runs ahead takes one thread; with too few cores for that, it runs before and may have them all. Whole
-    batches are built there before they are timed, on all cores. Where a driver is not known to keep what
-    another process built, only the measuring child builds for it.
+    Beside a GPU the processor is idle except for one core that feeds the GPU. Where the device is the
+    processor, work that runs ahead takes one thread; with too few cores for that, it runs before and may use
+    all of them. Whole batches are built there before they are timed, on all cores. Where a driver is not
+    known to keep the builds of other processes, only the measuring child builds for it.
     """
     if family.processor:
         ahead = cores >= SPARE_CORES

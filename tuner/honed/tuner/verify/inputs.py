@@ -53,10 +53,10 @@ class Inputs:
         Set 0 is normally distributed, set 1 uniform and not negative, set 2 normal with half the elements
         zero, and so on in turn. Integers are drawn within the range their consumers allow, with negative
         indices in every third set only; booleans and masks are mixed. Equal models, counts and seeds give
-        equal arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for
-        models that refuse or saturate at more, and a single integer that nodes compare is what they compare
-        it with: a setting, of which a model may know no other value. Raises ModelRefused where no input can
-        be made.
+        equal arrays. With `shrink` 1 ranges that no node bounds are a quarter as large, with 2 they are 0..1,
+        for models that refuse or saturate at more, and a single integer that nodes compare has the value it
+        is compared with: it is a setting, and the model may accept no other value. Raises ModelRefused where
+        no input can be made.
         """
         sets = range(first, first + count)
         return [{v.name: _draw(v, self.ranges[v.name], i, seed, shrink) for v in self.values} for i in sets]

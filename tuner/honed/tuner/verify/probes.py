@@ -206,7 +206,7 @@ def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str,
 # by a small difference, an ArgMax between equals. There even two right computations differ. So the reference
 # is also evaluated on inputs moved by one unit in the last place, and inputs whose answers change by more
 # than a share of the tolerance are replaced. So are inputs that ONNX Runtime refuses, and those whose answers
-# are uninformative (`coverage`): others are drawn, in smaller ranges.
+# are uninformative (`Coverage`): others are drawn, in smaller ranges.
 
 _ROUNDS = 3  # Times that other inputs are drawn
 # The share of the tolerance that one rounding of the inputs may use up; each step of a model adds about as
@@ -266,12 +266,12 @@ def choose(
 ) -> ReferenceProbes | ReferenceFailure:
     """Choose `count` sets of inputs for the original model with static shapes, and evaluate them.
 
-    `given` are inputs of the user's, which come before generated ones. `precision` is that of the compiled
-    form's arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model
-    opened, where the values at its steps are wanted, if they can be had. Generated inputs keep to the
-    compiled form's `preconditions`. Where too few inputs
-    are well determined the best of the others are taken, and the tolerance of float outputs is widened to
-    eight times their noise, up to 5 %, which a note says. Raises as `Inputs` does.
+    `given` are the user's inputs, which precede generated ones. `precision` is that of the compiled form's
+    arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model opened
+    at its steps, where the values there are needed and can be computed. Generated inputs keep to the compiled
+    form's `preconditions`. Where too few inputs are well determined the best of the others are used, and the
+    tolerance of float outputs is widened to eight times their noise, up to 5 %, which a note says. Raises as
+    `Inputs` does.
     """
     allowed, names = for_model(model, precision), graphs.outputs(model)
     fresh = Inputs(model, whole, preconditions)

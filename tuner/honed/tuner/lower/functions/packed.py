@@ -1,8 +1,9 @@
 """Multiplies by packed constants in blocks that share a scale: sums each block, and scales its sum once.
 
-Numbers of few bits are not converted. Where they lie they are bits of the significand of a float that 2^23
-(of halves 2^10) is then taken from, exactly. Their place there is made up for by the other operand, and of
-halves, whose range is too small for that, by the float itself. Others are shifted first, several at once.
+Numbers of few bits are not converted. In place they are bits of the significand of a float, from which 2^23
+(for halves 2^10) is then subtracted, exactly. Their position is compensated by a factor of the other operand,
+or for halves, whose range is too small for that, of the float itself. Other numbers are shifted first,
+several at once.
 """
 
 from __future__ import annotations

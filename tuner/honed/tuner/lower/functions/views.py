@@ -1,7 +1,7 @@
 """Lets products and sums with them read values in place, by strides, and lets products write transposes.
 
-Instead of copies that were transposed, sliced or repeated. Values are other values seen with strides: NumPy
-knows how.
+This saves copies that are transposed, sliced or repeated. NumPy's strides show how a value is a view of
+another.
 """
 
 from __future__ import annotations
