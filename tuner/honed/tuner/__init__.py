@@ -1,4 +1,4 @@
-"""ONNX in, compiled model out, and the search for a better one: the only part that knows TVM."""
+"""Compiles ONNX models and searches for better schedules: the only package that imports TVM."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .compiler.compile import CompileRequest
 
 Emit = Callable[[News], None]
-MOST_PROCESSES = 4  # That lower a model's functions: each has a share of TVM's memory of its own
-_SHARE_MIB = 320  # Of each
-_LEAST_GARBAGE = 50_000  # Objects more, whereupon cycles are looked for; Python's 700 cost a fiftieth
+MOST_PROCESSES = 4  # Processes that lower a model's functions: each needs its own share of memory for TVM
+_SHARE_MIB = 320  # Memory of each process in MiB
+_LEAST_GARBAGE = 50_000  # Growth in objects that starts a garbage collection; Python's 700 cost 2 %
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _result(job: commands.Job[Any], emit: Emit) -> Result:
-    """Do a job."""
+    """Run a job and return its result; raise ResourceExhausted where memory is short."""
     if job.memory_mib:
         limit_data(job.memory_mib << 20)
     do = _WORK.get(type(job)) or commands.extension(job.command[0])[type(job)]
@@ -62,7 +62,7 @@ def _result(job: commands.Job[Any], emit: Emit) -> Result:
     except HonedError:
         raise
     except Exception as error:
-        # TVM and ONNX have errors of their own for it; where little is left, Python may raise anything.
+        # TVM and ONNX raise their own errors for lack of memory, and Python may raise anything.
         if out_of_memory(error) or data_is_short():
             raise ResourceExhausted(_needs_more_memory(job.memory_mib)) from error
         raise
@@ -144,7 +144,8 @@ def _compile(job: commands.Compile, emit: Emit) -> events.CompileDone:
 
 def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     emit(Stage(stage="check", fraction=0.0, text="start the compiler"))
-    gc.disable()  # What importing the compiler makes, all of it stays: looking through it costs a fifth of it
+    # Importing the compiler creates only objects that stay: collecting garbage would cost a fifth of it
+    gc.disable()
     from honed.machine import devices, profilefile
 
     from .compiler.compile import CompileRequest
@@ -170,7 +171,7 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
 
 
 def _room(memory_mib: int) -> int:
-    """Return how many processes may lower functions beside the compiler, where it may take so much memory."""
+    """Return how many processes may lower functions beside the compiler within `memory_mib`."""
     return max(0, memory_mib // _SHARE_MIB - 1) if memory_mib else MOST_PROCESSES
 
 
@@ -194,7 +195,7 @@ def _demo(job: commands.Demo, emit: Emit) -> events.Written:
     return events.Written(output=str(job.output), seconds=round(time.monotonic() - began, 2))
 
 
-# What does each job: a function of this module, or "module:function", which only that job imports.
+# The function for each job: one of this module, or "module:function", which only that job imports.
 _WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
     commands.Check: _check,
     commands.Fit: _fit,
@@ -213,4 +214,4 @@ _WORK: dict[type, Callable[[Any, Emit], Any] | str] = {
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # To take apart what TVM and the driver made takes 0.2 s
+    os._exit(status)  # Skips destroying the objects of TVM and the driver, which takes 0.2 s

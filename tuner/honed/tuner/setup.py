@@ -1,4 +1,4 @@
-"""What figures are kept under: the device and the version of what made the kernels."""
+"""Keys of recorded figures: the device and the version of what made the kernels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from honed.machine.profile import DeviceIdentity
 
 from .records import MeasurementSetup
 
-# The OpenCL platform of devices whose times are predicted (`honed.valhall`). None has this name, so that
-# records of predictions are never taken for those of a board.
+# The OpenCL platform of devices whose times are predicted (`honed.valhall`). No real platform has this name,
+# so records of predictions are never used for a board.
 PREDICTED = "honed's Valhall bench"
-# Raised when the same trace would give another kernel than before, or a task another default schedule for
-# another reason than its family's prior.
+# Raised when the same trace would give another kernel, or a task another default schedule for another reason
+# than its family's prior.
 _LOWERING = 12
 PRIORS = Path(__file__).parent / "search" / "priors"
 

@@ -1,1 +1,1 @@
-"""ONNX in, compiled model out: the stages of one compilation."""
+"""Compiles ONNX models: the stages of one compilation."""

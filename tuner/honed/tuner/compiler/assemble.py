@@ -1,4 +1,4 @@
-"""Puts the header of a compiled model together from what the stages found."""
+"""Assembles the header of a compiled model from the results of the stages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def assemble(
     expected: ReferenceProbes | None,
     cut: PartitionedModel | None = None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-    """Return the compiled model and its constants by buffer; the partitions' files and the probes come last.
+    """Return the compiled model and its constants by buffer; the partitions' files and the probes are last.
 
     Raises Internal where the model breaks a rule of the format, which is a fault of the compiler.
     """

@@ -1,13 +1,14 @@
-"""Whether the calls of a compiled model are right, each judged by what the device itself gives it.
+"""Verifies the calls of a compiled model, each on the inputs that the device itself computed for it.
 
-A quantised model rounds between its operators. What lies next to a boundary falls to either side by the last
-bit of a sum, and all that follows differs by whole quanta, so that a difference of the whole says little. So
-each call is compared on its own: the values between calls become outputs of the compiled model, whose kernels
-stay what they are, and the reference evaluates the normalised model cut there, from the device's own values.
+A quantised model rounds between its operators. The last bit of a sum decides to which side a value next to a
+boundary is rounded, and all later values then differ by whole quanta, so that a difference of the outputs
+says little. So each call is compared on its own: the values between calls become outputs of the compiled
+model, whose kernels stay unchanged, and the reference evaluates the normalised model, cut at these values,
+from the device's own values.
 
-A call may round several times. How far each element may then be off is read off the reference, which computes
-it again with noise before each rounding: a hundredth of a quantum, whose signs are drawn for each rounding.
-Noise is added and subtracted, so that what lies next to a boundary falls to the other side once.
+A call may round several times. The reference gives the allowed error of each element: it computes the call
+again with noise before each rounding, a hundredth of a quantum, whose signs are drawn for each rounding.
+Noise is added and subtracted, so that a value next to a boundary crosses it once.
 """
 
 from __future__ import annotations
@@ -33,26 +34,27 @@ Arrays = Mapping[str, np.ndarray]
 # Runs a program on the sets of inputs; its outputs are those of the normalised model.
 Run = Callable[[LoweredModel, Normalised], Sequence[Arrays]]
 
-_RUNS = (1, -1)  # With noise: it is added, and subtracted
-_SIGNS = 1 << 16  # Of noise that are drawn at most; of larger values, images have the same
-_FACTOR = 2  # That a call may be off by more than noise moves the reference
+_RUNS = (1, -1)  # Signs of the noise: it is added and subtracted
+# Signs of noise drawn at most; the images of a larger value share them
+_SIGNS = 1 << 16
+_FACTOR = 2  # Allowed error of a call, as a multiple of how far noise moves the reference
 # Types that ONNX Runtime compares, and one that has all values of the others.
 _EQUAL = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.INT32, onnx.TensorProto.INT64}
 _EXACT = onnx.TensorProto.DOUBLE
 _FLAT = "one row, of places"  # The shape of a value as one row
-_MOST_ROUNDINGS = 4  # One behind the other in a call: noise of more would hide what is wrong
-_ONLY = ("onnxruntime",)  # What else evaluates takes longer than compiling the parts
+_MOST_ROUNDINGS = 4  # Consecutive roundings in a call: the noise of more would hide errors
+_ONLY = ("onnxruntime",)  # Other evaluators take longer than compiling the partitions
 
 
 @dataclass(frozen=True, slots=True)
 class _Tap:
-    """A value between calls: its number in the program, and what it is in the normalised model."""
+    """A value between calls: its number in the program, and its counterpart in the normalised model."""
 
     value: int
     typed: TypedValue
 
     def seen(self, held: np.ndarray) -> np.ndarray:
-        """Return what memory holds in the order of the model's axes; channels may lie in blocks."""
+        """Return the contents of memory in the order of the model's axes; channels may lie in blocks."""
         if held.shape == self.typed.shape:
             return held
         images, channels, *rest = self.typed.shape
@@ -62,9 +64,9 @@ class _Tap:
 def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Arrays], run: Run) -> bool:
     """Run a model on sets of inputs and return whether each of its calls is right.
 
-    Also returns False where this cannot be found out: ONNX Runtime does not take the normalised model, the
-    values between calls are too large, or so few of them are known that more than _MOST_ROUNDINGS follow each
-    other from one to the next.
+    Also returns False where this cannot be decided: ONNX Runtime rejects the normalised model, the values
+    between calls are too large, or so few of them have counterparts that more than _MOST_ROUNDINGS follow
+    each other between two.
     """
     taps = _taps(lowered, normalised)
     nbytes = sum(lowered.program.values[tap.value].nbytes for tap in taps)
@@ -97,7 +99,10 @@ def are_right(lowered: LoweredModel, normalised: Normalised, inputs: Sequence[Ar
 
 
 def evaluated(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
-    """Return what the reference makes of a normalised model; raise ModelRefused where it does not take it."""
+    """Return the reference's values of a normalised model.
+
+    Raise ModelRefused where it cannot evaluate the model.
+    """
     feeds = [_converted(normalised, given) for given in sets]
     found = evaluator.evaluate(normalised.model, feeds, evaluators=_ONLY)
     if isinstance(found, evaluator.ReferenceFailure):
@@ -113,7 +118,7 @@ def evaluated(normalised: Normalised, sets: Sequence[Arrays]) -> list[dict[str, 
 
 
 def _taps(lowered: LoweredModel, normalised: Normalised) -> list[_Tap]:
-    """Return the values between calls that have memory of their own and are known in the normalised model."""
+    """Return the values between calls that have their own memory and a counterpart in the normal model."""
     program = lowered.program
     typed = {v.name: graphs.of_info(v) for v in normalised.model.graph.value_info}
     placed = {value for block in program.blocks for value, _ in block.places}
@@ -131,7 +136,7 @@ def _taps(lowered: LoweredModel, normalised: Normalised) -> list[_Tap]:
 
 
 def _in_blocks(shape: tuple[int, ...], lanes: int) -> tuple[int, ...] | None:
-    """Return the shape of an image whose channels lie in blocks of so many, the last perhaps not full."""
+    """Return the shape of an image whose channels lie in blocks of `lanes`, the last perhaps not full."""
     return None if len(shape) < 2 else (shape[0], -(-shape[1] // lanes), *shape[2:], lanes)
 
 
@@ -189,7 +194,7 @@ def _there(name: str) -> str:
 
 
 def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
-    """Return a model that reads what the device gives between calls, and makes it as well."""
+    """Return a model that reads the device's values between calls, and also computes them."""
     given = {tap.typed.name: _given(tap.typed.name) for tap in taps}
     return graphs.remade(
         model,
@@ -205,11 +210,11 @@ def _opened(model: onnx.ModelProto, taps: Sequence[_Tap]) -> onnx.ModelProto:
 def _with_noise(
     model: onnx.ModelProto, known: Mapping[str, TypedValue]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """Return a model that says where its outputs differ from the device's, and what they are there.
+    """Return a model that says where its outputs differ from the device's, and its values there.
 
-    It also says what they are there as noise before its roundings moves them: all else would be much to write
-    and to read. Also return the values that noise moves, with the most roundings that lie one behind the
-    other before each. What comes before all roundings is computed once.
+    It also gives those values after noise before its roundings has moved them; other values would be much to
+    write and to read. Also return the values that noise moves, each with the largest number of consecutive
+    roundings before it. Values before all roundings are computed once.
     """
     nodes: list[onnx.NodeProto] = []
     moving: dict[str, int] = {}
@@ -279,11 +284,11 @@ def _renamed(node: onnx.NodeProto, read: Sequence[str], made: Sequence[str]) -> 
 def _agree(
     found: np.ndarray, places: np.ndarray, calm: np.ndarray, moved: Sequence[np.ndarray], allowed: float
 ) -> bool:
-    """Return whether no element is off by more than twice as much as noise moves the reference there.
+    """Return whether each element is off by at most twice as much as noise moves the reference there.
 
-    `places` are the elements of `found`, counted in one row, that are not `calm`, and the others what the
-    reference gives there: `moved` with noise. What differs by no more than `allowed` of the range agrees as
-    well, and what is not finite never.
+    `places` are the elements of `found`, counted in one row, that differ from the reference; `calm` has its
+    values there, `moved` those with noise. Differences up to `allowed` of the range agree as well; values
+    that are not finite never do.
     """
     if not np.isfinite(found).all() or not np.isfinite(calm).all():
         return False

@@ -1,4 +1,4 @@
-"""One ONNX file to one `.honed` file: check, normalise, import, lower, prove, write."""
+"""Compiles one ONNX file to one `.honed` file: check, normalise, import, lower, prove, write."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from .verification import VerificationResult, Verifier, expect, probed_before, w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """`given` is what `normalised` is of, as the file has it: the `whole` model where `cut` is None."""
+    """A prepared model; `normalised` is made from `given`, which is the `whole` model where `cut` is None."""
 
     whole: onnx.ModelProto
     given: onnx.ModelProto
@@ -71,9 +71,9 @@ def prepare(
 ) -> Prepared:
     """Normalise a checked model for a device, and partition it where it cannot be compiled whole.
 
-    Partitions need the CPU engine. `unbuilt` says by values of the normalised graph why the driver builds no
-    kernel that makes them. Raises as `frontend.normalise` does, with the reason why the model was not cut
-    among the reasons. A decoder's form has an input more (`form.with_room`).
+    Partitions need the CPU engine. `unbuilt` maps values of the normalised graph to the reason why the driver
+    builds no kernel for them. Raises as `frontend.normalise` does, and adds the reason why the model was not
+    cut. A decoder's form has one more input (`form.with_room`).
     """
     model, limits = with_room(model, shapes), profile.limits
     normalised = partial(
@@ -128,17 +128,17 @@ def compiled_before(like: Path | None, prepared: Prepared, precision: Precision)
 
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
-# Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
+# Start of each stage as a share of the whole, as for LightGlue-192; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 
-_TOLD = 500  # Characters of why a part is not compiled for sizes
+_TOLD = 500  # Characters of the reason why a partition is not compiled for sizes
 _PRODUCTS = frozenset({"Conv", "ConvInteger", "MatMul", "MatMulInteger"})
 Report = Callable[[str, float, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileRequest:
-    """What to compile, and for what.
+    """A request to compile a file for a device.
 
     `device` is where the compiled form is compared with the reference; None: this machine has no such
     device, and the comparison is left to the machine that serves the model.
@@ -150,20 +150,21 @@ class CompileRequest:
     device: Device | None
     shapes: Mapping[str, tuple[int, ...]]
     precision: Precision
-    filename: str  # As the user knows it
+    filename: str  # The user's name of the file
     records: Path | None = None  # Recorded schedules to compile with
     calibration: Path | None = None  # A folder of inputs that errors in fp16 are measured on
-    existing_build: Path | None = None  # A compiled form of the same model: its choice of precision is taken
-    processes: int = 0  # Forked to lower functions; see `forked.Forked` for when a process may be
-    sizes: tuple[ObservedSizes, ...] = ()  # As in `honed.jobs.commands.Compile`
-    keep_slower: bool = False  # As in `honed.jobs.commands.Compile`; and a whole model that is
+    # A compiled form of the same model, whose choice of precision is reused
+    existing_build: Path | None = None
+    processes: int = 0  # Forked to lower functions; see `ForkPool` for when a process may be
+    sizes: tuple[ObservedSizes, ...] = ()  # Observed sizes, as in `honed.jobs.commands.Compile`
+    keep_slower: bool = False  # Keeps slower size specialisations, and a whole model that is slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """What the file says, and why each attempt after the first was made.
+    """The compiled model's header, and the reason of each attempt after the first.
 
-    `fell_back` is why default rules alone made it, "" where they did not have to.
+    `fell_back` is the reason why default rules alone scheduled it, "" where they did not.
     """
 
     model: CompiledModel
@@ -173,11 +174,11 @@ class CompileResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How an attempt compiles a model, and `why` it follows another; "" for the first.
+    """The choices of one attempt to compile a model, and `why` it follows another; "" for the first.
 
     `unbuilt` is as in `prepare`. `own` has the model computed in its own types, where fp16 was chosen.
-    Default rules schedule the tasks that are `refused`, each with the driver's complaint of another schedule,
-    or with `rules` all tasks.
+    Default rules schedule the tasks that are `refused`, each with the driver's complaint about another
+    schedule, or with `rules` all tasks.
     """
 
     why: str = ""
@@ -187,13 +188,13 @@ class Recipe:
     rules: bool = False
 
     def first(self) -> UntunedKernels:
-        """Return what schedules a function that has no record."""
+        """Return the function that schedules functions without a record."""
         return default_kernels if self.rules else partial(untuned_kernels, known={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A model as it is lowered, and what verifies it; recipes with equal `unbuilt` and `own` share it."""
+    """A model as it is lowered, and its verifier; recipes with equal `unbuilt` and `own` share it."""
 
     prepared: Prepared
     existing_build: CompiledModel | None
@@ -203,7 +204,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
-    """What a recipe gave: a compiled form with its errors, or what the driver does not build."""
+    """The result of a recipe: a compiled form with its errors, or kernels that the driver does not build."""
 
     recipe: Recipe
     source: _Source
@@ -214,11 +215,10 @@ class _Tried:
 def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     """Compile, prove and write a model.
 
-    An attempt that gives wrong answers on the device, or kernels that its driver does not build, is followed
-    by the attempt of the first of `_REMEDIES` that has one.
-    `report(stage, fraction of the whole, text)` is called meanwhile.
-    Raises ModelRefused with every reason found, InvalidArgument, DeviceError or ResourceExhausted. The output
-    is written whole or not at all.
+    After an attempt with wrong answers on the device, or kernels that its driver does not build, the first of
+    `_REMEDIES` that has a recipe makes the next attempt. `report(stage, fraction of the whole, text)` is
+    called meanwhile. Raises ModelRefused with every reason found, InvalidArgument, DeviceError or
+    ResourceExhausted. The output is written whole or not at all.
     """
     stage, reasons = _Stages(report), list[str]()
     tried = _attempt(request, Recipe(), stage, None)
@@ -297,13 +297,13 @@ def _lowered(request: CompileRequest, recipe: Recipe, source: _Source, stage: _S
 def _without_refused(request: CompileRequest, tried: _Tried) -> Recipe | None:
     """Return the recipe with default rules for what the driver does not build, else without it: a partition.
 
-    Of a product or convolution and what is fused with it, the latter is left out: the former, which takes the
-    time, may build alone. Raises ModelRefused where all of that is left out already.
+    Of a product or convolution and the operators fused with it, the latter are left out: the former, which
+    takes the time, may build alone. Raises ModelRefused where all of them are left out already.
     """
     recipe, lowered, name = tried.recipe, tried.lowered, request.profile.identity.name
     if not isinstance(tried.result, NotBuilt):
         return None
-    assert request.device is not None  # Nothing is built without one
+    assert request.device is not None  # Kernels are only built on a device
     refused = {}
     for one in lowered.functions.values():
         if not recipe.refused or one.task in recipe.refused:
@@ -339,7 +339,7 @@ def _rules_for_all(request: CompileRequest, tried: _Tried) -> Recipe | None:
 
 
 def _own_types(request: CompileRequest, tried: _Tried) -> Recipe | None:
-    """Return the recipe in the model's own types, where fp16 gives wrong answers, or none to verify."""
+    """Return the recipe in the model's own types, where fp16 gives wrong answers or cannot be verified."""
     result = tried.result
     if isinstance(result, NotBuilt) or not tried.source.prover.half:
         return None
@@ -348,7 +348,7 @@ def _own_types(request: CompileRequest, tried: _Tried) -> Recipe | None:
     return Recipe(why=why, unbuilt=tried.recipe.unbuilt, own=PrecisionChoice(half=False, why=why))
 
 
-# What follows an attempt that failed: the first of these that has a recipe.
+# Remedies after a failed attempt: the first of these that has a recipe is tried.
 _REMEDIES = (_without_refused, _rules_for_all, _own_types)
 
 
@@ -374,8 +374,8 @@ def _write(
     return model
 
 
-_MANY_LAUNCHES = 200  # Of models that may be too many small kernels for a device
-_RUNS = 8  # Of ONNX Runtime, of which the shortest counts
+_MANY_LAUNCHES = 200  # Launches of a model that may have too many small kernels for a device
+_RUNS = 8  # Runs of ONNX Runtime, of which the shortest counts
 
 
 def _admit(request: CompileRequest, prover: Verifier, program: Program) -> None:
@@ -408,7 +408,7 @@ def _compiled_part(
 ) -> sized.CompiledPart | SkippedSizes:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
 
-    It is left out where it cannot be compiled, is wrong, or slower.
+    Return the sizes as skipped where it cannot be compiled, is wrong, or slower.
     """
 
     def left_out(why: str) -> SkippedSizes:
@@ -480,7 +480,8 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
             like=like,
         )
     normalised = prepared.normalised if choice is None else choose.applied(choice, prepared.normalised)
-    stage("import", 0.0, "evaluate the reference")  # Before the long work, for what it refuses
+    # Evaluated before the long work, because it may refuse the model
+    stage("import", 0.0, "evaluate the reference")
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
     whole = bind_shapes(prepared.whole, shapes) if prepared.cut is not None else None
@@ -519,13 +520,15 @@ def _read(request: CompileRequest, recipe: Recipe, stage: _Stages) -> _Source:
 
 
 def check_file(request: CompileRequest, report: Report) -> None:
-    """Check for nearly all that a model is refused for, far faster than compiling; raise what that raises."""
+    """Check for nearly all reasons to refuse a model, far faster than compiling; raise as compiling does."""
     stage = _Stages(report)
     _import(_prepare(request, stage, {}).normalised, stage)
 
 
 def fit_file(request: CompileRequest) -> Fitted:
-    """Return what would run on which engine, without generating a kernel; flops are 0 where sizes are open.
+    """Return what would run on which engine, without generating a kernel.
+
+    Flops are 0 where sizes are dynamic.
 
     Raises ModelRefused or InvalidArgument for a file that is not a valid model.
     """
@@ -566,7 +569,7 @@ def _described(value: onnx.ValueInfoProto) -> str:
 
 
 class _Stages:
-    """Turns progress within a stage into progress of the whole."""
+    """A converter of progress within a stage to progress of the whole."""
 
     def __init__(self, report: Report) -> None:
         self.report = report

@@ -1,15 +1,15 @@
-"""A decoder's graph as a form runs it: with room for more rows of state than there are.
+"""Rewrites a decoder's graph to run with room for more rows of state than are valid.
 
-A form has state of a fixed length, its room. New rows come behind the room, and of the rows in it the first
-ones are there. A model that is told so by a mask and by positions runs like that as it is. Others compute
-where their tokens stand from the length of the state. For these the form has one more input, ROWS_MASK: which
-rows of the room are there. Each value that follows from the length of the state is then needed twice: as a
-size, for shapes, it follows from the room; as a number, for positions and masks, it is computed from how many
-rows there are. Columns of the room that are not there count as places behind the newest token, which causal
-masks hide. Where no mask is an input, attention hides them, too.
+The compiled decoder has state of a fixed length, its room. New rows are appended to the room, and the first
+rows of the room are the valid ones. A model with a mask and positions as inputs needs no change. Other models
+compute the positions of their tokens from the length of the state. They get one more input, ROWS_MASK: which
+rows of the room are valid. Each value that depends on the length of the state is then needed twice: as a
+size, for shapes, it depends on the room; as a number, for positions and masks, it is computed from the number
+of valid rows. Other columns of the room count as positions after the newest token, which causal masks hide.
+Where no mask is an input, attention hides them, too.
 
-Nothing here is proven: the service compares forms with ONNX Runtime before they serve. What is not understood
-is refused.
+This module verifies nothing: the service compares the result with ONNX Runtime before it serves. Constructs
+that it does not understand are refused.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _IMPURE: Final = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUn
 
 
 def with_room(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
-    """Return a checked decoder with the input ROWS_MASK, where `shapes` have it; else the model as it is.
+    """Return a checked decoder with the input ROWS_MASK, where `shapes` have it; else the model unchanged.
 
-    Raises ModelRefused where how the model follows the length of its state is not understood.
+    Raises ModelRefused where honed does not understand how the model depends on the length of its state.
     """
     if ROWS_MASK not in shapes or any(info.name == ROWS_MASK for info in model.graph.input):
         return model
@@ -62,12 +62,12 @@ class _Both:
 
     @property
     def follows(self) -> bool:
-        """Whether it follows from the length of the state."""
+        """Return whether the value depends on the length of the state."""
         return self.room.shape != self.more.shape or not np.array_equal(self.room, self.more)
 
 
 class _Rewrite:
-    """Writes a graph anew; `numbers` has the names of values computed from the rows that are there."""
+    """A rewriter of the graph; `numbers` has the names of values computed from the number of valid rows."""
 
     def __init__(self, model: onnx.ModelProto, shapes: Shapes, room: int) -> None:
         self._model, self._room = model, room
@@ -96,7 +96,7 @@ class _Rewrite:
         graph.input.append(info)
         return self._model
 
-    # What is known of sizes
+    # Sizes: which of them depend on the length of the state
 
     def _axis_follows(self, name: str, axis: int) -> bool:
         """Return whether the size of an axis follows from the length of the state; False if not known."""
@@ -126,7 +126,7 @@ class _Rewrite:
         else:
             read = {name: self._value(name) for name in node.input if name}
             values = {name: value for name, value in read.items() if value is not None}
-            # What constants alone decide is left as it is.
+            # A value of constants alone does not depend on the state.
             if len(values) != len(read) or not any(name in self._known for name in read) or node.domain:
                 return None
             both = [
@@ -138,7 +138,7 @@ class _Rewrite:
             return None
         return _Both(room, more_room)
 
-    # What is written
+    # Writing: nodes of the new graph
 
     def _op(self, kind: str, *inputs: str, **attributes: object) -> str:
         name = self._name()
@@ -155,7 +155,7 @@ class _Rewrite:
         return f"honed.{self._made}"
 
     def _begin(self) -> None:
-        """Write how many rows there are, as a vector of one and as a scalar."""
+        """Write the number of valid rows, as a vector of one and as a scalar."""
         mask = self._op("Cast", ROWS_MASK, to=_INT)
         self._mask = self._op("Reshape", mask, self._constant([self._room]))
         count = self._op("ReduceSum", self._mask, keepdims=1)
@@ -173,7 +173,7 @@ class _Rewrite:
             self._number(node, value)
 
     def _read(self, node: onnx.NodeProto) -> None:
-        """Write a node that computes with data; where it reads a number, that of the rows that are there."""
+        """Write a node that computes with data; where it reads a size, that of the valid rows."""
         if node.op_type == "Slice" and self._sliced(node):
             return
         if node.op_type == "Trilu" and len(node.input) > 1 and node.input[1] in self._numbers:
@@ -187,7 +187,7 @@ class _Rewrite:
         self._nodes.append(node)
 
     def _number(self, node: onnx.NodeProto, value: _Both) -> None:
-        """Write what a node computes from sizes once more, from the rows that are there."""
+        """Write the computation of a node on sizes once more, from the number of valid rows."""
         kind, name = node.op_type, node.output[0]
         if kind in ("Shape", "Size"):
             if kind == "Size" or value.room.shape != value.more.shape:
@@ -232,7 +232,7 @@ class _Rewrite:
         return False
 
     def _index(self, node: onnx.NodeProto, at: int, number: str) -> str:
-        """Return a number as a node reads it: an index stays within what it is an index into."""
+        """Return a number as a node reads it; an index is limited to the axis that it indexes."""
         shape = self._now.get(node.input[0])
         if node.op_type not in ("Gather", "GatherElements") or at != 1 or shape is None:
             return number
@@ -245,7 +245,7 @@ class _Rewrite:
         return self._op("Where", self._op("Less", number, last), number, last)
 
     def _range(self, node: onnx.NodeProto, value: _Both) -> str:
-        """Write the places that a Range counts: of tokens, or of all columns of the attention."""
+        """Write the positions that a Range counts: of tokens, or of all columns of the attention."""
         known = [self._value(name) for name in node.input]
         assert all(each is not None for each in known)
         start, _, step = (each.room.reshape(()) for each in known if each is not None)
@@ -263,7 +263,10 @@ class _Rewrite:
         return self._op("Cast", self._columns(new), to=helper.np_dtype_to_tensor_dtype(dtype))
 
     def _sliced(self, node: onnx.NodeProto, *, shown: bool = False) -> bool:
-        """Write a Slice of a table by places, such as those of a causal mask; False: it is another."""
+        """Write a Slice of a table by positions, such as those of a causal mask.
+
+        False for any other Slice.
+        """
         if len(node.input) < 3 or not any(name in self._numbers for name in node.input[1:3]):
             return False
         parts = [self._value(name) if name else None for name in node.input[1:]]
@@ -305,7 +308,10 @@ class _Rewrite:
         return True
 
     def _columns(self, new: int) -> str:
-        """Return the places of columns: those of the room that are not there are behind the newest token."""
+        """Return the positions of columns.
+
+        Columns of the room without a row get one after the newest token's.
+        """
         behind = self._op("Add", self._before, self._constant([new]))
         there = self._op("Cast", self._mask, to=onnx.TensorProto.BOOL)
         columns = self._op("Where", there, self._constant(np.arange(self._room)), behind)
@@ -336,10 +342,10 @@ class _Rewrite:
     def _zero(self, data: str) -> str:
         return self._constant(0, self._known[data].room.dtype)
 
-    # Hiding what is not there
+    # Masks: attention ignores columns without a row
 
     def _hide(self, node: onnx.NodeProto) -> None:
-        """Have attention not see columns that are not there, where no mask that is an input says so."""
+        """Mask columns without a row in attention, where no mask that is an input does so."""
         if self._masked:
             return
         if node.op_type == "Softmax" and not node.domain:
@@ -368,7 +374,7 @@ class _Rewrite:
         self._hides = True
 
     def _hide_columns(self, node: onnx.NodeProto, at: int, mask: Callable[[str], str]) -> None:
-        """Give attention over keys that are joined in it a mask, in input `at`."""
+        """Mask an attention that joins its keys itself, by its input `at`."""
         if len(node.input) > at and node.input[at]:
             raise _refused(f"node {graphs.label(node)!r} has a mask of its own beside the state's rows")
         state = node.input[4] if at == 3 and len(node.input) > 4 else node.input[6 if at > 3 else 1]
@@ -391,7 +397,7 @@ class _Rewrite:
         self._hides = True
 
     def _there(self, new: int) -> str:
-        """Return which columns are there, 1 or 0: of the room, and all those of new tokens."""
+        """Return which columns are valid, 1 or 0: those of rows in the room, and all those of new tokens."""
         return self._op("Concat", self._mask, self._constant(np.ones(new)), axis=0)
 
     @cached_property
@@ -400,7 +406,7 @@ class _Rewrite:
 
 
 def _inferred(model: onnx.ModelProto, shapes: Shapes, room: int, more: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of values where the state has room for so many rows more."""
+    """Return the shapes of values where the state has room for `room + more` rows."""
     skeleton = _skeleton(model)
     opened = {info.name: info.type.tensor_type.shape.dim for info in model.graph.input}
     given = {
@@ -425,7 +431,7 @@ def _skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.input.extend(model.graph.input)
     graph.output.extend(model.graph.output)
     for tensor in model.graph.initializer:
-        if np.prod(tensor.dims) > 4096:  # None that large describes shapes
+        if np.prod(tensor.dims) > 4096:  # Values this large never describe shapes
             graph.initializer.add(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
         else:
             graph.initializer.append(tensor)
@@ -439,7 +445,7 @@ def _types(model: onnx.ModelProto) -> Iterator[tuple[str, int]]:
 
 
 def _evaluated(node: onnx.NodeProto, values: Mapping[str, np.ndarray], opset: int) -> np.ndarray | None:
-    """Return what a node computes; None where it cannot be computed here."""
+    """Return the value of a node; None where it cannot be computed here."""
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in values.items()

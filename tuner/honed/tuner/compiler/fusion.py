@@ -1,4 +1,4 @@
-"""Which functions are one kernel: where it was measured to take less time than several, or is expected to."""
+"""Decides which functions become one kernel: where that was measured, or is expected, to be faster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from honed.tuner.search.sketches import starts
 from honed.tuner.search.sketches.attention import Attention, attention_of
 from honed.tuner.search.sketches.one_row import one_row_of
 
-# Share of a form's time below which the other takes its place: neither rooflines nor measured times are
-# more exact, and a model's form should not change back and forth.
+# Share of an alternative's time below which the other replaces it: neither rooflines nor measured times are
+# more exact, and a model's kernels should not change back and forth.
 LESS = 0.95
-_NAME = 40  # Characters of a function's name that are told
+_NAME = 40  # Characters of a function's name in a note
 _TAKEN: tuple[tuple[FusionChoice, str], ...] = (
     ("joined", "one kernel is taken in the place of several"),
     ("apart", "several kernels are taken in the place of one"),
@@ -34,46 +34,49 @@ _TAKEN: tuple[tuple[FusionChoice, str], ...] = (
 
 
 def other(form: FusionChoice) -> FusionChoice:
-    """Return the other of the two forms."""
+    """Return the other of the two alternatives."""
     return "apart" if form == "joined" else "joined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionTimes:
-    """Seconds that the best known schedules of each form take in all; None where a part's is not known."""
+    """Seconds that the best schedules of each alternative take in all.
+
+    None where a function was not timed.
+    """
 
     fused: float | None
     unfused: float | None
 
     def of(self, form: FusionChoice) -> float | None:
-        """Return the seconds of one form; None where they are not known."""
+        """Return the seconds of one alternative; None where a function was not timed."""
         return self.fused if form == "joined" else self.unfused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionAlternatives:
-    """A function, and those of which each is read by the next alone that it would take the place of.
+    """A fused function, and the chain of functions that it could replace, each read by the next alone.
 
     Functions are named by the keys of their tasks.
     """
 
-    name: str  # Of the one function
+    name: str  # Name of the fused function
     fused: str
     unfused: tuple[str, ...]
-    calls: int  # Of either form in one inference
+    calls: int  # Runs of either alternative in one inference
     launch: float  # Seconds of a launch that are in no recorded time
-    expected: FusionChoice  # By the roofline; taken where times are not known
+    expected: FusionChoice  # The choice by the roofline, used where times are unknown
 
     def keys(self, form: FusionChoice) -> tuple[str, ...]:
-        """Return the keys of the tasks that a form runs, one for each of its functions."""
+        """Return the keys of the tasks that an alternative runs, one for each of its functions."""
         return (self.fused,) if form == "joined" else self.unfused
 
     def times(self, seconds: Mapping[str, float]) -> FusionTimes:
-        """Return the times of both forms, from the times of their tasks (`seconds`, by key)."""
+        """Return the times of both alternatives, from the times of their tasks (`seconds`, by key)."""
         return FusionTimes(fused=self._sum("joined", seconds), unfused=self._sum("apart", seconds))
 
     def taken(self, seconds: Mapping[str, float]) -> FusionChoice:
-        """Return the form to compile: the expected one, unless the other was measured to be faster."""
+        """Return the alternative to compile: the expected one, unless the other was measured to be faster."""
         times = self.times(seconds)
         mine, theirs = times.of(self.expected), times.of(other(self.expected))
         if mine is None or theirs is None or theirs >= LESS * mine:
@@ -106,28 +109,31 @@ def _described(contest: FusionAlternatives, seconds: Mapping[str, float]) -> str
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.unfused)})"
 
 
-# A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows
-# saves two launches, and scores that are written and read twice. It pays with operands that are read again
-# for each tile of rows, and, where there are few tiles, with compute units that have none. One of a
-# convolution of each channel by itself and the pointwise one that reads it saves a launch and what is
-# between them, and pays with weights that are read again for each tile. One of a norm and the products of its
-# row saves their launches, and pays with a row that each group makes again. The figures are the family's and
-# not those measured of a device, which rise as kernels are measured: what is expected, and so what is tuned
-# first, would change with them.
+# The roofline of the family gives the expectation. An attention's kernel that keeps the scores of its rows
+# saves two launches, and scores that are written and read twice. It costs operands that are read again for
+# each tile of rows, and, where there are few tiles, idle compute units. Fusing a convolution of each channel
+# by itself with the pointwise one that reads it saves a launch and the value in between, and costs weights
+# that are read again for each tile. Fusing a norm with the products of its row saves their launches, and
+# costs a row that each group computes again. The figures are the family's and not those measured of a device,
+# which rise as kernels are measured: the expectation, and so what is tuned first, would change with them.
 
-_LOCAL = 0.75  # Of the local memory is for scores, or a row: the rest holds results of whole rows, or of sums
+# Share of the local memory for scores, or a row: the rest holds results of whole rows, or of sums
+_LOCAL = 0.75
 _WEIGHTS, _BYTES = 6, 4  # Axes of blocked weights of all channels with all, bytes of an element
-MOST = 2.0  # Of one form's roofline, beyond which the other need not be measured
+MOST = 2.0  # Ratio of the rooflines beyond which the slower alternative need not be measured
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
-# Seconds of what functions become, None where it is no such.
+# Seconds of a function of one kind, None for functions of another kind.
 _Sort = Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
 
 
 class FusionPolicy:
-    """Whether functions are better one on a device: by recorded times of both forms, else by a roofline."""
+    """The rule whether to fuse functions: by recorded times of both alternatives, else by a roofline."""
 
     def __init__(self, profile: DeviceProfile, sorts: Sequence[_Sort], times: Mapping[str, float]) -> None:
-        """`sorts` say what the one function takes; `times` are recorded, in seconds by task."""
+        """Set up the rule.
+
+        `sorts` estimate the fused function's time, `times` are recorded, in seconds by task.
+        """
         self._profile = profile
         self._sorts = sorts
         self._times = times
@@ -135,11 +141,11 @@ class FusionPolicy:
 
     @property
     def contests(self) -> list[tuple[FusionAlternatives, FusionCandidate]]:
-        """Those met in which either form may do: the roofline of neither is beyond MOST of the other's."""
+        """The observed alternatives whose rooflines differ by at most MOST times, so that either may win."""
         return list(self._seen.values())
 
     def __call__(self, forms: FusionCandidate) -> bool:
-        """Return whether to join these functions."""
+        """Return whether to fuse these functions."""
         figures = self._profile.family.joined
         if figures is None:
             return False
@@ -166,7 +172,7 @@ class FusionPolicy:
         return contest.taken(self._times) == "joined"
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes for the user on what recorded times decided."""
+        """Return notes for the user on the choices that recorded times decided."""
         return described([contest for contest, _ in self.contests], self._times)
 
     def _key(self, one: NamedFunction) -> str:
@@ -176,9 +182,9 @@ class FusionPolicy:
 def fusion_policy(
     profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES, sorts: Sequence[_Sort] = ()
 ) -> FusionPolicy:
-    """Return a rule on whether the functions of a chain are better one.
+    """Return a rule that says whether to fuse the functions of a chain.
 
-    See `join_functions`. With `sorts` only functions of these are joined.
+    See `join_functions`. With `sorts` only functions of these kinds are fused.
     """
     return FusionPolicy(profile, sorts or (attention_seconds, separable_seconds, one_row_seconds), times)
 
@@ -245,7 +251,7 @@ def _groups(
         for tile in starts([read(traces.to_text(sketch.trace))]):
             schedule = traces.apply(tile.text(), func)
             if budget.apply(schedule):
-                return launches_of(schedule.mod["main"])[0][1]  # Its blocks share one launch
+                return launches_of(schedule.mod["main"])[0][1]  # Blocks of a function share one launch
     return None
 
 

@@ -1,4 +1,4 @@
-"""Which schedule a function is compiled with.
+"""Chooses the schedule with which a function is compiled.
 
 The best recorded, else one that needs no trial: the best of many draws by the family's prior, else a row of a
 table or a default rule.
@@ -44,7 +44,7 @@ from honed.tuner.setup import PREDICTED, for_defaults, setup_for
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the records say of a device, driver and compiler: which schedules are best, seconds by task."""
+    """The records of a device, driver and compiler: the best schedules, and seconds by task."""
 
     schedules: Choose
     times: Mapping[str, float]
@@ -54,10 +54,10 @@ NOTHING = Recorded(lambda _task, _func: None, MappingProxyType({}))
 
 
 def recorded(path: Path, profile: DeviceProfile) -> Recorded:
-    """Return all that compiling takes from a file of records, of this device, driver and compiler.
+    """Return the records that compiling needs from a file, of this device, driver and compiler.
 
-    It holds the fastest right schedule of a task; where the default schedule was measured to be faster, that
-    one is left in place. What was never timed has no time.
+    They name the fastest right schedule of a task; where the default schedule was measured to be faster,
+    none. Tasks that were never timed have no time.
     """
     identity = profile.identity
     setup = setup_for(identity)
@@ -88,24 +88,25 @@ def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Schedul
     return ScheduleProvenance(ScheduleSource.MEASURED, name, found.way)
 
 
-# Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
-# bench for Malis, over two or three seeds: LightGlue's products take as long with the picks of 24 shared out
-# by scores as with those of 4 from each sketch (35), 8 % longer with those of 16; every third function of
-# MobileNet takes 5 % longer with those of 12, 2 % with those of 16.
+# Draws at most: for each sketch, in all, and in all for functions of many operations. By the bench for Malis,
+# over two or three seeds: LightGlue's products take as long with the picks of 24 shared out by scores as with
+# those of 4 from each sketch (35), 8 % longer with those of 16; every third function of MobileNet takes 5 %
+# longer with those of 12, 2 % with those of 16.
 _EACH, _DRAWS, _MORE_DRAWS, _MANY_FLOPS = 4, 12, 24, 1 << 23
-_UNTRIED = 0.2  # By which a sketch's best score is raised after one draw; after two by half of it
-_TRIED = 4  # Of the best by the prior, until one can be lowered
+_UNTRIED = 0.2  # Bonus to a sketch's best score after one draw; half of it after two
+_TRIED = 4  # Schedules tried, best by the prior first, until one can be lowered
 _SEED = 1
 _SLICE = "RFactor"  # A step that only sliced products take
 # A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
 # win wherever they fit, so nothing else is drawn there.
 _PACK = "TransformLayout", 2
-_PRODUCT_AXES = 3  # Of a product's output: a batch, rows and columns; those of images are more
-_MATRIX_AXES = 2  # Of an output, with more than one element each
-_ONE_BLOCK = 2  # Of a function that is one operator: the root is one, too
+_PRODUCT_AXES = 3  # Axes of a product's output: a batch, rows and columns; images have more
+_MATRIX_AXES = 2  # Axes of an output, with more than one element each
+_ONE_BLOCK = 2  # Blocks of a function that is one operator, with the root
 _FILLED = 0.7  # Work-groups for each compute unit, at least
-# What takes about as long as its launch, whatever its schedule: a rule does for it, unless it is an image
-# that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's 9).
+# Work of functions that take about as long as their launch with any schedule: a rule does for them, except
+# for images that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's
+# 9).
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
 
@@ -119,9 +120,9 @@ def untuned_kernels(
 ) -> tuple[str, Lowered, list[str]]:
     """Return the kernels that need no trial: their origin, the kernels, and why others were passed over.
 
-    `known` has origins and traces of what was picked for other functions, by `form_key`, None where a rule
-    took its place: what one got is taken for all of its form, and added. Raises LoweringFailed as
-    `default_kernels` does.
+    `known` has origins and traces of the schedules chosen for other functions, by `form_key`, None where a
+    rule replaced them: functions of one form share a schedule, and new ones are added. Raises LoweringFailed
+    as `default_kernels` does.
     """
     passed_over: list[str] = []
     known = {} if known is None else known
@@ -150,7 +151,7 @@ def untuned_kernels(
 
 @dataclass(frozen=True)
 class _Function:
-    """A function to schedule, and what the sources of schedules ask of it, computed once."""
+    """A function to schedule, with facts for the sources of schedules, each computed once."""
 
     func: tirx.PrimFunc
     target: Target
@@ -158,23 +159,23 @@ class _Function:
 
     @cached_property
     def prior(self) -> Prior | None:
-        """What the family learned from records, if it has."""
+        """The prior that the family learned from records; None where there is none."""
         return prior_of(self.profile.rules.family, self.profile.driver)
 
     @cached_property
     def drawing(self) -> SpaceSampler:
-        """Draws and rows of tables."""
+        """The sampler for draws and for rows of tables."""
         return SpaceSampler(narrow_indices(self.func), self.profile, _SEED)
 
     @cached_property
     def worth_drawing(self) -> bool:
-        """Whether it takes longer than its launch, or rules make several kernels of it."""
+        """Return whether the function takes longer than its launch, or rules make several kernels of it."""
         small = function_flops(self.func) < _SMALL_FLOPS and function_bytes(self.func) < _SMALL_BYTES
         return not small or _several(self.func, self.profile)
 
     @property
     def is_image(self) -> bool:
-        """Whether it has more axes than products have."""
+        """Return whether the output has more axes than products have."""
         return len(self.func.params[-1].shape) > _PRODUCT_AXES
 
 
@@ -201,7 +202,7 @@ def _tables(one: _Function) -> str:
 
 
 def _of_tables(one: _Function) -> _Schedules:
-    """Yield contractions with rows of the tables that give most of the device work, sums in slices first.
+    """Yield contractions with the rows of tables that keep most of the device busy, sums in slices first.
 
     After them come those with most groups, but not for products of a vector, whose sums the rules share out.
     """
@@ -275,7 +276,7 @@ def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
     return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile).sketches.contractions
 
 
-# Where schedules that need no trial come from, and for which functions, in order; rules come after them.
+# Sources of schedules that need no trial, in order, each with its condition; rules follow them.
 _SOURCES: tuple[tuple[Callable[[_Function], _Schedules], Callable[[_Function], bool]], ...] = (
     (_of_tables, lambda one: one.prior is None and one.worth_drawing),
     (_of_rows, lambda one: one.prior is not None and (one.worth_drawing or one.is_image)),

@@ -1,7 +1,7 @@
-"""Parts whose sizes depend on the data, compiled for sizes that they meet, where that is faster.
+"""Compiles partitions whose sizes depend on the data for observed sizes, where that is faster.
 
 Each is compiled as a model of its own, and timed in turns with the CPU engine on the device. These models
-become forms in the file of the whole, in its one section of constants.
+become size specialisations in the file of the whole model, in its one section of constants.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from honed.runtime.execution.executor import Executor
 from honed.tuner.compiler.partition import PartitionedModel
 from honed.tuner.frontend import Precision
 
-_SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)  # Of a form's rows, at which it is tried whether it is still faster
+# Shares of a specialisation's rows for which it is timed against the CPU engine
+_SHARES = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
 Values = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class FormTiming:
-    """Times of a form and of the CPU engine, the fewest rows it is to run for, or 0, and why not, or ""."""
+    """Times of a form and of the CPU engine, the fewest rows to run it for, or 0, and why not, or ""."""
 
     times: SpecialisationTimes
     least: int
@@ -56,7 +57,7 @@ class FormTiming:
 def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_too: bool) -> FormTiming:
     """Time partition `number` of the compiled file `main` in both engines, on its form's first probe.
 
-    With `slower_too` the form is to run whatever its time is. Raises what running the model raises.
+    With `slower_too` the form is to run however slow it is. Raises what running the model raises.
     """
     with modelfile.read(main, verify=False) as whole, modelfile.read(compiled, verify=False) as file:
         proof, split = file.model.proof, whole.model.split
@@ -84,7 +85,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
 
 @dataclass(slots=True)
 class _Both:
-    """A part in the CPU engine, and a form of it, which has the same transfers, timed where the part runs."""
+    """A partition in the CPU engine and its size specialisation with the same transfers, timed in turns."""
 
     parts: LoadedPartitions
     number: int
@@ -142,7 +143,7 @@ Constants = Mapping[int, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPart:
-    """A part compiled for sizes, as a model of its own."""
+    """A partition compiled for sizes, as a model of its own."""
 
     observed: ObservedSizes
     model: CompiledModel
@@ -188,9 +189,9 @@ def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
 
 
 def precision(asked: Precision) -> Precision:
-    """Return the precision of partitions: fp16 only where that was asked for.
+    """Return the precision of partitions: fp16 only on request.
 
-    What follows a partition may choose by its outputs.
+    Model code after a partition may choose by its outputs.
     """
     return "fp16" if asked == "fp16" else "fp32"
 
@@ -236,7 +237,7 @@ def with_forms(
 
 
 class _Section:
-    """The constants of a file, to which those of forms are added."""
+    """The constants of a file, to which those of size specialisations are added."""
 
     def __init__(self, model: CompiledModel, constants: Constants) -> None:
         self.end = model.constant_bytes

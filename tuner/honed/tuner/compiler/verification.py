@@ -1,4 +1,4 @@
-"""Makes compiled forms of a lowered model, runs them, and compares them with the reference, on a device."""
+"""Assembles lowered models, runs them on a device, and compares them with the reference."""
 
 from __future__ import annotations
 
@@ -95,36 +95,36 @@ def run_sets(
             yield executor.run(each)
 
 
-Tell = Callable[[float, str], None]  # The share of the proof that is done, and what is being done
+Tell = Callable[[float, str], None]  # The share of the proof that is done, and the present step
 
 _PROBES = 3
-_BLAMING_S = 60.0  # After which no more variants are compiled to find the node to blame
+_BLAMING_S = 60.0  # Seconds after which no more variants are compiled to find the faulty node
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """A compiled form, how far off its probes are, and what a proof part by part found, where they were."""
+    """A compiled form, the errors of its probes, and the result of verifying it by parts, if needed."""
 
     model: CompiledModel
     constants: Mapping[int, np.ndarray]
     results: tuple[verification.Difference, ...] = ()
     apart: discontinuities.PiecewiseVerification | None = None
-    notes: tuple[str, ...] = ()  # Of NaN and infinities
-    unproven: str = ""  # Why answers that are right prove nothing
-    programs: Sequence[object] = ()  # That the device built for it, held for what is tried beside it
+    notes: tuple[str, ...] = ()  # Notes on NaN and infinities
+    unproven: str = ""  # Reason why right answers do not verify the model
+    programs: Sequence[object] = ()  # Programs that the device built, kept for other attempts
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """What differs from the reference by more than it may, a sentence each."""
+        """The outputs that differ from the reference by more than allowed, one sentence each."""
         part = self.apart.wrong if self.apart is not None else None
         differing = tuple(str(result) for result in self.results if not result.right)
         return differing or ((part,) if part else ())
 
     @property
     def why_not(self) -> str:
-        """Why it is not to be served; "" where it is verified."""
+        """The reason not to serve it; "" where it is verified."""
         return self.wrong[0] if self.wrong else self.unproven
 
     def proven(self, device: Device | None) -> CompiledModel:
@@ -152,13 +152,13 @@ class VerificationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifier:
-    """What all attempts at a model have in common.
+    """A verifier shared by all attempts at a model.
 
     `bound` is the model as the reference evaluates it, with static inputs. `device`, `precision` and
     `processes` are as in `CompileRequest`.
     """
 
-    source: SourceModel  # Without the notes of lowering and proof
+    source: SourceModel  # Lacks the notes of lowering and proof
     profile: DeviceProfile
     device: Device | None
     normalised: Normalised
@@ -168,17 +168,17 @@ class Verifier:
     precision: Precision
     processes: int
     quantised: discontinuities.PiecewiseVerification | None = (
-        None  # Of the normalised model, where all steps quantise
+        None  # The normalised model's proof by the reference, where all steps quantise
     )
 
     @property
     def half(self) -> bool:
-        """Whether fp16 was chosen where the model's own types can be had instead."""
+        """Return whether fp16 was chosen; the model's own types are the alternative."""
         return self.source.choice is not None and self.source.choice.half
 
     @property
     def in_parts(self) -> bool:
-        """Whether parts run between what is compiled, so that no node can be looked for."""
+        """Return whether partitions run between compiled steps, so that a faulty node cannot be located."""
         return self.cut is not None and bool(self.cut.between)
 
     def with_quantised(self) -> Verifier:
@@ -200,7 +200,7 @@ class Verifier:
 
         A model whose probes are wrong is verified part by part where it has steps; `more` are notes. ONNX
         Runtime optimises the partitions of the CPU engine to the highest level at which the model is right.
-        Raises ModelRefused where the partition behind the compiled program is wrong.
+        Raises ModelRefused where the tail partition is wrong.
         """
         if self.cut is None:
             return self._attempt(lowered, first, tell, done, *more)
@@ -218,7 +218,7 @@ class Verifier:
         if self._parts_may_err(found):
             why = str(found) if isinstance(found, ModelRefused) else str(found.wrong[0])
             lowest = at(LOWEST, _not_optimised(LOWEST, why))
-            if not self._parts_may_err(lowest):  # Their optimisations it is
+            if not self._parts_may_err(lowest):  # The optimisations of the partitions are at fault
                 others = (level for level in LEVELS if level not in (HIGHEST, LOWEST))
                 tried = (at(level, _not_optimised(level, why)) for level in others)
                 found = next((one for one in tried if not self._parts_may_err(one)), lowest)
@@ -257,7 +257,7 @@ class Verifier:
             return replace(tried, apart=apart)
         allowed = replace(self.expected, tolerance=apart.tolerance, selections=apart.selections)
         made = self._assembled(allowed, lowered, (*more, apart.note))
-        if apart.selections:  # Whose rows are to be put in the reference's order
+        if apart.selections:  # Rows must be put in the reference's order
             return replace(_probed(self.device, made, allowed), apart=apart)
         every = zip(tried.results, itertools.cycle(apart.tolerance), strict=False)
         results = tuple(replace(result, tolerance=most) for result, most in every)
@@ -268,7 +268,7 @@ class Verifier:
 
         It names the first node that differs.
         """
-        assert self.device is not None  # Nothing is known to be wrong without one
+        assert self.device is not None  # Errors are only known from a device
         device, precision = self.device, self.precision
         if not tried.wrong:
             return unverified(tried.unproven)
@@ -309,7 +309,7 @@ class Verifier:
         )
 
     def _calls_are_right(self, lowered: LoweredModel, device: Device) -> bool:
-        """Return whether each call is right; False also where the device has no room for what it gives."""
+        """Return whether each call is right; False also where the device has no memory for the outputs."""
 
         def run(program: LoweredModel, shown: Normalised) -> list[dict[str, np.ndarray]]:
             with opened(*assemble(self.source, self.profile, shown, program, None), device) as executor:
@@ -390,9 +390,10 @@ def probed_before(like: Path | None, normalised: Normalised) -> list[Mapping[str
 
 
 def with_behind(expected: ReferenceProbes, cut: PartitionedModel, bound: onnx.ModelProto) -> ReferenceProbes:
-    """Add what the whole model, with static inputs, gives for the probes through the parts behind.
+    """Add the outputs of the tail partitions for the probes, from the whole model with static inputs.
 
-    Raises ModelRefused where the reference cannot evaluate it, or gives other shapes than the parts have.
+    Raises ModelRefused where the reference cannot evaluate it, or gives other shapes than the partitions
+    have.
     """
     found = evaluator.evaluate(bound, expected.inputs)
     if isinstance(found, evaluator.ReferenceFailure):
@@ -410,7 +411,7 @@ def with_behind(expected: ReferenceProbes, cut: PartitionedModel, bound: onnx.Mo
 
 
 def _probed(device: Device, draft: VerificationResult, expected: ReferenceProbes) -> VerificationResult:
-    """Return a compiled form with how far off its probes are, and notes on NaN and infinities."""
+    """Return a compiled form with the errors of its probes, and notes on NaN and infinities."""
     with opened(draft.model, draft.constants, device) as executor:
         probed = draft.model.proof.probes if draft.model.proof is not None else ()
         behind = [found for probe in probed for found in verification.check_behind(executor, probe)]

@@ -1,1 +1,1 @@
-"""Models honed can make by itself, to show a first inference without a download."""
+"""Builds models for a first inference without a download."""

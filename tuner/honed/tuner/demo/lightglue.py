@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from honed.protocol.errors import InvalidArgument
 
 OPSET = 17  # The first with LayerNormalization
-IR_VERSION = 8  # Of the ONNX release that brought opset 17
+IR_VERSION = 8  # The format version of the ONNX release that introduced opset 17
 LAYERS = 9
 HEADS = 4
 WIDTH = 256
@@ -30,9 +30,9 @@ HEAD_WIDTH = WIDTH // HEADS
 KEYPOINTS = 192  # Per image, by default
 MAX_KEYPOINTS = 4096
 
-_UPDATE = 0.2  # Size of what a block adds to a descriptor, next to the descriptor's own
+_UPDATE = 0.2  # Size of a block's change to a descriptor, next to the descriptor's own
 _SIMILARITY = 0.9  # Gain of the final projection: how far matches stand out in the scores
-_MATCHABLE = 2.0  # Bias of the matchability: most points are taken to have a partner
+_MATCHABLE = 2.0  # Bias of the matchability: most points are assumed to have a partner
 _EPSILON = 1e-5
 
 
@@ -118,7 +118,9 @@ def _check(keypoints: int | None) -> None:
 
 
 class GraphBuilder:
-    """Collects the nodes of an ONNX graph in their order; every method gives the name of the value it makes.
+    """A collector of an ONNX graph's nodes in their order.
+
+    Every method returns the name of the value it makes.
 
     A value is named after its node, so a name such as `layers.3/self0/qkv/add` says where it comes from.
     """
@@ -159,7 +161,7 @@ class GraphBuilder:
         opset: int,
         ir_version: int,
     ) -> onnx.ModelProto:
-        """Return the model built so far; inputs and outputs are float32 of the shapes given."""
+        """Return the model built so far; inputs and outputs are float32 of the given shapes."""
         graph = helper.make_graph(
             self._nodes,
             name,

@@ -1,4 +1,4 @@
-"""ONNX in: an untrusted file checked, normalised to few operators with static shapes, imported to Relax."""
+"""Reads ONNX: checks untrusted files, normalises them to few operators of static shapes, imports to Relax."""
 
 from __future__ import annotations
 

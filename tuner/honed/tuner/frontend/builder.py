@@ -1,4 +1,4 @@
-"""Building the normalised graph: every node emitted is typed, and folded where its inputs are constants.
+"""Builds the normalised graph: types every node, and folds those whose inputs are constants.
 
 Nodes are folded by ONNX's reference evaluator. TVM's own folding compiles every folded operator, which takes
 many times longer than compiling the model.
@@ -31,9 +31,9 @@ _SLOW_ELEMENTS = 1 << 14  # A loop in Python over this many elements still ends 
 _RANDOM = {
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 }  # fmt: skip
-_SWELLING_BYTES = 1 << 20  # Smaller constants may be many times larger than what they are made of
+_SWELLING_BYTES = 1 << 20  # Smaller constants may be many times larger than their inputs
 _SWELLING_TIMES = 8
-_MOST_READ = 1 << 28  # Bytes that a constant is computed from
+_MOST_READ = 1 << 28  # Bytes of a constant's inputs
 _MATMUL_LIMIT = 1 << 32  # Multiply-adds worth doing on the host
 
 
@@ -75,7 +75,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(model).run(None, inputs)
-    except Exception as error:  # The evaluator raises whatever NumPy raised
+    except Exception as error:  # The evaluator raises any error of NumPy
         if out_of_memory(error):  # Says nothing of the node
             raise MemoryError(str(error)) from error
         why = f"its constant value cannot be computed: {type(error).__name__}: {error}"
@@ -84,7 +84,8 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
     return [by_name.get(name) for name in node.output]
 
 
-# What quantised models have most of; ONNX's evaluator does the same, and takes 0.3 ms to begin.
+# The most frequent operators of quantised models; ONNX's evaluator gives equal results, and takes 0.3 ms to
+# begin.
 _ARITHMETIC: dict[str, np.ufunc] = {"Add": np.add, "Mul": np.multiply, "Sub": np.subtract}
 
 
@@ -119,7 +120,7 @@ _MOVING = {
     "Transpose",
 }  # fmt: skip
 _MOST_MOVES = 16
-TARGET_OPSET = 21  # What normalised graphs are written in
+TARGET_OPSET = 21  # The opset of normalised graphs
 SHAPE_DATA_LIMIT = 4096  # Elements; a constant longer than this is never a shape, axes or pads
 _SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
 
@@ -202,7 +203,7 @@ class Builder:
         self.values: dict[str, Value] = {}
         self.scope = ""  # The source node being rewritten; names of new nodes start with it
         self._names = set(reserved)
-        self._counts: dict[str, int] = {}  # Of names with one hint
+        self._counts: dict[str, int] = {}  # Counters of names by hint
         self._fold_limit = fold_limit_bytes
         self._tensor_limit = tensor_limit_bytes
         self._constant_room = constant_limit_bytes
@@ -233,7 +234,7 @@ class Builder:
         return value
 
     def rely(self, value: Value, low: int, high: int, why: str, *, must: str = "") -> None:
-        """Have requests checked for that all of `value` lies in `low`..`high`, as far as inputs decide it.
+        """Have requests checked so that all of `value` lies in `low`..`high`, as far as inputs decide it.
 
         Inputs are reached through nodes that move all values, convert them, or add constants. A value that is
         computed otherwise may lie anywhere: the caller computes something defined for it, or says in `must`
@@ -258,7 +259,10 @@ class Builder:
                 self.preconditions.append(Precondition(input=name, low=least, high=most, why=why))
 
     def _bounds(self, name: str, low: int, high: int, depth: int = 0) -> dict[str, tuple[int, int]] | None:
-        """Return what inputs must lie in for a value to lie in `low`..`high`; None where others decide it."""
+        """Return the bounds of inputs that keep a value in `low`..`high`.
+
+        None where other values decide it.
+        """
         if name in self._given:
             return {name: (low, high)}
         node = self._makers.get(name)
@@ -293,7 +297,7 @@ class Builder:
         return found
 
     def _leaves_out(self, node: onnx.NodeProto, name: str) -> bool:
-        """Return whether a value lacks elements of what it is moved from; those may be anything."""
+        """Return whether a value lacks elements of the value it is moved from; those may be anything."""
         moved = self.values[node.input[0]]
         dropped = moved.size > self.values[name].size
         return moved.data is None and node.op_type in ("Gather", "Slice") and dropped
@@ -316,7 +320,7 @@ class Builder:
         return value
 
     def held(self, data: Array) -> Value:
-        """Add a constant that nothing is folded with: what is computed of it is larger, or for the device."""
+        """Add a constant that is not folded further: its results are larger, or for the device."""
         return replace(self.constant(data), data=None)
 
     def ints(self, *numbers: int) -> Value:

@@ -1,4 +1,4 @@
-"""One node of the source graph with its inputs resolved, as a rewriting rule sees it."""
+"""Represents a node of the source graph with its inputs resolved, as rewriting rules read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeCall:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs, empty where one is not wanted."""
+        """Names of the outputs, empty where one is not needed."""
         return tuple(self.node.output)
 
     def wants(self, index: int) -> bool:
@@ -33,7 +33,7 @@ class NodeCall:
         return index < len(self.node.output) and bool(self.node.output[index])
 
     def x(self, index: int = 0) -> Value:
-        """Return input `index`, a tensor that must be there."""
+        """Return input `index`, a tensor that must be present."""
         found = self.opt(index)
         if found is None:
             raise NodeRefused(f"its input {index} is missing")
@@ -90,7 +90,7 @@ class NodeCall:
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
 
     def ints(self, name: str) -> list[int] | None:
-        """Return an attribute that is a list of integers, or None where it is not given."""
+        """Return an attribute that is a list of integers, or None where it is missing."""
         found = self.attrs.get(name)
         return None if found is None else [int(v) for v in found]
 

@@ -1,7 +1,7 @@
-"""One form of a model for all that looks at it: by ONNX's rules, of which ONNX Runtime enforces fewer.
+"""Rewrites a model to one form for all readers: by ONNX's rules, of which ONNX Runtime enforces fewer.
 
-ONNX's checker, its inference and its evaluator are stricter than ONNX Runtime. Nothing here changes what a
-model computes, and nothing is judged: a model that cannot be put right is left for the checker to refuse.
+ONNX's checker, its inference and its evaluator are stricter than ONNX Runtime. This module changes no result
+of a model and refuses none: the checker refuses a model that cannot be repaired.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 import onnx
 
-_LEAST_IR = 4  # Before it, initialisers had to be inputs as well
+_LEAST_IR = 4  # Earlier versions require initialisers to be inputs as well
 _MLS = "ai.onnx.ml"
 
 
@@ -44,7 +44,7 @@ def drop_unneeded(graph: onnx.GraphProto) -> None:
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what a node takes from the graph that it is in, in its subgraphs as well."""
+    """Yield the values that a node reads from the graph around it, in its subgraphs as well."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -72,7 +72,7 @@ def stand_in_types(graph: onnx.GraphProto) -> list[tuple[onnx.ValueInfoProto, on
 
 
 def put_back(had: Iterable[tuple[onnx.ValueInfoProto, onnx.TypeProto]]) -> None:
-    """Undo `stand_in_types`."""
+    """Restore the types that `stand_in_types` replaced."""
     for value, before in had:
         if before.WhichOneof("value"):
             value.type.CopyFrom(before)

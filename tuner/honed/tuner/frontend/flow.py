@@ -1,4 +1,4 @@
-"""Control flow while compiling: loops of known length are unrolled, branches chosen or both computed."""
+"""Compiles control flow: unrolls loops of known length, and chooses a branch or computes both."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from .call import NodeCall, normal_axis
 from .rules.layout import join, pick, reshape, with_axis
 from .values import Item, NodeRefused, Unknown, Value
 
-MAX_TRIPS = 64  # Of a loop; longer ones make more kernels than their launches are worth
+MAX_TRIPS = 64  # Trips of a loop; longer ones make more kernels than their launches are worth
 MAX_BODIES = 2048  # Graphs within nodes that a model may become altogether, loops in loops multiplied
 MAX_UNROLLED = 8192  # Nodes that a loop may become
 MAX_BOTH = 2048  # Nodes of two branches that are both computed
 FLOW = ("If", "Loop", "Scan")
-# The outputs of a graph within the node, given its inputs by name; raises NodeRefused where it cannot be.
+# Returns the outputs of a graph within the node, from its inputs by name; raises NodeRefused where it cannot.
 Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
 
 
 def flow(b: Builder, c: NodeCall, body: Body) -> Sequence[Item]:
-    """Return what an If, Loop or Scan becomes; raises NodeRefused where only running the model can tell."""
+    """Return the outputs of an If, Loop or Scan.
+
+    Raises NodeRefused where they depend on a run of the model.
+    """
     if c.op == "If":
         return _both(b, c, body)
     return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)
@@ -67,7 +70,7 @@ def _bounded(b: Builder, before: int) -> None:
 
 
 def _going(condition: Item | None) -> bool:
-    """Return whether a loop goes on, as it does where no condition is given."""
+    """Return whether a loop continues, as it does without a condition."""
     if not isinstance(condition, Value):
         return True
     if condition.data is None:

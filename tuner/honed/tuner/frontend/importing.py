@@ -1,8 +1,8 @@
-"""From a normalised model to Relax, operator by operator with the public builders.
+"""Imports a normalised model to Relax, operator by operator with the public builders.
 
-TVM's own ONNX importer is not used: it takes dynamic shapes into account everywhere, gives some operators
-other meanings than ONNX does, and reads out of bounds where a run-time index is out of range. The core set
-(`CORE`) that normalised models are written in is small enough to be imported directly.
+TVM's own ONNX importer is not used: it handles dynamic shapes everywhere, gives some operators other meanings
+than ONNX does, and reads out of bounds where a run-time index is out of range. The core set (`CORE`) of
+normalised models is small enough to be imported directly.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _emit(builder: relax.BlockBuilder, node: NodeProto, values: dict[str, Any], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A core node: its inputs as Relax expressions (None where left out), its attributes.
+    """A core node: its inputs as Relax expressions (None where left out), and its attributes.
 
     `result` is NumPy's name of the element type it makes. That of a product may be wider than its operands'.
     """
@@ -113,7 +113,7 @@ Import = Callable[[Node], Any]
 _CONV = {3: (nn.conv1d, "NCW", "OIW"), 4: (nn.conv2d, "NCHW", "OIHW"), 5: (nn.conv3d, "NCDHW", "OIDHW")}
 _MAX_POOL = {3: nn.max_pool1d, 4: nn.max_pool2d, 5: nn.max_pool3d}
 _AVG_POOL = {3: nn.avg_pool1d, 4: nn.avg_pool2d, 5: nn.avg_pool3d}
-# Of inputs alone, which are given in order.
+# Operators with inputs alone, passed in order.
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "Abs": op.abs, "Acos": op.acos, "Acosh": op.acosh, "Asin": op.asin, "Asinh": op.asinh, "Atan": op.atan,
     "Atanh": op.atanh, "BitwiseNot": op.bitwise_not, "Ceil": op.ceil, "Cos": op.cos, "Cosh": op.cosh,

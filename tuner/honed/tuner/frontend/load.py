@@ -1,4 +1,4 @@
-"""Reading an untrusted file into an ONNX model that holds what it says, and that can be visited in time."""
+"""Reads an untrusted file into a consistent ONNX model that can be visited in limited time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .builder import schema
 from .canonical import all_nodes, canonise, drop_unneeded, put_back, stand_in_types
 
 MAX_OPSET = max(NEWEST_OPSET, onnx.defs.onnx_opset_version())
-_MAX_VERSION = 2**31 - 1  # Of operators
+_MAX_VERSION = 2**31 - 1  # Largest version of operators
 _UNCHECKED = "honed.unchecked"
-_Key = tuple[str, str]  # Of a function: domain and name
+_Key = tuple[str, str]  # A function's domain and name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendLimits:
-    """What a file may demand before it is refused."""
+    """The limits beyond which a file is refused."""
 
-    file_bytes: int = PROTOBUF_LIMIT  # Of the model file
-    external_bytes: int = PROTOBUF_LIMIT  # Of all its external data
-    tensor_bytes: int = 1 << 32  # Of one intermediate tensor
-    fold_bytes: int = 1 << 26  # Of one constant computed while compiling that is larger than its parts
-    constant_bytes: int = 1 << 32  # Of all constants, read and computed
+    file_bytes: int = PROTOBUF_LIMIT  # Bytes of the model file
+    external_bytes: int = PROTOBUF_LIMIT  # Bytes of all its external data
+    tensor_bytes: int = 1 << 32  # Bytes of one intermediate tensor
+    fold_bytes: int = 1 << 26  # Bytes of one constant computed while compiling that is larger than its inputs
+    constant_bytes: int = 1 << 32  # Bytes of all constants, read and computed
 
 
 def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.ModelProto:
@@ -62,7 +62,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     if opset > MAX_OPSET:
         raise ModelRefused(f"{file.name} uses ONNX opset {opset}; export it with opset {MAX_OPSET} or older")
     local = {(f.domain, f.name) for f in model.functions}
-    unknown: dict[tuple[str, str], list[str]] = {}  # By operator and what is wrong with it
+    unknown: dict[tuple[str, str], list[str]] = {}  # Nodes by operator and error
     for node in model.graph.node:
         if node.domain or (node.domain, node.op_type) in local or node.op_type in RUNTIMES_OWN:
             continue
@@ -126,8 +126,8 @@ class _Body:
 def check_expansion(model: onnx.ModelProto, limit: int) -> None:
     """Raise ModelRefused where more than `limit` nodes would be visited, or a function contains itself.
 
-    That is found without expanding functions: those that call functions can stand for more nodes than there
-    is time to visit. Thirty of them, each of which calls the one before twice, stand for a billion.
+    The count does not expand functions: those that call functions can stand for more nodes than can be
+    visited in time. Thirty of them, each of which calls the one before twice, stand for a billion.
     """
     known = {(f.domain, f.name) for f in model.functions}
     bodies = {(f.domain, f.name): _body(f.node, known) for f in model.functions}
@@ -142,7 +142,10 @@ def check_expansion(model: onnx.ModelProto, limit: int) -> None:
 
 
 def _measure(key: _Key, bodies: dict[_Key, _Body], sizes: dict[_Key, int]) -> None:
-    """Find the size of a function and of all that it calls; avoid recursion, which a model could exhaust."""
+    """Compute the size of a function and of all that it calls.
+
+    Avoid recursion, which a model could exhaust.
+    """
     open_calls: list[tuple[_Key, Iterator[_Key]]] = [(key, iter(bodies[key].calls))]
     within = {key}
     while open_calls:

@@ -1,4 +1,4 @@
-"""From any ONNX model to one of static shapes, in few operators, at one opset, in types that a device has."""
+"""Normalises any ONNX model to static shapes, few operators, one opset, and types that a device has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Normalised:
     outputs: tuple[StaticTensorSpec, ...]
     notes: tuple[str, ...]
     precision: str
-    opset: int  # Of the model as it was given
+    opset: int  # Opset of the original model
     producer: str
     applied: tuple[Applied, ...]  # Passes over the graph
     preconditions: tuple[Precondition, ...] = ()
@@ -65,9 +65,9 @@ def normalise(
 ) -> Normalised:
     """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 
-    `parts` of it run in the CPU engine (`honed.tuner.compiler.partition`), in whose place nodes of
-    PART_DOMAIN stand. Raises ModelRefused with every reason found, InvalidArgument where `shapes` or
-    `precision` cannot be met by the model or the device.
+    The CPU engine runs `parts` of it (`honed.tuner.compiler.partition`), which nodes of PART_DOMAIN
+    represent. Raises ModelRefused with every reason found, InvalidArgument where the model or the device
+    cannot satisfy `shapes` or `precision`.
     """
     limits, found = limits or FrontendLimits(), Reasons()
     walker = Walker(model, shapes or {}, limits, found, parts)
@@ -92,7 +92,7 @@ def normalise(
 
 
 def in_half(normalised: Normalised, keep: Exemptions) -> Normalised:
-    """Return a model whose floats are all float32 converted to fp16, except for what `keep` exempts."""
+    """Return a model whose floats are all float32 converted to fp16, except for `keep`."""
     model = deepcopy(normalised.model)
     _retype(model.graph, {_SINGLE: _HALF}, put_casts(model.graph, keep))
     return replace(normalised, model=model, precision=_label(model.graph))
@@ -131,7 +131,7 @@ def _assemble(
     values: list[Value],
     name: str,
 ) -> onnx.GraphProto:
-    """Return the graph of what the outputs need, with each output under the user's name."""
+    """Return the graph of the nodes that outputs need, with each output under the user's name."""
     needed = {v.name for v in values}
     kept: list[onnx.NodeProto] = []
     for node in reversed(builder.nodes):
@@ -139,7 +139,8 @@ def _assemble(
             kept.append(node)
             needed.update(node.input)
     kept.reverse()
-    produced = dict.fromkeys(o for node in kept for o in node.output)  # In order, so that files are equal
+    # Keeps the order, so that files are equal
+    produced = dict.fromkeys(o for node in kept for o in node.output)
     given = {spec.name for spec in inputs}
     names = [builder.unique(o.name) if o.name in given else o.name for o in outputs]
     renamed = _name_outputs(kept, produced, names, values)
@@ -183,12 +184,12 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
     newest = any(node.op_type == BIT_CAST for node in graph.node)
     opset = helper.make_opsetid("", NEWEST_OPSET if newest else TARGET_OPSET)
     model = helper.make_model(graph, opset_imports=[opset], producer_name="honed")
-    model.ir_version = 10  # The IR version that came with TARGET_OPSET
+    model.ir_version = 10  # The IR version of TARGET_OPSET
     return model
 
 
 def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: bool) -> tuple[str, ...]:
-    """Convert a graph (in place) to the precision asked for, as far as the device has it; return notes.
+    """Convert a graph (in place) to the requested precision, as far as the device has it; return notes.
 
     Raises InvalidArgument for fp16 on a device without it.
     """
@@ -197,7 +198,7 @@ def _convert(graph: onnx.GraphProto, precision: Precision, *, fp16: bool, fp64: 
     if precision == "fp16" and not fp16:
         raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
     present, notes = _float_types(graph), []
-    types: dict[int, int] = {}  # Which element type becomes which
+    types: dict[int, int] = {}  # New element types by old ones
     if precision == "fp32":
         types = {t: _SINGLE for t in present if t != _SINGLE}
     elif precision == "fp16":

@@ -1,4 +1,4 @@
-"""A model's inputs and outputs as the user sees them, with every dimension bound to a number."""
+"""Describes a model's inputs and outputs as the user sees them, with every dimension bound to a number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StaticTensorSpec:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
+        """The NumPy dtype of the elements."""
         return np.dtype(self.dtype)
 
     def type_proto(self) -> onnx.TypeProto:
@@ -42,11 +42,11 @@ class StaticTensorSpec:
 def bind_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], found: Reasons
 ) -> tuple[tuple[StaticTensorSpec, ...], tuple[str, ...], frozenset[str]]:
-    """Return the inputs with static shapes, notes on what was assumed, and the names of refused inputs.
+    """Return the inputs with static shapes, notes on assumptions, and the names of refused inputs.
 
-    A symbolic dimension takes the size that `shapes` gives it, at this or another input; a leading one
-    without a size becomes 1. Raises InvalidArgument where `shapes` contradicts the model. Where `shapes` has
-    every input, names bind nothing: some files give one name to dimensions that differ.
+    A symbolic dimension has the size in `shapes`, at this or another input; a leading one without a size
+    becomes 1. Raises InvalidArgument where `shapes` contradicts the model. Where `shapes` has every input,
+    names bind nothing: some files give one name to dimensions that differ.
     """
     frozen = {t.name for t in model.graph.initializer} | {
         s.values.name for s in model.graph.sparse_initializer
@@ -116,7 +116,10 @@ def _named_dimensions(
 
 
 def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
-    """Return the name that stands for one size wherever it is used; empty where there is none."""
+    """Return the name of a dimension whose size is shared by all uses of the name.
+
+    Empty where there is none.
+    """
     return "" if dim.dim_param == UNNAMED else str(dim.dim_param)
 
 
@@ -129,7 +132,7 @@ def _bind(
 ) -> StaticTensorSpec:
     """Return an input with a static shape.
 
-    `inner` holds the names of dimensions that stand in other than leading places, and so are no batch sizes.
+    `inner` holds the names of dimensions at other than leading places, which therefore are no batch sizes.
     """
     dtype = carried(info)
     if not info.type.tensor_type.HasField("shape"):

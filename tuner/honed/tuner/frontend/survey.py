@@ -1,4 +1,4 @@
-"""Which nodes of a graph cannot be compiled, and why, and what is known of each value's type and shape."""
+"""Finds the nodes of a graph that cannot be compiled, with reasons, and the types and shapes of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .signature import StaticTensorSpec
 from .values import Array, Item, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 from .walk import Scope, Walker
 
-_SIZES = 97, 131  # In the place of one that depends on the data; odd ones, which no model is likely to have
+# Substitutes for a size that depends on the data; odd ones, which no model is likely to have
+_SIZES = 97, 131
 BEHIND = "what follows on those has a shape that depends on the data"
 
 
@@ -40,16 +41,16 @@ class SurveyedNode:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What ONNX Runtime says of a value: its NumPy dtype, the shape that it infers, and that of one run."""
+    """A value's properties in ONNX Runtime: NumPy dtype, inferred shape, and the shape in one run."""
 
     dtype: str
-    shape: tuple[int, ...] | None  # -1 is an open size; None: not even the rank is known
-    observed: tuple[int, ...] | None  # None: the model did not run
+    shape: tuple[int, ...] | None  # -1 is a dynamic size; None: not even the rank is known
+    observed: tuple[int, ...] | None  # Shape in one run; None: the model did not run
 
     def corrects(self, kind: onnx.TypeProto | None) -> onnx.TypeProto | None:
-        """Return the type that ONNX's inference found, where it is possible.
+        """Return the type by ONNX's inference, where it is possible.
 
-        Sizes that a run did not have are open.
+        Sizes that a run did not have are dynamic.
         """
         if kind is not None and not kind.HasField("tensor_type"):
             return kind
@@ -91,9 +92,10 @@ def survey(
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
-    `learnt` is what ONNX Runtime knows of values that are not compiled. With `assumed`, sizes that depend on
-    the data are taken to be that, or `as_observed` in its run, which tells what could be compiled if they
-    were known. `unbuilt` says by values of the normalised graph why no kernel that makes them can be built.
+    `learnt` are ONNX Runtime's types of values that are not compiled. With `assumed`, sizes that depend on
+    the data are replaced by that number, or by those of its run with `as_observed`, which shows what could be
+    compiled if they were known. `unbuilt` maps values of the normalised graph to the reason why no kernel for
+    them can be built.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -119,7 +121,7 @@ def survey(
 
 
 class _Surveyor(Walker):
-    """Goes on where a node of the main graph is refused."""
+    """A walker that continues where a node of the main graph is refused."""
 
     initial: Mapping[str, onnx.TensorProto]
     learnt: Mapping[str, Learnt]
@@ -143,7 +145,7 @@ class _Surveyor(Walker):
     ) -> str:
         """Return why a node cannot be compiled, or "".
 
-        Where it can be, its outputs are in the scope or among the open ones. Outputs without elements are
+        If it can be, its outputs are in the scope or among the open ones. Outputs without elements are
         constants, and a node that makes no others need not be compiled.
         """
         why = BEHIND if any(name in self.open for name in given) else self._emitted(node, scope, opsets)
@@ -196,7 +198,7 @@ class _Surveyor(Walker):
     ) -> list[onnx.TypeProto | None]:
         """Return the types that ONNX infers for the outputs.
 
-        Where it infers none for open sizes, return what its answers for two other sizes have in common.
+        Where it infers none for dynamic sizes, return the common part of its answers for two other sizes.
         """
         known = self._inferred_for(node, given, scope, None)
         if all(map(_typed, known)) or not any(self.open.get(name) for name in given):
@@ -249,7 +251,7 @@ def _typed(kind: onnx.TypeProto | None) -> bool:
 
 
 def _common(one: onnx.TypeProto | None, other: onnx.TypeProto | None) -> onnx.TypeProto | None:
-    """Return a tensor type with the sizes that agree, others open.
+    """Return a tensor type with the sizes that agree, others dynamic.
 
     Returns None where the two are not tensors of one rank and element type.
     """

@@ -1,4 +1,4 @@
-"""What flows along the edges while a graph is normalised, and why nodes of it are refused."""
+"""Defines the values along the edges while a graph is normalised, and the reasons to refuse nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from honed.protocol.errors import ModelRefused
 
 Array = npt.NDArray[Any]
 SHOWN_NODES = 3
-# Why an operator without any rule is refused.
+# The reason to refuse an operator without any rule.
 UNSUPPORTED = "the operator is not compiled"
 
 
@@ -31,17 +31,17 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """Number of dimensions."""
+        """Number of the tensor's dimensions."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of the tensor's elements."""
         return math.prod(self.shape)
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floating point (of any width)."""
+        """Return whether the elements are floating point (of any width)."""
         return self.dtype.kind == "f"
 
     def type_proto(self) -> onnx.TypeProto:
@@ -63,14 +63,14 @@ class EmptyOptional:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What a refused node would have given; nodes that need it cannot be judged beyond their name."""
+    """The output of a refused node; nodes that need it cannot be judged beyond their name."""
 
 
 Item = Value | Listing | EmptyOptional | Unknown
 
 
 class NodeRefused(Exception):
-    """One node cannot be compiled; the text says why, without naming the node."""
+    """Raised when one node cannot be compiled; the text says why, without naming the node."""
 
 
 def elem_type(dtype: np.dtype[Any]) -> int:
@@ -89,24 +89,24 @@ def numpy_dtype(elem: int) -> np.dtype[Any]:
 
 @dataclass(slots=True)
 class Reasons:
-    """Refusals gathered over a whole graph, so that the user sees all of them at once."""
+    """The refusals of a whole graph, so that the user sees all of them at once."""
 
     general: list[str] = field(default_factory=list)
     _nodes: dict[tuple[str, str, int, str], list[str]] = field(default_factory=dict)
 
     def add(self, node: onnx.NodeProto, domain: str, opset: int, why: str) -> None:
-        """Note that a node cannot be compiled."""
+        """Record that a node cannot be compiled."""
         name = shown(node.name or next((o for o in node.output if o), node.op_type), 80)
         names = self._nodes.setdefault((shown(node.op_type, 80), shown(domain, 80), opset, shown(why)), [])
         if name not in names:
             names.append(name)
 
     def count(self) -> int:
-        """Return how many nodes and other things were noted."""
+        """Return how many nodes and other reasons were recorded."""
         return len(self.general) + sum(map(len, self._nodes.values()))
 
     def whys(self) -> tuple[str, ...]:
-        """Return one clause for each kind of node, without the nodes and without what to do about them."""
+        """Return one clause for each kind of node, without the nodes and without remedies."""
         return tuple(f"{op}: {why.partition('; ')[0]}" for op, _, _, why in self._nodes)
 
     def texts(self) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Reasons:
         return tuple(found)
 
     def check(self) -> None:
-        """Raise ModelRefused where there is any."""
+        """Raise ModelRefused where there are any reasons."""
         texts = self.texts()
         if len(texts) == 1:
             raise ModelRefused(f"the model cannot be compiled: {texts[0]}", texts)

@@ -1,4 +1,4 @@
-"""Walking a source graph node by node: fold, rewrite, expand functions and branches, collect refusals."""
+"""Walks a source graph node by node: folds, rewrites, expands functions and branches, collects refusals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .signature import StaticTensorSpec, bind_inputs
 from .values import UNSUPPORTED, Array, Item, Listing, NodeRefused, Reasons, Unknown, Value, numpy_dtype
 
 Scope = dict[str, Item]
-# In the graph that is given one node of PART_DOMAIN stands for a part of the model that the CPU engine runs,
-# with its number as attribute `part`; a file's own nodes of this name are refused, as of any that is unknown.
-# In the normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
+# A node of PART_DOMAIN in the source graph represents a partition of the model that the CPU engine runs, with
+# its number as attribute `part`; a file's own nodes of this name are refused, like any unknown ones. The
+# normalised graph, whose nodes have one output each, has a node of PART_OP for each output.
 PART_DOMAIN, PART_OP = "honed.cpu_part", "CpuPart"
 Parts = Mapping[int, Sequence[StaticTensorSpec]]  # The outputs of each part
 MAX_DEPTH = 32  # Functions within functions, and branches within branches
-MAX_NODES = 200_000  # In the normalised graph
+MAX_NODES = 200_000  # Nodes in the normalised graph
 MAX_STEPS = 300_000  # Source nodes visited, those in functions once for each call
 # Operators whose output shape only evaluation can tell, but is bounded by their inputs' size.
 _SHAPED_BY_VALUES = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"})
@@ -40,7 +40,7 @@ _SEQUENCES = frozenset(
 
 # Operators whose rules read constants of types that are not compiled.
 _OF_FEW_BITS = frozenset({("com.microsoft", "GatherBlockQuantized")})
-# What a rule's arithmetic raises on nodes that pass ONNX's checker and yet make no sense.
+# Errors of a rule's arithmetic on nodes that pass ONNX's checker and yet make no sense.
 _RULE_ERRORS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -55,7 +55,9 @@ class Walker:
         found: Reasons,
         parts: Parts | None = None,
     ) -> None:
-        """Bind the inputs; `parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it.
+        """Bind the inputs.
+
+        `parts` are the partitions of the CPU engine, which nodes of PART_DOMAIN represent.
 
         Raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`.
         """
@@ -81,11 +83,11 @@ class Walker:
         self._bodies = 0
 
     def walk(self) -> list[Item]:
-        """Add the nodes of the model; its outputs."""
+        """Add the nodes of the model and return its outputs."""
         return self.graph(self.model.graph, self.scope, self.opsets)
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
-        """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
+        """Add a graph's nodes and return its outputs; `scope` holds the values it reads from outside."""
         for tensor in graph.initializer:
             scope[tensor.name] = self._initialiser(tensor.name, tensor, numpy_helper.to_array)
         for sparse in graph.sparse_initializer:
@@ -111,7 +113,7 @@ class Walker:
             self._visit(_bind_attributes(node, attributes), scope, opsets)
 
     def _visit(self, node: onnx.NodeProto, scope: Scope, opsets: Mapping[str, int]) -> None:
-        """Put what a node makes into the scope, or note why it is refused."""
+        """Put a node's outputs into the scope, or record why it is refused."""
         domain = _spelled(node.domain)
         self.builder.scope = node.name or next((o for o in node.output if o), node.op_type)
         items: Sequence[Item] = []
@@ -241,7 +243,7 @@ class Walker:
         return items
 
     def _judge_by_name(self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int]) -> None:
-        """Refuse what is unsupported whatever its inputs are."""
+        """Refuse operators that are unsupported whatever their inputs are."""
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
                 for inner in graph.node:
@@ -305,7 +307,7 @@ def _schema_function(call: NodeCall) -> onnx.FunctionProto | None:
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """Return the node with references to a function's attributes replaced by the values given."""
+    """Return the node with references to a function's attributes replaced by their values."""
     if not any(a.ref_attr_name for a in node.attribute):
         return node
     bound = deepcopy(node)

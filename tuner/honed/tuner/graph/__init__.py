@@ -1,6 +1,7 @@
-"""Passes over a normalised model: fewer and larger operators that give the same answers.
+"""Runs passes over a normalised model: fewer and larger operators that give equal answers.
 
-Each is a function of a `Graph` that gives another and how often it applied. None knows of any one model.
+A pass is a function of a `Graph` that returns another one and how often it applied. None is specific to a
+model.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How often a pass applied to a model, and the values whose operators it made or changed."""
+    """The number of applications of a pass to a model, and the values whose operators it made or changed."""
 
     name: str
     times: int
     values: frozenset[str] = frozenset()
 
 
-PASSES = (  # In the order in which they run
+PASSES = (  # Passes in the order in which they run
     Pass("moves", join_moves),
     Pass("norms", join_norms),
     Pass("pads", fold_pads),
@@ -58,7 +59,7 @@ PASSES = (  # In the order in which they run
 def improve(
     proto: onnx.GraphProto, passes: Sequence[Pass] = PASSES
 ) -> tuple[onnx.GraphProto, tuple[Applied, ...]]:
-    """Return a normalised graph after the passes, and which applied; the given graph where none did."""
+    """Return a normalised graph after the passes, and those that applied; `graph` itself where none did."""
     graph, applied = Graph.read(proto), []
     for one in passes:
         made, times = one.run(graph)
@@ -81,6 +82,6 @@ def made_from(value: str) -> tuple[str, ...]:
 
 
 def passes_behind(applied: Sequence[Applied], value: str) -> tuple[str, ...]:
-    """Return the passes behind a value: those that made or changed its operator, or what it was made from."""
+    """Return the passes that made or changed a value's operator, or what it was made from."""
     names = made_from(value)
     return tuple(one.name for one in applied if not one.values.isdisjoint(names))

@@ -1,10 +1,10 @@
-"""Passes that fold into products and convolutions what constants and zeros beside them do.
+"""Passes that fold constants and zeros into the products and convolutions beside them.
 
-A product of a product of constants is one product, where that costs no more multiplications. The factors may
-stand a concatenation apart, as the output projection of an attention does from the feed-forward network that
-reads it beside what the attention was given. Factors and offsets behind a product or convolution, as of a
-normalisation with known statistics or a scaled projection, go into its weights and bias. Zeros that are put
-around an image for convolutions alone are the convolutions' own.
+A product of a product of constants is one product, where that costs no more multiplications. A concatenation
+may lie between the factors, as between the output projection of an attention and the feed-forward network
+that reads it beside the attention's input. Factors and offsets after a product or convolution, as of a
+normalisation with known statistics or a scaled projection, are folded into its weights and bias. Zeros around
+an image for convolutions alone become the convolutions' own padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .products import WIDE, Product, exact, product
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of what a product is given: the rows of its weight that it meets, and the product it is, if any."""
+    """A part of a product's operand, the weight's rows for it, and the product that makes it, if any."""
 
     value: str
     rows: slice
@@ -135,14 +135,14 @@ def _constants(graph: Graph, outer: Product, parts: list[_Part]) -> tuple[str, s
     return graph.constant(weight, f"{outer.weight}/folded"), graph.constant(added, f"{outer.bias}/folded")
 
 
-# Of factors that are folded: others could make weights too small for their type.
+# Limits of factors that are folded: others could make weights too small for their type.
 _LEAST, _MOST = 2.0**-16, 2.0**16
-_LEAST_SCALE = 2.0**-4  # By which a value that is not constant may become smaller
+_LEAST_SCALE = 2.0**-4  # Factor by which a value that is not constant may become smaller
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """A MatMul or Conv and the nodes behind it: each column or channel times a factor, plus an offset."""
+    """A MatMul or Conv and the nodes after it: each column or channel times a factor, plus an offset."""
 
     root: onnx.NodeProto
     steps: tuple[onnx.NodeProto, ...]
@@ -163,7 +163,7 @@ def fold_factors(graph: Graph) -> tuple[Graph, int]:
         made = _root(graph, node) or _followed(graph, node, linear)
         if made is not None:
             linear[made.value] = made
-    whole = {one.root.output[0]: one for one in linear.values()}  # With the most steps: they come last
+    whole = {one.root.output[0]: one for one in linear.values()}  # The last ones have the most steps
     replaced: Replaced = {}
     fewer = 0
     for name, one in whole.items():
@@ -183,7 +183,7 @@ def _with_one_factor(
 ) -> list[onnx.NodeProto]:
     """Return a product of two scaled values with the first scaled by both factors; none for other nodes.
 
-    So the second, as the keys of a cache, is read where it lies.
+    The second, such as the keys of a cache, is then read in place.
     """
     if node.op_type != "MatMul":
         return []
@@ -204,7 +204,10 @@ def _with_one_factor(
 
 
 def _scaled(graph: Graph, value: str) -> tuple[str, float] | None:
-    """Return what a value is times a constant, and the constant; None where it is no such value."""
+    """Return the value that `value` is a multiple of, and the constant factor.
+
+    None where it is no such value.
+    """
     made = graph.makers.get(value)
     if made is None or made.op_type != "Mul":
         return None
@@ -310,7 +313,7 @@ def fold_pads(graph: Graph) -> tuple[Graph, int]:
 
 
 def _widths(graph: Graph, node: onnx.NodeProto) -> list[int] | None:
-    """Return how much a Pad adds before and behind each axis of an image.
+    """Return how much a Pad adds before and after each axis of an image.
 
     Returns None where the Pad is not for convolutions.
     """

@@ -1,4 +1,4 @@
-"""A float32 graph computed in fp16: which operators stay in float32, and the casts between the two.
+"""Converts a float32 graph to fp16: chooses operators that stay in float32, and places the casts.
 
 An operator is named by the value it makes. Graphs are normalised ones: of the core set, one output a node.
 """
@@ -16,26 +16,27 @@ from onnx import TensorProto, helper
 
 Array = NDArray[Any]
 _SINGLE = TensorProto.FLOAT
-# What loses most in half precision: long sums, and functions whose argument or result is large. They stay in
-# float32 when a float32 model is computed in fp16, as in the mixed precision of cases like LightGlue's.
+# Operators that lose most in half precision: long sums, and functions whose argument or result is large. They
+# stay in float32 when a float32 model is computed in fp16, as in the mixed precision of cases like
+# LightGlue's.
 _USUALLY_KEPT = frozenset(
     {"Softmax", "LogSoftmax", "LayerNormalization", "ReduceSum", "ReduceMean", "ReduceProd", "AveragePool"}
     | {"Exp", "Log", "Pow", "Sin", "Cos", "Tan"}
 )
 # Sums of products: their operands may be of fp16 while they are added up in float32.
 PRODUCTS = frozenset({"MatMul", "Conv"})
-# What gives values as they came, or none of floats: such operators have the type of what they are given.
+# Operators that return values unchanged, or none of floats: their type is that of their operands.
 _FOLLOWING = frozenset(
     {"Identity", "Reshape", "Transpose", "Expand", "Concat", "Slice", "Pad", "Gather", "Where"}
     | {"Relu", "Abs", "Neg", "Max", "Min", "MaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "IsNaN"}
     | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Scan"}
 )
-BIT_CAST = "BitCast"  # Whose floats have as many bits as in the file
+BIT_CAST = "BitCast"  # An operator whose floats have as many bits as in the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exemptions:
-    """What of a graph in fp16 is not: operators in float32, and products of halves added up in float32."""
+    """The exemptions of a graph in fp16: operators in float32, and products of halves added up in float32."""
 
     single: frozenset[str]
     wide: frozenset[str] = frozenset()
@@ -43,7 +44,7 @@ class Exemptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """Which values, and which of its nodes, a graph in fp16 has in float32."""
+    """The values and nodes of a graph in fp16 that are in float32."""
 
     values: frozenset[str]
     nodes: frozenset[str]
@@ -65,7 +66,7 @@ def operators(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def usually(graph: onnx.GraphProto) -> Exemptions:
-    """Return what stays in float32 unless the needs of a model were measured."""
+    """Return the operators that stay in float32 unless the needs of a model were measured."""
     return Exemptions(single=frozenset(n.output[0] for n in operators(graph) if n.op_type in _USUALLY_KEPT))
 
 
@@ -90,15 +91,16 @@ def typed(graph: onnx.GraphProto, keep: Exemptions) -> Typed:
 
 
 def put_casts(graph: onnx.GraphProto, keep: Exemptions) -> frozenset[str]:
-    """Put casts (in place) where fp16 and float32 meet; return the values that are to stay in float32.
+    """Put casts (in place) between fp16 and float32; return the values that are to stay in float32.
 
-    All are of float32 still. A product of `keep.wide` gives float32, which the next node makes fp16.
+    All values still have float32. A product of `keep.wide` gives float32, which the next node converts to
+    fp16.
     """
     return _Casts(graph, keep).put()
 
 
 class _Casts:
-    """The graph being rewritten."""
+    """The graph during the rewrite."""
 
     def __init__(self, graph: onnx.GraphProto, keep: Exemptions) -> None:
         self._graph = graph
@@ -135,7 +137,7 @@ class _Casts:
             yield node
 
     def _other(self, name: str, other: str, in_single: bool) -> Iterator[onnx.NodeProto]:
-        """Make the form of a value that has the other type."""
+        """Make the counterpart of a value in the other type."""
         if name in self._constants:
             self._graph.initializer.append(self._constants[name])
             self._graph.initializer[-1].name = other
@@ -156,7 +158,7 @@ class _Casts:
 def saturated(array: Array, to: type[np.floating[Any]]) -> Array:
     """Return the array in the type `to`, with finite values kept finite.
 
-    Masks of -1e9 so remain usable in fp16.
+    This keeps masks of -1e9 usable in fp16.
     """
     limits = np.finfo(to)
     if np.finfo(array.dtype).max > limits.max:

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-Replaced = dict[str, list[onnx.NodeProto]]  # The nodes that take the place of the one that makes a value
+Replaced = dict[str, list[onnx.NodeProto]]  # The nodes that replace the one that makes a value
 ELEMENTWISE = {
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd",
     "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Cos", "Cosh", "Div", "Equal", "Erf", "Exp",
@@ -122,14 +122,14 @@ class Graph:
         return self._digests[name]
 
     def unique(self, name: str) -> str:
-        """Return `name`, or a similar name that is not taken."""
+        """Return `name`, or a similar name that is not in use."""
         candidate, n = name, 2
         while candidate in self.types:
             candidate, n = f"{name}_{n}", n + 1
         return candidate
 
     def constant(self, array: Array, name: str) -> str:
-        """Add a constant; gives its name."""
+        """Add a constant and return its name."""
         taken = self.unique(name)
         elem = int(helper.np_dtype_to_tensor_dtype(array.dtype))
         self.types[taken] = TensorType(elem, array.shape)
@@ -139,7 +139,7 @@ class Graph:
     def node(
         self, op: str, inputs: Sequence[str], output: str, kind: TensorType, **attrs: object
     ) -> onnx.NodeProto:
-        """Return a node that makes `output`, and note the type; the node is not added to the graph."""
+        """Return a node that makes `output`, and record the type; the node is not added to the graph."""
         self.types[output] = kind
         return helper.make_node(op, list(inputs), [output], name=output, **attrs)
 
@@ -169,7 +169,7 @@ class Graph:
         return self.tidied(new for node in self.nodes for new in replaced.get(node.output[0], [node]))
 
     def tidied(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
-        """Return the graph of other nodes, given in any order, without what no output needs.
+        """Return the graph of other nodes, in any order, without those that no output needs.
 
         The order is kept as far as it is topological. Raises ValueError where no order is.
         """
@@ -210,7 +210,7 @@ def _type(kind: onnx.TypeProto.Tensor) -> TensorType:
 
 
 def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return every node after those it reads, otherwise in the order given."""
+    """Return every node after those it reads, otherwise in the original order."""
     ordered: list[onnx.NodeProto] = []
     done: set[str] = set()
     open_: set[str] = set()

@@ -1,9 +1,9 @@
-"""Lengths that no tile divides are rounded up: a sequence of 197 tokens is computed as one of 208.
+"""Rounds up lengths that no tile divides: a sequence of 197 tokens is computed as one of 208.
 
-A prime number of rows has neither tiles nor vectors, on any device. What is computed beyond the last element
-of such an axis repeats it, so that it is as finite as that and whatever is done element by element does the
-same to it, or it is zeros. It is left out of softmaxes by a mask, and is cut off before operators that would
-see it, and from outputs. One rule for each kind of operator says which axes of its result are rounded up.
+A prime number of rows has neither tiles nor vectors, on any device. Elements beyond the last one of such an
+axis repeat it, so that they are as finite as that and elementwise operators treat them equally, or they are
+zeros. A mask excludes them from softmaxes, and they are cut off before operators that would use them, and
+from outputs. One rule for each kind of operator says which axes of its result are rounded up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, TensorType, axis_of, p
 
 
 class Beyond(Enum):
-    """What the elements of a rounded axis are beyond its last."""
+    """The contents of a rounded axis beyond its last element."""
 
     LAST = "the last again"
     ZERO = "zeros"
@@ -33,15 +33,15 @@ Axes = Mapping[int, Beyond]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """How a node is computed: the axes of each operand that are rounded up, and what becomes of them."""
+    """The rounding of a node: the axes of each operand that are rounded up, and those of the result."""
 
     operands: tuple[frozenset[int], ...]
     result: Axes
-    masked: int | None = None  # An axis of the first operand: nothing beyond its last may count
+    masked: int | None = None  # An axis of the first operand whose elements beyond the last must not count
 
     @property
     def applies(self) -> bool:
-        """Whether any operand is rounded up."""
+        """Return whether any operand is rounded up."""
         return any(self.operands)
 
 
@@ -50,7 +50,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 def rounding(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rounding | None:
-    """Return how a node takes operands of which the axes `given` are rounded up; None: only unrounded.
+    """Return how a node accepts operands of which the axes in `given` are rounded up; None: only unrounded.
 
     Axes of an operand that the answer leaves out are to be cut off.
     """
@@ -85,7 +85,7 @@ def _product(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
         mine = {axis for axis, kind in axes.items() if axis != terms and kind is Beyond.LAST}
         result |= {axis + rank - own for axis in mine}
         operands.append(frozenset(mine | ({terms} if kept else set())))
-    for n, own in enumerate(ranks):  # Batches are those of both
+    for n, own in enumerate(ranks):  # Batches are those of both operands
         shape = graph.shape(node.input[n])
         batches = (axis - rank + own for axis in result if axis < rank - 2)
         operands[n] |= {axis for axis in batches if axis >= 0 and shape[axis] > 1}
@@ -148,7 +148,7 @@ def _reshape(graph: Graph, node: onnx.NodeProto, given: tuple[Axes, ...]) -> Rou
 
 
 def _same_place(before: Shape, after: Shape, axis: int) -> int | None:
-    """Return the number of an axis after a reshape; None where it is split, or joined with another."""
+    """Return the number of an axis after a reshape; None where it is split, or merged with another."""
     outer = math.prod(before[:axis])
     places = (n for n, extent in enumerate(after) if extent == before[axis])
     return next((n for n in places if math.prod(after[:n]) == outer), None)
@@ -186,10 +186,11 @@ _RULES: Mapping[str, Rule] = {
 
 
 _LEAST = 32  # Shorter ones are mostly no sequences, and rounding adds much to them
-_DIVIDES = 4  # Those that it divides are left: the shortest vectors, and tiles of rows
-_ROUND = ((128, 16), (64, 8), (_LEAST, 4))  # From that length on, to multiples of: at most an eighth more
-_SHARE = 0.2  # Of the operations of all products, at least, are of products of that length
-_PRODUCTS = 2  # For each value that is extended or cut off on the way, at least
+_DIVIDES = 4  # Lengths that it divides remain: the shortest vectors, and tiles of rows
+# Thresholds and the multiples from there on: at most an eighth more
+_ROUND = ((128, 16), (64, 8), (_LEAST, 4))
+_SHARE = 0.2  # Least share of the operations of all products that products of that length must have
+_PRODUCTS = 2  # Least number of products for each value that is extended or cut off
 
 
 def pad_lengths(graph: Graph) -> tuple[Graph, int]:
@@ -227,16 +228,16 @@ def _rounded(length: int) -> int:
 
 
 class _Rewriting:
-    """One walk along a graph with one length rounded up."""
+    """A walk along a graph with one length rounded up."""
 
     def __init__(self, graph: Graph, length: int) -> None:
         self._old = graph
         self._graph = graph.copy()
         self._length, self._more = length, _rounded(length)
-        self._axes: dict[str, Axes] = {}  # Of what nodes make, those that are rounded up
+        self._axes: dict[str, Axes] = {}  # Axes of values that are rounded up
         self._made: dict[tuple[str, frozenset[int]], str] = {}
         self._nodes: list[onnx.NodeProto] = []
-        self.products = 0  # Of rounded lengths
+        self.products = 0  # Products of rounded lengths
         self.changes = 0  # Values that are extended or cut off
 
     def graph_of_all(self) -> Graph:
@@ -325,7 +326,7 @@ class _Rewriting:
         )
 
     def _masked(self, value: str, axis: int, to: str) -> str:
-        """Return the value with the least of its type added beyond the last element of an axis."""
+        """Return the value with the lowest number of its type added beyond the last element of an axis."""
         kind = self._graph.types[value]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem)
         mask = np.zeros([self._more if n == axis else 1 for n in range(len(kind.shape))], dtype)

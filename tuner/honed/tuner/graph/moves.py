@@ -1,8 +1,8 @@
-"""What exporters took apart becomes one operator again: transposes written as slices, layer normalisations.
+"""Restores operators that exporters split: transposes written as slices, layer normalisations.
 
 Exporters write cells cut out of an image (unfolds whose windows do not overlap, space to depth, patches
 merged) as a slice for each offset or window and a concatenation: hundreds of nodes that move each element
-once. What they come to is found out by doing it to the places of the elements.
+once. Applying the nodes to the places of the elements shows the move that they amount to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .graph import Array, Graph, Replaced, Shape, TensorType, perm_of
 from .products import WIDE, by_rows
 
 _MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
-_MOST_ELEMENTS = 1 << 24  # Whose places are followed: 64 MiB, and as much for each concatenation
+_MOST_ELEMENTS = 1 << 24  # Elements whose places are followed: 64 MiB, and as much for each concatenation
 
 
 def join_moves(graph: Graph) -> tuple[Graph, int]:
@@ -69,7 +69,7 @@ def _trees(graph: Graph, value: str, order: Mapping[str, int]) -> list[tuple[str
 def _turn(
     graph: Graph, source: str, nodes: Sequence[onnx.NodeProto], value: str
 ) -> tuple[Shape, list[int]] | None:
-    """Return the transpose that nodes amount to: extents of the axes that it sees, and their order.
+    """Return the transpose that nodes amount to: extents of the axes of its operand, and their order.
 
     Returns None where they are no transpose, or the value is too large to find out.
     """
@@ -154,7 +154,7 @@ def join_norms(graph: Graph) -> tuple[Graph, int]:
 
 
 def _norm(graph: Graph, to: Graph, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Return a LayerNormalization in `to` for a Div of a centred value by its deviation, and what follows.
+    """Return a LayerNormalization in `to` for a Div of a centred value by its deviation, and later nodes.
 
     Returns None where the node is no such Div.
     """

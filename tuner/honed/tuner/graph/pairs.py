@@ -1,7 +1,7 @@
-"""Two neighbouring slices of one value that the same becomes of are joined: it becomes of both at once.
+"""Joins two neighbouring slices of a value that go through equal operators, which then compute both at once.
 
-As the rotary encoding of queries and keys, which lie side by side in the product that makes them. The result
-is taken apart where products read it; where one of the two is transposed for that, both are.
+An example is the rotary encoding of queries and keys, which lie side by side in the result of one product.
+The joined result is sliced where products read it; where one of the two is transposed for that, both are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
 
 @dataclass(slots=True)
 class _Pair:
-    """A region that both slices have: for each value of the first the second's, and where they are joined.
+    """A region that both slices have: for each value of the first the second's, and the axis of the join.
 
-    `nodes` are those of the first, in order, the slice before them.
+    `nodes` are those of the first, in order, after the slice.
     """
 
     first: onnx.NodeProto
@@ -35,7 +35,7 @@ class _Pair:
 
     @property
     def computes(self) -> bool:
-        """Whether anything is computed, and not only moved."""
+        """Return whether the region computes anything, and does not only move."""
         return any(node.op_type in _UNARY | _BINARY for node in self.nodes)
 
 
@@ -87,7 +87,7 @@ def _grown(graph: Graph, places: dict[str, int], first: onnx.NodeProto, second: 
     pair.axes[first.output[0]] = bounds[0]
     waiting = [places[node.output[0]] for node in graph.readers.get(first.output[0], [])]
     heapq.heapify(waiting)
-    while waiting:  # In the order of the graph, what reads the region
+    while waiting:  # The readers of the region, in the order of the graph
         node = graph.nodes[heapq.heappop(waiting)]
         axis = None if node.output[0] in pair.others else _axis_after(graph, node, pair)
         twin = _twin(graph, node, pair) if axis is not None else None
@@ -114,7 +114,7 @@ def _twin(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | N
 
 
 def _match(graph: Graph, one: str, other: str, pair: _Pair) -> bool:
-    """Return whether an operand of the second's node is the one that its place in the first's asks for."""
+    """Return whether an operand of the second's node corresponds to the first's operand `one`."""
     if one in pair.others:
         return pair.others[one] == other
     if one in graph.constants and other in graph.constants:
@@ -123,7 +123,7 @@ def _match(graph: Graph, one: str, other: str, pair: _Pair) -> bool:
 
 
 def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
-    """Return the axis along which the results of a node and its twin are parts of one, or None."""
+    """Return the axis along which the results of a node and its counterpart are parts of one, or None."""
     shape = graph.shape(node.output[0])
     axes = {len(shape) - len(graph.shape(n)) + pair.axes[n] for n in node.input if n in pair.others}
     (given, *rest) = node.input
@@ -171,7 +171,7 @@ def _reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
 
 
 def _ends(graph: Graph, pair: _Pair) -> tuple[str, list[int] | None] | None:
-    """Return the one value of the first's that others read, and the transpose of one of the two.
+    """Return the first's only value that others read, and the transpose of one of the two.
 
     Returns None where there are several such values, or none; the transpose is None where neither is
     transposed.
@@ -199,7 +199,7 @@ def _leaves(graph: Graph, name: str, inside: Container[str]) -> bool:
 def _for_products(graph: Graph, value: str) -> bool:
     """Return whether only products read a value, as it is or transposed: they read slices in place.
 
-    Any other reader would be fused with what is computed before, or need a copy.
+    Any other reader would be fused with earlier operators, or need a copy.
     """
     turned = _transpose(graph, value)
     readers = graph.uses(value if turned is None else turned.output[0])

@@ -1,8 +1,8 @@
 """Products with constant weights, as passes match them, and the passes that join and reorder such products.
 
-Products of one value become one product, whose columns are taken apart. Where a product is of two values that
-were joined and one of them has a sibling, it first becomes a sum of two. Columns of weights are put in the
-order in which their results are taken apart.
+Products of one value become one product, whose columns are sliced. Where a product is of two concatenated
+values and one of them has a sibling, it first becomes a sum of two products. Columns of weights are put in
+the order in which their results are sliced.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import onnx
 
 from .graph import Array, Graph, Replaced, Shape, TensorType, axis_of, perm_of
 
-WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # That constants are computed anew in
+# Types in which constants are computed again
+WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`given` times the constant `weight` [k, n], plus the constant `bias` [n] where there is one.
+    """The product of `given` and the constant `weight` [k, n], plus the constant `bias` [n], if there is one.
 
-    `value` is what it makes: of `addition` where there is a bias, else of `node`.
+    `value` is its result: that of `addition` where there is a bias, else of `node`.
     """
 
     node: onnx.NodeProto
@@ -35,12 +36,12 @@ class Product:
 
     @property
     def value(self) -> str:
-        """What the product, with its bias, is."""
+        """The name of the result of the product, with its bias."""
         return str((self.addition or self.node).output[0])
 
 
 def product(graph: Graph, node: onnx.NodeProto) -> Product | None:
-    """Return the product that a MatMul is, with the bias that is added to it alone.
+    """Return a MatMul as a product, with the bias that is added to it alone.
 
     Returns None where the node is no product with a constant.
     """
@@ -106,7 +107,7 @@ def _turned(graph: Graph, transpose: onnx.NodeProto, node: onnx.NodeProto) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A product whose columns are split into axes of `extents`, and taken apart along one of them."""
+    """A product whose columns are split into axes of `extents`, and sliced along one of them."""
 
     product: Product
     reshape: onnx.NodeProto
@@ -118,7 +119,7 @@ class _Split:
 def permute_columns(graph: Graph) -> tuple[Graph, int]:
     """Return the graph with columns of weights in the order of slices, and how many products changed.
 
-    Slices that would take every third column take neighbours then.
+    Slices that would read every third column then read neighbours.
     """
     found = graph.copy()
     replaced: Replaced = {}
@@ -146,7 +147,7 @@ def _split(graph: Graph, node: onnx.NodeProto) -> _Split | None:
 
 
 def _permuted(graph: Graph, split: _Split) -> Replaced:
-    """Return what replaces the product, its bias and the slices, by the values of these."""
+    """Return the replacements of the product, its bias and the slices, by their values."""
     made, width = split.product, math.prod(split.extents) // split.extents[split.along]
     node = _with_columns(graph, made.node, made.weight, split)
     replaced = {made.node.output[0]: [node]}
@@ -207,7 +208,7 @@ def _joins_rows(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _summed(graph: Graph, one: Product, parts: list[str], sibling: int) -> list[onnx.NodeProto]:
-    """Return what replaces a product of two parts; the bias goes to the part that has a sibling."""
+    """Return the nodes that replace a product of two parts; the bias goes to the part that has a sibling."""
     kind, weight = graph.types[one.value], graph.constants[one.weight]
     border = graph.shape(parts[0])[-1]
     made: list[onnx.NodeProto] = []
@@ -266,7 +267,7 @@ def _added_to_product(graph: Graph, node: onnx.NodeProto, one: Product) -> bool:
 
 
 def _combined(graph: Graph, family: list[Product]) -> Replaced:
-    """Return what replaces the first product, and each value."""
+    """Return the replacements of the first product and of each value."""
     first = family[0]
     rows = graph.shape(first.value)[:-1]
     widths = [graph.shape(one.weight)[1] for one in family]

@@ -1,9 +1,9 @@
-"""Twins: subgraphs that do the same with the same weights on different values become one, with a batch axis.
+"""Merges twins, subgraphs of equal operators with equal weights on different values, along a batch axis.
 
-The images of a matcher, the branches of a siamese network. Their values, each with a leading axis of 1, are
-stacked along it, so a kernel of the merged graph does what several did. What reads a value of its twin (as
-cross attention does) reads the stack with its parts in another order. Twins pay by what is launched less for
-them, and what stacking and taking apart launches more.
+Examples are the images of a matcher and the branches of a siamese network. Their values, each with a leading
+axis of 1, are stacked along it, so a kernel of the merged graph replaces several. A node that reads a value
+of its twin (as cross attention does) reads the stack with its parts in another order. Merging saves launches,
+but adds those that stack and slice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import onnx
 
 from .graph import ELEMENTWISE, REDUCTIONS, Graph, Shape, axis_of, perm_of
 
-# Of stacked values: 128 MiB of float32, which every device allocates. Launches do not matter beyond.
+# Elements of stacked values: 128 MiB of float32, which every device allocates. Launches do not matter beyond.
 _MOST_ELEMENTS = 1 << 25
-# What a fusing compiler launches a kernel for, wherever it stands.
+# Operators for which a fusing compiler always launches a kernel.
 LAUNCHED = REDUCTIONS | frozenset(
     {"MatMul", "Conv", "MaxPool", "AveragePool", "Softmax", "LogSoftmax", "LayerNormalization"}
     | {"ArgMax", "ArgMin"}
 )
 Key = tuple[object, ...]
-Places = dict[str, tuple[int, int]]  # Of a value: the number of its group, and which twin makes it
+# The number of the group and the number of the twin that makes it, by value
+Places = dict[str, tuple[int, int]]
 
 
 class Role(enum.Enum):
-    """What an operand is to twins."""
+    """The role of an operand for twins."""
 
     STACKED = "stacked along axis 0, once for each twin"
     BROADCAST = "stacked where it differs, at the rank of the result"
@@ -55,7 +56,7 @@ def roles(graph: Graph, node: onnx.NodeProto) -> tuple[Role, ...] | None:
         return _product(graph, node)
     if node.op_type == "Concat":
         return (Role.STACKED,) * count if axis_of(node, len(shape)) else None
-    first = graph.shape(node.input[0]) if node.input else ()  # A part of constants alone has none
+    first = graph.shape(node.input[0]) if node.input else ()  # A node without inputs has none
     if first[:1] != (1,) or not _keeps_batch(graph, node):
         return None
     return (Role.STACKED, *(Role.SAME,) * (count - 1))
@@ -97,12 +98,12 @@ class Group:
     roles: tuple[Role, ...]
 
     def operand(self, position: int) -> tuple[str, ...]:
-        """Return what each twin reads at a position."""
+        """Return the operands of all twins at a position."""
         return tuple(node.input[position] for node in self.nodes)
 
     @property
     def values(self) -> tuple[str, ...]:
-        """What each twin makes."""
+        """The values that the twins make."""
         return tuple(node.output[0] for node in self.nodes)
 
 
@@ -138,7 +139,7 @@ class _GroupFinder:
         return "type", self.graph.types[name]
 
     def add(self, nodes: list[onnx.NodeProto], given: tuple[Role, ...]) -> None:
-        """Group nodes of one key where they follow twins, or where equal weights say that they are some."""
+        """Group nodes of one key where they follow twins, or where equal weights show that they are some."""
         elements = len(nodes) * math.prod(self.graph.shape(nodes[0].output[0]))
         if len(nodes) < 2 or elements > _MOST_ELEMENTS:
             return
@@ -202,9 +203,9 @@ def _weighs(graph: Graph, node: onnx.NodeProto) -> bool:
     return node.op_type in ("MatMul", "Conv") and node.input[1] in graph.constants
 
 
-_ELEMENTS = 1 << 18  # That are copied in the time of a launch, 10 us at 200 GB/s
-_MOST_LOOKED_AT = 1_000_000  # Groups, in all trials of a region: seconds
-_LONGEST = 8  # Groups that are left out together at most, from an end of a region inwards
+_ELEMENTS = 1 << 18  # Elements that are copied in the time of a launch, 10 us at 200 GB/s
+_MOST_LOOKED_AT = 1_000_000  # Groups examined in all trials of a region: seconds
+_LONGEST = 8  # Groups that are dropped together at most, from an end of a region inwards
 
 
 def worthwhile(graph: Graph, groups: Sequence[Group]) -> list[Group]:
@@ -286,7 +287,7 @@ def _chains(end: int, inwards: dict[int, set[int]], outwards: dict[int, set[int]
 
 
 def _gain(graph: Graph, groups: Sequence[Group], region: set[int], readers: dict[str, list[str]]) -> int:
-    """Return the launches that the groups of a region save, less those that stack, swap and take apart."""
+    """Return the launches that the groups of a region save, less those that stack, swap and slice."""
     chosen = [groups[n] for n in sorted(region)]
     place = places(chosen)
     stacks: set[tuple[str, ...]] = set()
@@ -349,7 +350,7 @@ class _Merger:
             group = self.groups[number]
             if twin == 0:
                 self.made.append(self._merge(group))
-            # Under its own name, for what reads this twin's value alone; dropped where nothing does.
+            # The name of this twin's value serves readers of it alone; it is dropped without any.
             self.made.append(self.graph.slice(self.stacks[group.values], node.output[0], 0, twin, twin + 1))
         return self.graph.tidied(self.made)
 
@@ -400,7 +401,7 @@ class _Merger:
         return self.groups[number] if number >= 0 and not found else None
 
     def _aligned(self, names: tuple[str, ...], rank: int) -> str:
-        """Return values of a lower rank stacked as broadcasting sees them: with leading axes of 1."""
+        """Return values of a lower rank stacked for broadcasting: with leading axes of 1."""
         shape = self.graph.shape(names[0])
         ones = (1,) * (rank - len(shape))
         if shape[:1] == (1,):

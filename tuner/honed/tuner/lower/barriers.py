@@ -31,7 +31,7 @@ _ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 
 @dataclass(frozen=True, slots=True)
 class DivergentBarrier:
-    """A barrier that not every work-item may reach, and the condition it stands under."""
+    """A barrier that not every work-item may reach, and the condition around it."""
 
     kernel: str
     condition: str
@@ -46,13 +46,13 @@ class DivergentBarrier:
 def divergent_barriers(source: str) -> list[DivergentBarrier]:
     """Return every barrier of `source` under a condition that may differ between work-items of a group."""
     if not any(barrier in source for barrier in _BARRIERS):
-        return []  # Most kernels have none, and to take them apart is a fortieth of compiling
+        return []  # Most kernels have none, and parsing them takes a fortieth of compiling
     tokens = _TOKEN.findall(_COMMENT.sub(" ", source))
     return list(_Walk(tokens).run())
 
 
 class _Walk:
-    """One pass over the tokens with a stack of the conditions that enclose them."""
+    """A pass over the tokens with a stack of the conditions that enclose them."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -93,7 +93,7 @@ class _Walk:
         elif token in ("if", "for", "while", "switch"):
             yield from self._conditional(token, under)
         elif token == "do":
-            # Its condition comes last; taken as divergent, the generator never writes one.
+            # A do's condition is last, so it counts as divergent; the generator never writes one.
             self.at += 1
             yield from self._statement((*under, "do"))
         elif token == "else":

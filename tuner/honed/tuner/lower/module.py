@@ -1,4 +1,4 @@
-"""The whole of lowering: legalise, read the program, schedule, generate, plan."""
+"""Lowers a module from end to end: legalise, read the program, schedule, generate, plan."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from .target import alignment_of, target_for
 from .workload import constant_parameters, form_key, function_flops, mark_constants, task_key
 
 Progress = Callable[[float, str], None]
-# Of kernels, in characters: they fit a table, and PoCL, which makes them folder names, fails on long ones.
+# Length of kernels' names: they fit a table, and PoCL, which makes them folder names, fails on long ones.
 LONGEST_NAME = 40
-# Given a task and its function: the name of a schedule and the function scheduled by it, or None for the
-# one that needs no trial. May raise LoweringFailed.
+# Takes a task and its function; returns the name of a schedule and the function scheduled by it, or None for
+# the one that needs no trial. May raise LoweringFailed.
 Choose = Callable[[str, tirx.PrimFunc], tuple[str, tirx.PrimFunc] | None]
-# Given a function, a name, a target and a profile: kernels that need no trial, as of `default_kernels`.
+# Takes a function, a name, a target and a profile; returns kernels that need no trial, as of
+# `default_kernels`.
 UntunedKernels = Callable[[tirx.PrimFunc, str, Target, DeviceProfile], tuple[str, Lowered, list[str]]]
 
 
@@ -61,14 +62,14 @@ class LoweredModel:
         return {name: function.source for name, function in self.functions.items()}
 
     def plan(self, profile: DeviceProfile, extra: Sequence[np.ndarray] = ()) -> Plan:
-        """Lay it out for a device; `extra` arrays become the last constants."""
+        """Lay the program out for a device; `extra` arrays become the last constants."""
         room = profile.limits.max_alloc_bytes
         return plan(self.program, self.functions, alignment_of(profile), room, extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lowering:
-    """What functions are lowered with."""
+    """The context in which functions are lowered."""
 
     functions: Mapping[str, tirx.PrimFunc]  # Constants that may be packed are marked
     target: Target
@@ -79,7 +80,7 @@ class _Lowering:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A function's kernels, with what the user should know of how they came to be; or why there are none."""
+    """A function's kernels, with notes for the user on how they were made; or why there are none."""
 
     function: Function | None
     notes: list[str]
@@ -128,9 +129,9 @@ def lower_module(
     passes: FusionPasses = ALL_PASSES,
     admit: Callable[[Program], None] = lambda _program: None,
 ) -> LoweredModel:
-    """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
+    """Lower the `main` of a Relax module with the chosen schedules, else with those that `first` gives.
 
-    `progress` is called with the share done (0 to 1) and what is being done. So many `processes` are forked
+    `progress` is called with the share done (0 to 1) and the present action. `processes` processes are forked
     for it; with none this process does it. `admit` may refuse the program before that. The rest is as in
     `legal_model`. Raises ModelRefused with every function that cannot be lowered.
     """
@@ -171,7 +172,7 @@ def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]
 
 
 def _lower_alike(tools: _Lowering, named: Mapping[str, tuple[str, str]]) -> dict[str, _Found]:
-    """Lower functions of one form in one process, one after the other, so that they share a schedule."""
+    """Lower functions of equal form in turn in one process, so that they share a schedule."""
     return {of: _lower(tools, of, *task) for of, task in named.items()}
 
 
@@ -223,7 +224,7 @@ def kernel_name(name: str, task: str, taken: Container[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A value as the graph sees it at one point: the memory, and the shape it is seen with."""
+    """A value at one point of the graph: the memory, and the shape in which it is read."""
 
     value: int
     shape: tuple[int, ...]
@@ -279,9 +280,8 @@ class _Reader:
 def read_program(module: IRModule, operators: _Operators | None = None) -> Program:
     """Return the program of `module["main"]`, with functions named by their global variables.
 
-    `operators` names what each variable's call computes.
-
-    Raises ModelRefused, listing every operator that is left without a kernel.
+    `operators` names the operators that each variable's call computes. Raises ModelRefused, listing every
+    operator that is left without a kernel.
     """
     main = module["main"]
     reader = _Reader(module, operators=operators or {})
@@ -318,7 +318,7 @@ def _tensor(ty: object) -> tuple[str, tuple[int, ...]]:
 
 
 def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
-    """Bind one variable; returns why it cannot be lowered, if so."""
+    """Bind one variable; return the reason if it cannot be lowered."""
     value, ty = binding.value, binding.var.ty
     if isinstance(binding, relax.MatchCast) or not isinstance(value, relax.Call):
         reader.bound[binding.var] = reader.of(value)
@@ -381,7 +381,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             ]
             return
     if all(reader.values[s.value].nbytes == 0 for s in outputs):
-        return  # Nothing to compute
+        return  # There is nothing to compute
     reader.calls.append(
         FunctionCall(
             function=str(function.name_hint),

@@ -1,8 +1,8 @@
-"""From a scheduled PrimFunc to OpenCL C with its launches and inner buffers.
+"""Turns a scheduled PrimFunc into OpenCL C with its launches and inner buffers.
 
 The passes are those of TVM's S-TIR pipeline up to the split of host and device code, and our own that adds
-long sums up in blocks. Stopping there leaves a host function that is nothing but allocations and launches,
-which is what a plan needs; packing arguments for a TVM runtime, and asserting them, would come after it.
+long sums up in blocks. The remaining host function consists of allocations and launches only, which is what a
+plan needs; TVM's later passes would pack arguments for its runtime, and assert them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .program import KernelLaunch, MemoryValue
 from .statements import behind, is_call, looked_up, memory_behind, nodes, parts, rebuilt
 from .sums import stage_sums
 
-# Kernels by entry name, out of which host code was split, to one source.
+# Returns one source for kernels by entry name, which are already split from host code.
 Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
-_UNKNOWN = 2**31  # What the bound of an expression is beyond where it has none
+_UNKNOWN = 2**31  # Exceeds the bound of any bounded expression
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
 target.register()
@@ -45,7 +45,7 @@ class LoweringFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """OpenCL C and what it takes to run it; see `program.Function`."""
+    """OpenCL C and the data needed to run it; see `program.Function`."""
 
     source: str
     parameters: int
@@ -62,14 +62,14 @@ def lower_function(
 ) -> Lowered:
     """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run.
 
-    Only tests give another printer: TVM's own, to compare with.
+    Tests pass TVM's own printer, to compare with.
     """
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
         passes = tvm.transform.Sequential([*_blocks_to_loops(profile), *_loops_to_kernels()])
         split = passes(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
-        _check_local_memory(kernels, profile)  # Before printing, which takes most of the time
+        _check_local_memory(kernels, profile)  # Checked before printing, which takes most of the time
         dialect = Dialect(contract=profile.family.contracts, costly_addresses=profile.costly_addresses)
         source = (printer or partial(print_kernels, dialect=dialect))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -169,7 +169,7 @@ def last_line(error: BaseException) -> str:
 def _read_host(
     host: tirx.PrimFunc, parameters: int, kernels: dict[str, tirx.PrimFunc], source: str
 ) -> Lowered:
-    """Read launches out of the host function, whose inner buffers stand behind its `parameters`."""
+    """Read launches out of the host function, whose inner buffers follow its `parameters`."""
     memory: dict[ir.Var, int] = {parameter: n for n, parameter in enumerate(host.params)}
     inner = tuple(_value(b.dtype, _static_shape(b.shape)) for b in host.params[parameters:])
     launches: list[KernelLaunch] = []
@@ -228,7 +228,7 @@ def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, ti
         arg_types=types,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
-        # Only good for dividing a function's work among its kernels: padding and repeated work count, too.
+        # Good only for dividing a function's work among its kernels: padding and repeated work count, too.
         flops=max(1, _operations(kernel.body)) * math.prod(grid) * math.prod(block),
         bytes=nbytes,
     )

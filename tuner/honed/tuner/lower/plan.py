@@ -1,4 +1,4 @@
-"""From a program to buffers with a storage plan, kernels and steps.
+"""Turns a program into buffers with a storage plan, kernels and steps.
 
 Scratch memory is an arena of slots. Each scratch buffer lives from the step that writes it to the last that
 reads it, and lies at the start of a slot that it shares with none alive at the same time; the largest are
@@ -35,10 +35,10 @@ from honed.runtime.compiled.sub_buffers import families, family_of
 
 from .program import Function, FunctionCall, HostFunctionCall, MemoryValue, Program
 
-# What is prepared takes memory for as long as the model is loaded, where a step of each inference would have
-# it in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to
-# vectors at most double it; what grows more is broadcast, and as fast computed anew as read. Small tables are
-# always prepared: to launch a kernel takes longer than to fill them.
+# Prepared values take memory for as long as the model is loaded, where a step of each inference would have
+# them in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to
+# vectors at most double it; values that grow more are broadcast, and are computed as fast as read. Small
+# tables are always prepared: launching a kernel takes longer than filling them.
 _GROWTH = 2
 _SMALL_BYTES = 16 << 10
 
@@ -125,7 +125,7 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class PlannedView:
-    """An operator whose result is a buffer seen with a shape of its own."""
+    """An operator whose result is a buffer read with a shape of its own."""
 
     operator: str
     shape: tuple[int, ...]
@@ -134,7 +134,7 @@ class PlannedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the executor needs, but for names and identities."""
+    """The executor's inputs, except for names and identities."""
 
     buffers: tuple[Buffer, ...]
     input_buffers: tuple[int, ...]
@@ -142,7 +142,7 @@ class Plan:
     arena_bytes: int
     prepared_bytes: int
     constant_bytes: int
-    constants: Mapping[int, np.ndarray]  # By buffer
+    constants: Mapping[int, np.ndarray]  # Constant arrays by buffer
     sources: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     prepare: tuple[Preparation, ...]
@@ -162,7 +162,8 @@ class Lifetime:
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Return offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
-    slots: list[list[tuple[int, int, int]]] = []  # First and last steps of what lies in each, and its number
+    # First and last steps of the buffers in each slot, and their numbers
+    slots: list[list[tuple[int, int, int]]] = []
     largest: list[int] = []
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
         one = lifetimes[i]
@@ -181,14 +182,14 @@ def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int
 
 
 def _is_free(slot: Sequence[tuple[int, int, int]], one: Lifetime) -> bool:
-    """Return whether nothing in a slot, in the order of its steps, is alive when the buffer is."""
+    """Return whether no buffer in a slot, in the order of its steps, is alive at the same time as `one`."""
     at = bisect_left(slot, (one.first,))
     return (not at or slot[at - 1][1] < one.first) and (at == len(slot) or one.last < slot[at][0])
 
 
 @dataclass()
 class _Draft:
-    """Buffers and steps while they are collected; scratch offsets are filled in at the end.
+    """The buffers and steps as they are collected; scratch offsets are filled in at the end.
 
     `at` has the buffers of the program's values.
     """
@@ -208,7 +209,7 @@ class _Draft:
         return len(self.buffers) - 1
 
     def add_value(self, v: int, place: str, offset: int = 0, within: int | None = None) -> None:
-        """Give a value of the program a buffer, where it has none."""
+        """Give a value of the program a buffer, unless it has one."""
         if v not in self.at:
             self.at[v] = self.add(self.program.values[v], place, offset, within)
 
@@ -251,7 +252,7 @@ def plan(
 ) -> Plan:
     """Lay out `program`; `extra` arrays become constants after the program's own (the probes).
 
-    `alignment` is the device's of sub-buffers, `room` the most that may be prepared, both in bytes.
+    `alignment` is the device's for sub-buffers, `room` the most that may be prepared, both in bytes.
     """
     draft = _Draft(program)
     calls = [call for call in program.calls if isinstance(call, FunctionCall)]
@@ -293,7 +294,7 @@ def plan(
 
 
 def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> tuple[PlannedCall, ...]:
-    """Return where the steps of each call of the program went.
+    """Return the planned steps of each call of the program.
 
     `spans` are the numbers of the steps before the division.
     """
@@ -312,7 +313,7 @@ def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> 
 def _outputs(draft: _Draft, kept: Mapping[int, int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Give every output a buffer; a value that has one already (input, constant, other output) is copied.
 
-    An output that keeps an input (`kept`) has that input's.
+    An output that keeps an input (`kept`) has that input's buffer.
     """
     program = draft.program
     buffers: list[int] = []
@@ -364,7 +365,7 @@ def _add_call(
 
 
 def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
-    """Return the buffer itself if it has that shape, else a copy that has: host functions see shapes."""
+    """Return the buffer itself if it has that shape, else a copy that has: host functions read shapes."""
     have = draft.buffers[buffer]
     if have.shape == shape:
         return buffer

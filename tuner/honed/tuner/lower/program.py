@@ -1,4 +1,4 @@
-"""A model as a straight line of calls on values: what lies between Relax and the plan.
+"""Represents a model as a straight line of calls on values, between Relax and the plan.
 
 Free of TVM, so that planning can be tested with programs made by hand. A value is a piece of memory, not
 a tensor: reshapes do not appear here, both of their sides are the same value.
@@ -26,17 +26,17 @@ class MemoryValue:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the value in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def nbytes_of(self, most: int) -> int:
-        """Return the bytes of at most so many elements."""
+        """Return the bytes of at most `most` elements."""
         return min(self.nbytes, most * np.dtype(self.dtype).itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLaunch:
-    """One launch inside a function.
+    """A launch inside a function.
 
     `args` name memory by position: 0 .. n-1 are the function's inputs then outputs, n and above its
     inner buffers.
@@ -77,21 +77,22 @@ class Within:
 class FunctionCall:
     """Run `functions[function]` on values.
 
-    One with `moves`, all of one `outer`, only copies: it need not run where its values lie so. One that
-    `keeps` inputs of the model, one for each output, writes some elements of it; the others are that input's.
+    A call with `moves`, all of one `outer`, only copies: it need not run where its values lie in place. A
+    call with `keeps`, one input of the model for each output, writes some elements of it; the others keep the
+    input's values.
     """
 
     function: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    operators: tuple[str, ...] = ()  # That it computes, by the values they make
+    operators: tuple[str, ...] = ()  # Operators that it computes, named by the values they make
     moves: tuple[Within, ...] = ()
     keeps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFunctionCall:
-    """Run a part of the model in the CPU engine on values, seen in the shapes given here."""
+    """Run a partition of the model in the CPU engine on values in the shapes of this call."""
 
     function: str
     inputs: tuple[int, ...]
@@ -103,7 +104,7 @@ class HostFunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueView:
-    """An operator whose result is `value` seen with a shape of its own."""
+    """An operator whose result is `value` read with a shape of its own."""
 
     operator: str
     value: int
@@ -137,11 +138,11 @@ class Program:
     blocks: tuple[PlacedBlock, ...] = ()
 
 
-# The parts of a concatenation lie one behind the other in its result, and a slice lies in what it is cut out
-# of: where nothing is in the way, each is written where it is read. Values that lie in one another are a
-# block, which one of them fills; what is computed anywhere in it is disjoint from what else is.
+# The operands of a concatenation lie one after the other in its result, and a slice lies in its operand:
+# where possible, each is written where it is read. Values that lie in one another are a block, which one of
+# them fills; values computed at different places in it are disjoint.
 
-_Places = Mapping[int, int]  # Of values: bytes from the start of their block
+_Places = Mapping[int, int]  # Bytes from the start of their block, by value
 
 
 def moved_in_place(program: Program, alignment: int) -> Program:
@@ -175,19 +176,19 @@ def constant_values(program: Program) -> frozenset[int]:
 
 @dataclass()
 class _Blocks:
-    """Values by where they lie, as far as calls were taken."""
+    """The values by their places, for the calls accepted so far."""
 
     program: Program
     alignment: int
-    block_of: dict[int, _Places] = field(default_factory=dict)  # Of values that lie in one with others
-    moved: set[int] = field(default_factory=set)  # What no call computes any more
+    block_of: dict[int, _Places] = field(default_factory=dict)  # Blocks of the values that share one
+    moved: set[int] = field(default_factory=set)  # Values that no call computes any more
 
     def __post_init__(self) -> None:
         self._constant = constant_values(self.program)
         self._owners = {*self.program.inputs, *self.program.outputs}
 
     def take(self, call: FunctionCall) -> bool:
-        """Let a call's values lie in place, where they can."""
+        """Place a call's values in place, where they can be; return whether that was done."""
         places = self._joined(call.moves)
         if places is None or not self._allowed(places, self.moved | set(call.outputs)):
             return False
@@ -196,7 +197,7 @@ class _Blocks:
         return True
 
     def blocks(self) -> tuple[PlacedBlock, ...]:
-        """Return all blocks."""
+        """Return the final blocks, each with its values' offsets."""
         distinct = {id(places): places for places in self.block_of.values()}
         return tuple(
             PlacedBlock(whole=self._whole(places), places=tuple(sorted(places.items())))

@@ -1,8 +1,8 @@
-"""Default schedules, function by function.
+"""Provides default schedules, function by function.
 
-The rules of TVM's dlight that suit the function and the device are tried in order and the first whose
-kernels pass every check of `opencl` is taken. A function that none of them can schedule is run by a single
-work-item, which always works and is slow: the caller reports it.
+The rules of TVM's dlight that suit the function and the device are tried in order, and the first whose
+kernels pass every check of `opencl` is used. A single work-item runs a function that none of them can
+schedule, which always works and is slow: the caller reports it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _LEAST_COOPERATIVE = 64
 # Rules fail in many ways on functions they were not made for.
 _MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-# TVM checks what a step of a schedule is given in Python, which takes a twentieth of compiling a model, and
+# TVM checks the arguments of a schedule's steps in Python, which takes a twentieth of compiling a model, and
 # again in C++, which is enough.
 for _name, _step in list(vars(s_tir.Schedule).items()):
     if isinstance(_step, FunctionType) and hasattr(_step, "__wrapped__"):
         setattr(s_tir.Schedule, _name, _step.__wrapped__)
-# Rules try to inline each block. What cannot be is an error, and TVM prints the whole function in its text.
+# Rules try to inline each block. A block that cannot be inlined is an error, whose text TVM fills with the
+# whole function.
 s_tir.Schedule.__init__.__kwdefaults__["error_render_level"] = "fast"
 # TVM makes a solver, with 16 MiB of its own, for each proof that a split has to be guarded.
 keep_freed(32 << 20)
@@ -86,7 +87,7 @@ def _rules(
     func: tirx.PrimFunc, profile: DeviceProfile
 ) -> Iterator[tuple[str, Callable[[], dlight.ScheduleRule]]]:
     yield "matmul", dlight.gpu.Matmul
-    # On a CPU a work-group is one thread of the processor: cooperating only adds barriers.
+    # A work-group on a CPU is one thread of the processor: cooperating only adds barriers.
     if not profile.family.processor and longest_reduction(func) >= _LEAST_COOPERATIVE:
         yield "gemv", dlight.gpu.GEMV
         yield "reduction", dlight.gpu.Reduction
@@ -102,7 +103,7 @@ def longest_reduction(func: tirx.PrimFunc) -> int:
 def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a copy that shares nothing: schedules change the statements of their function in place.
 
-    `s_tir.renew_defs` takes a twentieth of a deep copy, but refuses what Relax makes of a value of rank 0.
+    `s_tir.renew_defs` takes a twentieth of a deep copy, but refuses Relax's code for a value of rank 0.
     """
     try:
         return s_tir.renew_defs(func)
@@ -113,7 +114,7 @@ def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Use 32-bit index arithmetic, which GPUs do in one instruction.
 
-    TVM's pass takes no function with 64-bit data or more than 2^31 elements; those keep 64-bit shapes, and
+    TVM's pass accepts no function with 64-bit data or more than 2^31 elements; those keep 64-bit shapes, and
     their indices are narrowed where the lowering can prove that they fit.
     """
     if any(
@@ -138,7 +139,7 @@ def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         loops = schedule.get_loops(block)
         if loops and str(schedule.get(loops[0]).loop_var.name) in bound:
-            continue  # Shares its nest with an earlier block
+            continue  # An earlier block shares its nest
         outer = schedule.add_unit_loop(loops[0] if loops else block)
         schedule.bind(outer, "blockIdx.x")
         bound.add(str(schedule.get(outer).loop_var.name))

@@ -1,4 +1,4 @@
-"""Walking and rebuilding the statements of functions."""
+"""Walks and rebuilds the statements of functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Return the statement with as many other parts as `parts` gives; itself where the parts are its own."""
+    """Return the statement with other parts, as many as `parts` returns; itself where they are unchanged."""
     if all(new.same_as(old) for new, old in zip(within, parts(stmt), strict=True)):
         return stmt
     if isinstance(stmt, tirx.SeqStmt):
@@ -45,7 +45,7 @@ def rebuilt(stmt: tirx.Stmt, within: Sequence[tirx.Stmt]) -> tirx.Stmt:
 
 
 def replaced(stmt: tirx.Stmt, old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
-    """Return the statement with `new` wherever this very `old` (compared by identity) stands in it."""
+    """Return the statement with `new` in place of this very `old` (compared by identity)."""
     return new if stmt.same_as(old) else rebuilt(stmt, [replaced(part, old, new) for part in parts(stmt)])
 
 
@@ -76,9 +76,9 @@ def loads(root: ir.Expr | tirx.Stmt) -> list[ir.TensorLoad]:
 
 
 def looked_up(root: ir.Expr | tirx.Stmt, memory: Mapping[ir.Var, ir.Var] | None = None) -> set[ir.Var]:
-    """Return the buffers that are read, and only at places that other loads give.
+    """Return the buffers that are read only at places that other loads give.
 
-    With `memory` it is what is behind these (`memory_behind`).
+    With `memory` return the memory that holds them (`memory_behind`).
     """
     found: dict[ir.Var, bool] = {}
     for load in loads(root):

@@ -1,4 +1,4 @@
-"""How long sums are added up: in blocks of terms, then the sums of the blocks, and so on; and where they are.
+"""Splits long sums into blocks of terms, then the sums of the blocks, and so on; and finds these sums.
 
 An accumulator that takes n terms one by one errs by up to n u of the sum of their magnitudes (u: half the
 distance from 1 to the next number, 2^-24 in float32), and by nearly as much where the terms are alike, as
@@ -53,13 +53,13 @@ def additions(terms: int) -> int:
 
 
 # Partial sums of one work-item. A plain sum waits for its loads, so that partial sums which spill cost
-# little. A product's accumulators fill the registers as it is: only those too few to matter are doubled, and
+# little. A product's accumulators already fill the registers: only those too few to matter are doubled, and
 # halves whose operands are held step by step, within a budget: two of them fit a register, and long sums of
 # them lose most digits.
 MOST_PARTIAL = 1024
 MOST_PARTIAL_PRODUCTS = 8
 MOST_PARTIAL_HALVES = 64
-# Terms and sums of a turn. To add the sums up takes as long for a half as to multiply a pair. Two share a
+# Terms and sums of a turn. Adding the sums up takes as long for a half as multiplying a pair. Two share a
 # register, beside those that the loop carries.
 LEAST_OF_TURN, MOST_OF_TURN = 4, 24
 
@@ -68,9 +68,9 @@ _ONE_BY_ONE = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A statement that has no parts; the loops and the conditions around it, outermost first.
+    """A statement without parts; the loops and the conditions around it, outermost first.
 
-    Each condition comes with the number of these loops that it stands within.
+    Each condition comes with the number of these loops around it.
     """
 
     stmt: tirx.Stmt
@@ -84,7 +84,7 @@ class LongSum:
 
     `summed` are the loops around it that run over the terms. `block` iterations of the loop number `at` of
     `leaf.loops` are to be one block. `init` is the store that sets the element before the first term, where
-    it stands beside the sum.
+    it is beside the sum.
     """
 
     leaf: Leaf
@@ -98,7 +98,7 @@ class LongSum:
 def find(loop: tirx.For, *, pairs: bool = False) -> LongSum | None:
     """Return the first sum to be staged whose outermost loop over terms is this one, or None.
 
-    It has too many terms; with `pairs` also halves whose turns have several (`stage_sums`).
+    Such a sum has too many terms, or with `pairs` is of halves with several terms per turn (`stage_sums`).
     """
     leaves = list(_leaves(loop, Leaf(loop)))
     for leaf in leaves:
@@ -136,7 +136,7 @@ def is_product(parts: Iterable[ir.Expr | tirx.Stmt], along: Sequence[ir.Var]) ->
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduction of an unscheduled function: how many terms become one, and whether they are products."""
+    """A reduction of an unscheduled function: its number of terms, and whether they are products."""
 
     terms: int
     product: bool
@@ -189,7 +189,7 @@ def _leaves(stmt: tirx.Stmt, around: Leaf) -> Iterator[Leaf]:
 
 
 def _term(stmt: tirx.Stmt) -> ir.Expr | None:
-    """Return what a store adds to the float that it overwrites; None where it does anything else."""
+    """Return the term that a store adds to the float that it overwrites; None where it does anything else."""
     if not isinstance(stmt, tirx.BufferStore) or not isinstance(stmt.value, tirx.Add):
         return None
     if "float" not in str(stmt.buffer.dtype):
@@ -203,7 +203,7 @@ def _term(stmt: tirx.Stmt) -> ir.Expr | None:
 def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along: Sequence[ir.Var]) -> int:
     """Return how many partial sums a work-item may hold.
 
-    An operand copied in the loop counts as what it copies.
+    An operand copied in the loop counts as its source.
     """
     operands = loads(term)
     if is_product(operands, along):
@@ -239,7 +239,7 @@ def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int]
 
 
 def _turn(leaf: Leaf, term: ir.Expr, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
-    """Return which loop over terms is the outermost that is written out in a turn of another, and its extent.
+    """Return the outermost loop over terms that is unrolled in a turn of another, and its extent.
 
     Return None where a turn has too few products of vectors of halves to pay, or too many sums.
     """
@@ -266,7 +266,7 @@ def _stores_to(stmt: tirx.Stmt, buffer: ir.Var) -> bool:
 
 
 def _accesses(loop: tirx.For, buffer: ir.Var) -> int:
-    """Return how often a buffer is named as one that is read or written, within a loop."""
+    """Return how often a buffer is declared as read or written, within a loop."""
     named = [load.source for load in loads(loop)] + [store.buffer for store in nodes(loop, tirx.BufferStore)]
     return sum(bool(one.same_as(buffer)) for one in named)
 
@@ -406,7 +406,7 @@ def _in_blocks(long: LongSum) -> tirx.Stmt:
 
 
 def _repeat(like: tirx.For, count: ir.Expr, body: Callable[[ir.Expr], tirx.Stmt]) -> tirx.Stmt:
-    """Return a loop of the kind of `like`, around what `body` makes of its variable."""
+    """Return a loop of the kind of `like`, with the body that `body` makes from its variable."""
     known = isinstance(count, tirx.IntImm)
     zero = tirx.const(0, like.loop_var.ty.dtype)
     if known and int(count) == 1:

@@ -1,4 +1,4 @@
-"""What OpenCL devices are for TVM: the target of a profile, and the names that OpenCL C has for functions."""
+"""Describes OpenCL devices to TVM: the target of a profile, and OpenCL C's names of functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def target_for(profile: DeviceProfile) -> Target:
 
 
 def alignment_of(profile: DeviceProfile) -> int:
-    """Return the alignment, in bytes, of scratch buffers and of what lies in them.
+    """Return the alignment, in bytes, of scratch buffers and of the values in them.
 
     It suits sub-buffers, and whole cache lines (64 bytes).
     """
@@ -46,13 +46,13 @@ NAMES = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot", "ldexp", "log1p",
     "nextafter", "tan",
 )  # fmt: skip
-_LEVEL = 99  # Above the rules that TVM brings along
+_LEVEL = 99  # Above the level of TVM's own rules
 
 
 def register() -> None:
     """Have TVM lower these functions to calls by OpenCL's names, and round vectors whole.
 
-    Otherwise TVM takes vectors apart before it rounds them, with all that follows: kernels that quantise have
+    Otherwise TVM splits vectors before it rounds them, with all later operators: kernels that quantise have
     two to four times as much source, which PoCL takes more than five times as long to build.
     """
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""A function as a workload: its name, what it computes and moves, and which constants a schedule may pack."""
+"""Describes a function as a workload: its name, its operations and bytes, and the constants it may pack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from honed.machine.profile import DeviceProfile
 from .program import FunctionCall, MemoryValue, Program
 from .statements import loads, looked_up, nodes, reached, reduced_axes, uses
 
-_IMAGE_AXES = 4  # Of a convolution's weights and results
+_IMAGE_AXES = 4  # Axes of a convolution's weights and results
 _MARK = "honed.constants"
 ALIGNED_PIXELS = 4  # Images of a multiple are multiplied as they are
 
@@ -32,9 +32,9 @@ def task_key(func: tirx.PrimFunc) -> str:
 
 
 def form_key(func: tirx.PrimFunc) -> int:
-    """Return what is equal for functions that differ in offsets and factors alone: one schedule suits all.
+    """Return a key equal for functions that differ in offsets and factors alone: one schedule suits all.
 
-    Such are the steps of an unrolled recurrence, each of which reads another row, and quantised layers.
+    Such are quantised layers, and the steps of an unrolled recurrence, which read different rows.
     """
     body = structural_map(
         func.body,
@@ -66,9 +66,9 @@ def function_flops(func: tirx.PrimFunc) -> int:
 
 
 def function_bytes(func: tirx.PrimFunc) -> int:
-    """Return the least that an unscheduled function moves.
+    """Return the least bytes that an unscheduled function moves.
 
-    It reads and writes its parameters; of a table that it looks elements up in, one for each of its results.
+    It reads and writes its parameters; of a lookup table it reads one element for each of its results.
     """
     tables, written = looked_up(func.body), {one.buffer for one in nodes(func.body, tirx.BufferStore)}
     values = list(zip(func.params, parameters(func), strict=True))
@@ -77,7 +77,7 @@ def function_bytes(func: tirx.PrimFunc) -> int:
 
 
 def reached_bytes(func: tirx.PrimFunc) -> int:
-    """Return the least that an unscheduled function moves where it reads only parts of its parameters.
+    """Return the least bytes that an unscheduled function moves where it reads only parts of its parameters.
 
     Schedules are chosen by `function_bytes`, for which a part counts as the whole.
     """
@@ -105,9 +105,9 @@ def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
 
 
 def mark_constants(func: tirx.PrimFunc, constants: Iterable[int], profile: DeviceProfile) -> tirx.PrimFunc:
-    """Mark those of a function's constant parameters that candidates for the device may pack.
+    """Mark the constant parameters that candidates for the device may pack.
 
-    Only for them it matters to a candidate's time that they are constants.
+    A candidate's time depends only on these being constant.
     """
     packs = _PACKED[profile.family.packing]
     found = [n for n in sorted(constants) if packs(func, func.params[n])]
@@ -156,7 +156,8 @@ def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return _has_window(func, weights) or (odd and _of_sums(func, weights))
 
 
-# What sketches lay out in a launch of their own: `packed`, `pointwise`, `channels`, `panels` and `blockwise`.
+# Constants that sketches lay out in a separate launch: `packed`, `pointwise`, `channels`, `panels` and
+# `blockwise`.
 _PACKED: Mapping[Packing, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
     Packing.NONE: lambda _func, _weights: False,
     Packing.WINDOWS: _has_window_or_odd_image,

@@ -1,8 +1,8 @@
 """The building child: `python -m honed.tuner.measure.builder FD`, one of the pool of `process`.
 
-It fills the driver's cache of compiled programs, which the measuring child then finds. Where the device is
-the processor, it launches a single work-group of each kernel, too: PoCL compiles most at the first launch,
-for the size of the work-groups, however many there are. Nothing that it does says anything of a candidate.
+It fills the driver's cache of compiled programs for the measuring child. Where the device is the processor,
+it launches a single work-group of each kernel, too: PoCL compiles most at the first launch, for the size of
+the work-groups, whatever their number. Its results say nothing about a candidate.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     """Serve until the parent hangs up."""
     BuildingChild(connect()).serve()
     sys.stdout.flush()
-    os._exit(0)  # As the measuring child: threads of the driver may hang
+    os._exit(0)  # Threads of the driver may hang, as in the measuring child
 
 
 def _launch(queue: Any, candidate: Candidate, program: Any, parameters: list[int]) -> None:

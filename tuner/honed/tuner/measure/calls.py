@@ -1,4 +1,4 @@
-"""What the measuring child and building children are asked for, and what they answer."""
+"""The calls of the measuring child and the building children, and their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OpenSession(Call[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadWorkload(Call[float]):
-    """Measure candidates of a workload; the answer is the rate at which the device moves as many bytes.
+    """Measure candidates of a workload; return the rate at which the device moves as many bytes.
 
     In bytes per second; `traffic` is that rate where it is known.
     """
@@ -34,7 +34,7 @@ class LoadWorkload(Call[float]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareCandidate(Call[None]):
-    """Build a candidate beside what is measured. This is told, and not answered."""
+    """Build a candidate beside the one being measured, as a notification without an answer."""
 
     candidate: Candidate
 
@@ -55,7 +55,10 @@ class Examined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result of a candidate, and the device's peaks now. `worn`: the child has grown and is replaced."""
+    """The result of a candidate, and the device's peaks now.
+
+    `worn`: the child has grown and is to be replaced.
+    """
 
     examined: Examined
     peaks: DevicePeaks
@@ -64,7 +67,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureCandidate(Call[Measured]):
-    """Examine and time a candidate of the loaded workload; one slower than `give_up` seconds less well."""
+    """Examine and time a candidate of the loaded workload.
+
+    Take fewer samples if slower than `give_up` seconds.
+    """
 
     candidate: Candidate
     give_up: float | None
@@ -72,7 +78,10 @@ class MeasureCandidate(Call[Measured]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBuilder(Call[None]):
-    """Open a device to build for; the child may take `memory_bytes` more then. This is told."""
+    """Open a device to build for; the child may take `memory_bytes` more then.
+
+    A notification without an answer.
+    """
 
     device: str
     memory_bytes: int

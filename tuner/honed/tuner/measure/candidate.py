@@ -1,4 +1,4 @@
-"""What is measured, within which limits, and what a session needs of what measures it."""
+"""Defines candidates, workloads and limits of a measurement, and the interface of their runners."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ from honed.tuner.lower.program import KernelLaunch, MemoryValue
 from honed.tuner.records.verdict import Verdict
 
 if TYPE_CHECKING:
-    from honed.tuner.lower.opencl import Lowered  # Which knows TVM, and the measuring child must not
+    # Imported for types only, because it imports TVM, which the measuring child must not
+    from honed.tuner.lower.opencl import Lowered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A tuning task as the measuring child sees it: its memory, and what its answers must be.
+    """A tuning task for the measuring child: its memory, and its expected outputs.
 
-    Parameters are the function's inputs, then its outputs. What depends on `constants` only is prepared, as
-    in a model: computed once, outside of what is timed. `folder` holds `S.P.npy` for every set S of inputs
-    and every parameter P: drawn inputs, and the outputs an independent path gave for them.
+    Parameters are the function's inputs, then its outputs. Launches that depend on `constants` only are
+    prepared, as in a model: computed once, outside of the timed runs. `folder` holds `S.P.npy` for every set
+    S of inputs and every parameter P: drawn inputs, and the outputs that an independent path computed for
+    them.
     """
 
     task: str
     parameters: tuple[MemoryValue, ...]
-    outputs: tuple[int, ...]  # Which parameters are outputs
+    outputs: tuple[int, ...]  # Indices of the parameters that are outputs
     sets: int
     folder: Path
     flops: int
     bytes: int
     tolerance: tuple[float, ...]  # Per output, of the largest |reference value|; 0: equal
-    constants: tuple[int, ...] = ()  # Which parameters are the same in all inferences of a model
+    constants: tuple[int, ...] = ()  # Indices of the parameters that are equal in all inferences of a model
 
     @property
     def half(self) -> bool:
-        """Whether it may compute at half precision."""
+        """Return whether a parameter is float16, so that it may compute at half precision."""
         return any(value.dtype == "float16" for value in self.parameters)
 
     @property
     def integer(self) -> bool:
-        """Whether it has no floating-point numbers at all."""
+        """Return whether no parameter is a floating-point number."""
         return not any(value.dtype.startswith("float") for value in self.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule of a workload, as kernels. `id` is the SHA-256 of its trace."""
+    """A schedule of a workload, as kernels. `id` is the SHA-256 of its trace."""
 
     id: str
     source: str
@@ -82,7 +84,8 @@ def prepared_launches(workload: Workload, candidate: Candidate) -> frozenset[int
 def inference_launches(workload: Workload, candidate: Candidate) -> tuple[KernelLaunch, ...]:
     """Return the launches that run in each inference: all but the prepared ones.
 
-    A kernel's buffers do not say that it reads parts of them; one alone moves what its function must.
+    A launch counts its buffers whole even where it reads parts of them; a single launch counts at most the
+    bytes of its function.
     """
     prepared = prepared_launches(workload, candidate)
     found = tuple(launch for n, launch in enumerate(candidate.launches) if n not in prepared)
@@ -99,7 +102,7 @@ def _place(workload: Workload, index: int) -> Place:
     return "constant" if index in workload.constants else "input"
 
 
-# Cores from which on what runs on one of them disturbs a device that is the processor little.
+# Number of cores from which on work on one of them hardly disturbs a device that is the processor.
 SPARE_CORES = 4
 
 
@@ -107,50 +110,56 @@ SPARE_CORES = 4
 class MeasureLimits:
     """Bounds of one measurement; seconds are wall time."""
 
-    start_seconds: float = 60.0  # To open the device, build the yardstick and load a workload
-    build_seconds: float = 20.0  # Of the driver's compiler, for one candidate
-    # One run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a job,
-    # kbase and panthor 2.6 s without progress); a candidate this slow is of no use anyway.
+    start_seconds: float = 60.0  # Time to open the device, build the yardstick and load a workload
+    build_seconds: float = 20.0  # Time of the driver's compiler for one candidate
+    # Time of one run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a
+    # job, kbase and panthor 2.6 s without progress); a slower candidate is of no use anyway.
     run_seconds: float = 2.0
-    host_seconds: float = 30.0  # To move and compare the tensors of one run
-    memory_bytes: int = 2 << 30  # All buffers of a candidate; also what the child may take beyond its start
-    builder_bytes: int = 512 << 20  # What a building child may take beyond its start
-    timing_seconds: float = 0.12  # After which no more repeats are begun
-    warm_seconds: float = 0.1  # At most, until the device's clock is up
+    host_seconds: float = 30.0  # Time to move and compare the tensors of one run
+    # Bytes of all buffers of a candidate; also the growth allowed to the child after its start
+    memory_bytes: int = 2 << 30
+    builder_bytes: int = 512 << 20  # Growth allowed to a building child after its start
+    timing_seconds: float = 0.12  # Time after which no more repeats are begun
+    warm_seconds: float = 0.1  # Longest wait for the device's clock to rise
     precision: float = 0.03  # Half the width of the confidence interval, of the median
     max_repeats: int = 40
-    give_up_beyond: float = 2.5  # Times the best known time: slower than that is timed few times only
-    few_repeats: int = 2  # For a candidate that is clearly slow
+    # Multiple of the best known time beyond which a candidate is timed only a few times
+    give_up_beyond: float = 2.5
+    few_repeats: int = 2  # Repeats for a candidate that is clearly slow
     max_queued: int = 256  # Launches per finish, where the device's profile has no cap
 
 
-# Under a lease a request may be waiting: a candidate is bounded more tightly than one of `hone tune`, so that
-# the device is left within CANDIDATE_SECONDS (building, running on three inputs, timing) when it is revoked.
+# A request may be waiting while the tuner holds the lease: a candidate has tighter limits than one of `hone
+# tune`, so that the device is free within CANDIDATE_SECONDS (building, running on three inputs, timing) of a
+# revocation.
 LEASED = MeasureLimits(build_seconds=5.0, run_seconds=0.7)
 CANDIDATE_SECONDS = 10.0
 
 
-# Called before a candidate is judged: notes it in the records, or raises where it must not be tried.
+# Called before a candidate is judged: records it, or raises where it must not be tried.
 Begin = Callable[[Candidate], None]
 
 
 class CandidateRunner(Protocol):
-    """Judges the candidates of one workload after the other: a device that runs them, or a model of one.
+    """Judges the candidates of one workload in turn: a device that runs them, or a model of one.
 
     Not for several threads. Calls may raise DeviceError where the judging itself broke, and may be repeated.
     """
 
     @property
     def ahead(self) -> int:
-        """How many candidates `prepare` may have built beside the one being judged; 0: it does nothing."""
+        """Number of candidates that `prepare` may have built beside the one being judged.
+
+        0: it does nothing.
+        """
 
     @property
     def rate(self) -> float:
-        """Bytes per second that the device was seen to move at the loaded workload's size; 0 if unknown."""
+        """Bytes per second that the device moved at the loaded workload's size; 0 if unknown."""
 
     @property
     def peaks(self) -> DevicePeaks:
-        """The device's peaks as they are known now."""
+        """The device's present peaks."""
 
     @property
     def spent(self) -> dict[str, float]:
@@ -160,25 +169,25 @@ class CandidateRunner(Protocol):
         """Judge candidates of `workload` from now on."""
 
     def prepare(self, candidate: Candidate) -> None:
-        """Have a candidate built that is soon judged."""
+        """Have a candidate built that will be judged soon."""
 
     def build(self, candidates: Sequence[Candidate]) -> None:
-        """Have candidates built that are judged soon, the first of them next, where a pool does that."""
+        """Have candidates built that will be judged soon, the first of them next, where a pool does that."""
 
     def forget(self) -> dict[str, Verdict]:
-        """Cancel what `build` and `prepare` were asked for: those candidates are not judged any more.
+        """Cancel the requests of `build` and `prepare`: those candidates are not judged any more.
 
-        Return verdicts by id on candidates that were prepared, and judged before they were asked for.
+        Return verdicts by id on candidates that were prepared, and judged before `measure` requested them.
         """
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """Return the verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""
 
     def settle(self) -> None:
-        """Wait until faults of what was judged last must be known; `take_faults` has them then."""
+        """Wait until faults of the last candidate must be known; `take_faults` then returns them."""
 
     def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """Return faults found since the last call, with the ids of the candidates they belong to."""
 
     def close(self) -> None:
-        """End its processes."""
+        """End the processes that it started."""

@@ -1,7 +1,7 @@
-"""The checks a candidate must pass: each a pure function that gives a refusal or None, and a row of a table.
+"""The checks a candidate must pass: each a pure function that returns a refusal or None, and a table row.
 
-Tables and rows stand in the order in which a candidate meets them. docs/dev/verdicts.md says what
-each refusal means and where the figures come from.
+Tables and rows are in the order in which they are applied. docs/dev/verdicts.md says what each refusal means
+and where the figures come from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from honed.tuner.records.verdict import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a candidate is dropped; `tainted`: the device's state cannot be relied on any more."""
+    """The reason to drop a candidate; `tainted`: the device's state is no longer reliable."""
 
     outcome: Outcome
     reason: str
@@ -36,9 +36,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class VerdictCheck(Generic[S]):
-    """A row: what the check is called, and what refuses by what was seen.
+    """A check as a row of a table: its name, and the function that refuses by what was observed.
 
-    Before a refusal is believed, so many `more_runs` are made, as the machine may have been busy, and with
+    Before a refusal is final, `more_runs` runs are made, as the machine may have been busy, and with
     `fresh_peaks` the device's peaks are measured again.
     """
 
@@ -108,7 +108,7 @@ def memory(nbytes: int, limit: int) -> Refusal | None:
 def private_memory(name: str, each: int, items: int, units: int, limit: int) -> Refusal | None:
     """Refuse a kernel whose work-items need more private memory than `limit`, with a group on every unit.
 
-    `each` is what the driver says of one work-item (bytes), `items` how many a group has.
+    `each` is the driver's figure for one work-item (bytes), `items` the number of work-items in a group.
     """
     need = each * items * units
     if need <= limit:
@@ -122,7 +122,7 @@ def private_memory(name: str, each: int, items: int, units: int, limit: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A candidate of which the device knows nothing yet."""
+    """A candidate that has not reached the device yet."""
 
     workload: Workload
     candidate: Candidate
@@ -135,7 +135,7 @@ def _memory(seen: Submitted) -> Refusal | None:
     return memory(sum(value.nbytes for value in values), seen.limits.memory_bytes)
 
 
-# Before anything is given to the device.
+# Checks before anything reaches the device.
 SUBMITTED: tuple[VerdictCheck[Submitted], ...] = (
     VerdictCheck(
         "source", lambda seen: source_size(seen.candidate.source, seen.profile.rules.max_source_bytes)
@@ -167,17 +167,17 @@ def guard_intact(before: Array, after: Array, poison: int, which: str) -> Refusa
 
 
 def unchanged(given: Array, found: Array, which: str) -> Refusal | None:
-    """Refuse where an input is not what it was, bit for bit."""
+    """Refuse an input that differs from what was written, bit for bit."""
     if _bits(given).shape == _bits(found).shape and bool((_bits(given) == _bits(found)).all()):
         return None
     return Refusal(Outcome.OUT_OF_BOUNDS, f"it writes into {which}")
 
 
 def written(first: Array, poison: int, second: Array, other: int, which: str) -> Refusal | None:
-    """Refuse elements left as they were in two runs on the same inputs.
+    """Refuse elements unchanged by both of two runs on the same inputs.
 
-    The output was all bytes `poison` before the first and all bytes `other` before the second, so a
-    written value can look like one of them, not like both.
+    The output was all bytes `poison` before the first and all bytes `other` before the second, so a written
+    value can look like one of them, not like both.
     """
     size = first.dtype.itemsize
     left = (_bits(first) == _repeated(poison, size)) & (_bits(second) == _repeated(other, size))
@@ -190,8 +190,8 @@ def written(first: Array, poison: int, second: Array, other: int, which: str) ->
 def repeated(first: Array, second: Array, which: str) -> Refusal | None:
     """Refuse where two runs on the same inputs did not give the same bits.
 
-    Nothing that the tuner generates uses atomics, so work-items that do not wait for each other, or read
-    what nobody wrote, are all that can make them differ.
+    No kernel of the tuner uses atomics, so only missing synchronisation or reads of unwritten memory can make
+    runs differ.
     """
     count = int(np.count_nonzero(_bits(first) != _bits(second)))
     if not count:
@@ -204,11 +204,11 @@ def repeated(first: Array, second: Array, which: str) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """A reference with what is needed of it for every comparison, found once."""
+    """A reference with its scale, computed once for all comparisons."""
 
     array: Array
     tolerance: float
-    scale: float  # Its largest |value|, 0 where some value is not finite or the dtype is exact
+    scale: float  # Largest |value|, 0 where some value is not finite or the dtype is exact
 
     @classmethod
     def of(cls, array: Array, tolerance: float) -> ExpectedOutput:
@@ -221,7 +221,7 @@ class ExpectedOutput:
 
 
 def right(expected: ExpectedOutput, found: Array, which: str) -> Refusal | None:
-    """Refuse what differs from the reference by more than the tolerance, as `verification.compare` has it."""
+    """Refuse differences from the reference beyond the tolerance, as `verification.compare` defines them."""
     if expected.scale and _surely_right(expected, found):
         return None
     difference = verification.compare(expected.array, found, expected.tolerance, which)
@@ -246,7 +246,7 @@ def _repeated(byte: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunOutput:
-    """An output as a run left it; `earlier` is what another run on the same inputs left, None without one."""
+    """An output after a run; `earlier` is the output of another run on the same inputs, None without one."""
 
     name: str
     expected: ExpectedOutput
@@ -256,10 +256,10 @@ class RunOutput:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLeft:
-    """What a run left in memory that was filled with bytes `poison` before.
+    """Memory after a run, all of which was filled with bytes `poison` before.
 
-    `bands` are the guard bands before and after each buffer, `inputs` what was given and what is there now.
-    `unjudged` is the poison of the earlier run where nobody has looked at its outputs yet.
+    `bands` are the guard bands before and after each buffer, `inputs` the arrays written and the present
+    contents. `unjudged` is the poison of the earlier run where its outputs have not been checked yet.
     """
 
     poison: int
@@ -297,7 +297,7 @@ def _all_repeated(left: MemoryLeft) -> Refusal | None:
     )
 
 
-# After each run that is looked at.
+# Checks after each examined run.
 LEFT: tuple[VerdictCheck[MemoryLeft], ...] = (
     VerdictCheck("guards", _all_intact),
     VerdictCheck(
@@ -309,8 +309,8 @@ LEFT: tuple[VerdictCheck[MemoryLeft], ...] = (
 )
 
 
-# No evidence makes a time believable that needs more than this often what microbenchmarks reach: honest
-# kernels were seen at 1.3 of them, and at 2.2 of those of a busy machine; liars begin at 10.
+# Factor over the microbenchmarks' rates beyond which no evidence makes a time believable: honest kernels
+# reached 1.3 of these rates, and 2.2 of those of a busy machine; liars begin at 10.
 BELIEVABLE = 3.0
 # Four 8-bit multiply-adds fit one lane of 32 bits (dot-product instructions).
 INTEGER_GAIN = 4.0
@@ -318,7 +318,7 @@ INTEGER_GAIN = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What the device can do at most with a workload's amount of work; rates per second."""
+    """The highest rates of the device for a workload's amount of work, per second."""
 
     operations: float
     bytes: float
@@ -335,7 +335,7 @@ def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
 
 
 def physical(workload: Workload, measured: Ceiling, model: MaliModel | None, cores: int) -> Ceiling:
-    """Return what no evidence makes believable: limits far above what microbenchmarks measured.
+    """Return limits far above measured microbenchmarks, beyond which no evidence makes a time believable.
 
     Where the GPU's model is known, its multiply-adds at a clock that no such chip reaches bound it more
     tightly.
@@ -364,24 +364,25 @@ def beyond(workload: Workload, most: Ceiling, seconds: float) -> str:
 
 
 COMPLETE = 0  # CL_COMPLETE
-# What is beyond the measured peaks takes evidence: runs that were verified one by one took no longer than
-# this often the claimed time, however cold their caches were,
+# A time beyond the measured peaks needs evidence: runs that were verified one by one took at most this many
+# times the claimed time, however cold their caches were,
 REPEATABLE = 2.0
-# And by the host's clock a long series of runs took no longer than this often the claimed time.
+# And by the host's clock a long series of runs took at most this many times the claimed time.
 CLOCKS_AGREE = 1.25
 WALL_SLACK = 100e-6  # Seconds the device's time may exceed the host's, and 2 % for clocks that drift
 WALL_DRIFT = 1.02
 WALL_RATIO = 8.0
 WALL_PER_FINISH = 5e-3
 WALL_PER_LAUNCH = 50e-6
-# A run on inputs that were just written, at a clock that may not be up yet, against one of many in a row.
+# Limits of a run on inputs that were just written, with a clock that may be low, against one of many in a
+# row.
 ANEW_RATIO = 8.0
 ANEW_SLACK = 200e-6  # Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What the driver says of one launch: execution status, START and END in nanoseconds."""
+    """The driver's report on a launch: execution status, START and END in nanoseconds."""
 
     status: int
     start: int
@@ -390,14 +391,14 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Everything between two waits for the device; `wall` in seconds by the host's clock."""
+    """The launches between two waits for the device; `wall` in seconds by the host's clock."""
 
     launches: tuple[Launched, ...]
     wall: float
 
     @property
     def seconds(self) -> float:
-        """The device's time in all launches."""
+        """Seconds by the device's clock in all launches."""
         return sum(launch.end - launch.start for launch in self.launches) * 1e-9
 
 
@@ -450,7 +451,7 @@ def wall_below(runs: Sequence[Finished]) -> Refusal | None:
 
 
 def possible(workload: Workload, limit: Ceiling, seconds: float) -> Refusal | None:
-    """Refuse a time in which the device can neither have computed nor moved what the workload needs."""
+    """Refuse a time in which the device can neither have computed nor moved the work of the workload."""
     why = beyond(workload, limit, seconds)
     return Refusal(Outcome.IMPOSSIBLE, why) if why else None
 
@@ -463,7 +464,7 @@ def evident(
     times: int,
     launch: float,
 ) -> Refusal | None:
-    """Refuse a time beyond the measured peak without evidence; `claim` says what it is beyond.
+    """Refuse a time beyond the measured peak without evidence; `claim` says what it exceeds.
 
     `seconds` is one run's by the device's clock. `proven` are runs that were found right one by one, `series`
     waits for `times` runs each. By the host's clock one series at least must have been as fast, as the host
@@ -490,7 +491,7 @@ def evident(
 def computed_anew(fresh: Sequence[Finished], seconds: float) -> Refusal | None:
     """Refuse where each run on inputs just written took far longer than `seconds`, that of many in a row.
 
-    What is done in between is left out when nothing has changed, and a model's inputs always change.
+    Such a candidate skips work while nothing changes, but a model's inputs always change.
     """
     least = min((run.seconds for run in fresh), default=0.0)
     if least <= ANEW_RATIO * seconds + ANEW_SLACK:
@@ -504,7 +505,7 @@ def computed_anew(fresh: Sequence[Finished], seconds: float) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """One wait for the device; what it was waited for may take `limit` seconds, None for any number."""
+    """A wait for the device; the launches may take `limit` seconds, None for any time."""
 
     run: Finished
     limit: float | None = None
@@ -512,9 +513,9 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A time that a candidate claims, in seconds, beside what no device like this one can do.
+    """A time that a candidate claims, in seconds, beside what no device of this model can do.
 
-    `runs` were made one by one on the same inputs; none where the host's clock says nothing of them.
+    `runs` were made one by one on the same inputs; none where the host's clock cannot judge them.
     """
 
     workload: Workload
@@ -531,13 +532,13 @@ class TimedRuns:
     fresh: Sequence[Finished]
 
 
-# After each wait for the device.
+# Checks after each wait for the device.
 WAITED: tuple[VerdictCheck[Waited], ...] = (
     VerdictCheck("completed", lambda seen: completed(seen.run)),
     VerdictCheck("deadline", lambda seen: in_time(seen.run, seen.limit) if seen.limit is not None else None),
     VerdictCheck("wall", lambda seen: wall_above(seen.run)),
 )
-# After the first runs, and once the median is known.
+# Checks after the first runs, and once the median is known.
 CLAIMED: tuple[VerdictCheck[Claimed], ...] = (
     VerdictCheck("wall", lambda seen: wall_below(seen.runs), more_runs=8),
     VerdictCheck(
@@ -549,9 +550,9 @@ TIMED: tuple[VerdictCheck[TimedRuns], ...] = (
     VerdictCheck("anew", lambda seen: computed_anew(seen.fresh, seen.seconds), more_runs=4),
 )
 
-# Of all checks, in order. The last three are no functions of what was read: "stale" is how the last set of
-# inputs is run, "fence" a run that ends the process where it leaves its buffers, "clean" what the kernel log
-# says.
+# The names of all checks, in order. The last three are not functions of observations: "stale" is how the last
+# set of inputs is run, "fence" a run that ends the process where it leaves its buffers, "clean" what the
+# kernel log says.
 NAMES = (
     *dict.fromkeys(check.name for table in (SUBMITTED, WAITED, CLAIMED, LEFT, TIMED) for check in table),
     "stale",

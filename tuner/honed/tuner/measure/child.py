@@ -23,13 +23,13 @@ from .examine import Examination
 from .session import DeviceSession
 from .timing import Reader
 
-# Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
-# its workload is replaced, before a candidate is refused for memory that others took.
+# Drivers leak a little with every program. A child whose memory has grown by this share of its allowance
+# since it loaded its workload is replaced, before a candidate is refused for memory that others took.
 _WORN = 0.25
 
 
 class MeasuringChild(RpcServer):
-    """Measures candidates on one device, which is opened first. `read` is how events are read."""
+    """Measures candidates on one device, which is opened first. `read` reads the driver's events."""
 
     def __init__(self, connected: socket.socket, read: Reader) -> None:
         super().__init__(connected)
@@ -38,14 +38,14 @@ class MeasuringChild(RpcServer):
         self._loaded_at = 0
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return the error to answer with, also for what the OpenCL driver refuses."""
+        """Return the error to answer with, also for errors of the OpenCL driver."""
         if isinstance(raised, cl.Error):
             return failure("measure", raised)
         return super().error_of(raised, method)
 
     @property
     def session(self) -> DeviceSession:
-        """The one that was opened."""
+        """The session on the device opened first."""
         assert self._session is not None, "the first call must open a device"
         return self._session
 
@@ -87,9 +87,9 @@ class MeasuringChild(RpcServer):
 
 
 def main(arguments: Sequence[str] | None = None, read: Reader = timing.reading) -> int:
-    """Serve until the parent hangs up. `read` is another one in tests only."""
+    """Serve until the parent hangs up; tests replace `read`."""
     MeasuringChild(connect(arguments), read).serve()
-    # Not sys.exit: threads of the driver may hang, and a faulted context must not be released.
+    # Exits without cleanup: threads of the driver may hang, and a faulted context must not be released.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

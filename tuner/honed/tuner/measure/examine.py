@@ -1,4 +1,4 @@
-"""One candidate's way through the checks that need the device, in the order of docs/dev/verdicts.md."""
+"""Takes one candidate through the checks that need the device, in the order of docs/dev/verdicts.md."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .process import FENCE
 from .session import DeviceSession, FencedBuffer, GuardedBuffer, LoadedWorkload
 from .timing import BoundCandidate, InterleavedTiming, SamplingPlan, complaint, time_candidate, warm_up
 
-# What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
+# Bytes that fill memory before a run, alternating: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
-_SERIES_SECONDS = 0.02  # Of one series of runs, long beside what a wait costs the host
-_SERIES = 5  # Of them
+_SERIES_SECONDS = 0.02  # Seconds of one series of runs, long beside what a wait costs the host
+_SERIES = 5  # Number of series
 _NOTHING: Final[Mapping[int, Array]] = {}
-_SLACK = 1.0  # Seconds a phase may exceed what it is allowed, for a busy machine
+_SLACK = 1.0  # Seconds by which a phase may exceed its limit, for a busy machine
 
 _MEMORY_CODES = {
     cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
@@ -61,7 +61,7 @@ class Dropped(Exception):
 
 
 class Examination:
-    """One candidate on a session with a loaded workload."""
+    """The examination of one candidate on a session with a loaded workload."""
 
     def __init__(
         self, session: DeviceSession, loaded: LoadedWorkload, candidate: Candidate, give_up: float | None
@@ -71,16 +71,16 @@ class Examination:
         self._candidate = candidate
         self._give_up = give_up
         self._phase, self._since = "start", time.perf_counter()
-        self.tainted = False  # Whether the device's state cannot be relied on any more
-        self.ran_at: float | None = None  # When its first run ended, by time.monotonic
+        self.tainted = False  # The device's state is no longer reliable
+        self.ran_at: float | None = None  # End of its first run, by time.monotonic
         self.spent: dict[str, float] = {}  # Wall seconds by phase
         self._inner: list[GuardedBuffer] = []
         self._runs: list[Finished] = []
         self._poison = POISONS[0]
-        self._alone = True  # Nothing was built beside it, so the host's clock says something
+        self._alone = True  # True: no build ran beside it, so the host's clock is meaningful
 
     def verdict(self) -> Verdict:
-        """Go all the way, or to the first check that fails."""
+        """Make all checks, or stop at the first that fails; return the verdict."""
         began = time.perf_counter()
         refusal = None
         try:
@@ -114,7 +114,8 @@ class Examination:
         order = random.sample(range(self._loaded.workload.sets), self._loaded.workload.sets)
         self._examine_twice(runnable, order[0])
         for number in order[1:]:
-            # The last set meets what the one before left, as in an app: not poison, and not its answers.
+            # The last set runs on the memory that the set before left, as in an app: neither poison nor its
+            # answers.
             stale = number == order[-1] and "stale" not in session.without
             self._run(runnable, number, None if stale else POISONS[0])
             self._check(checks.LEFT, self._left(self._outputs(number)))
@@ -123,9 +124,9 @@ class Examination:
         return self._timed(runnable, order[-1])
 
     def _run_fenced(self, program: Any, prepared: Container[int], number: int) -> None:
-        """Run with each buffer against a page that may not be touched, behind it and then before it.
+        """Run with each buffer against a page without access, after it and then before it.
 
-        What reads or writes there ends this process; the parent knows the phase and says so.
+        An access to the page ends this process; the parent knows the phase and reports it.
         """
         session, workload = self._session, self._loaded.workload
         for before in (False, True):
@@ -156,12 +157,12 @@ class Examination:
             raise Dropped(Refusal(outcome, why)) from error
 
     def _examine_twice(self, runnable: BoundCandidate, number: int) -> None:
-        """Run on the same inputs with both poisons, then look at all there is to see."""
+        """Run on the same inputs with both poisons, then check everything observable."""
         self._run(runnable, number, POISONS[0])
         first = self._answers()
         self._check(checks.LEFT, self._left())
         self._run(runnable, number, POISONS[1])
-        # One run alone may be timed wrongly; what no evidence can make believable is refused here already.
+        # A single run may be timed wrongly; this refuses only times that no evidence can make believable.
         self._check_again(checks.CLAIMED, self._slowest, runnable, number)
         left = self._left(self._outputs(number, first), self._inputs(number))
         self._check(checks.LEFT, replace(left, unjudged=POISONS[0]))
@@ -186,7 +187,7 @@ class Examination:
     ) -> None:
         """Drop the candidate at the first row of the table that refuses, as `_check` does.
 
-        Before its refusal is believed, a row may require more runs or newly measured peaks.
+        Before its refusal is final, a row may require more runs or newly measured peaks.
         """
         for row in table:
             if row.name in self._session.without:
@@ -224,7 +225,7 @@ class Examination:
         try:
             prepared = [runnable.prepare(session.read)] if runnable.prepares else []
             run = runnable.run(session.read)
-        finally:  # Also where the driver reports an error: the kernel log is looked at then, too
+        finally:  # A driver error must be noted, too, because the kernel log is read then
             if self.ran_at is None:
                 self.ran_at = time.monotonic()
         self._runs.append(run)
@@ -235,12 +236,12 @@ class Examination:
         return run
 
     def _fetch(self) -> None:
-        """Bring outputs and all guard bands to the host."""
+        """Copy outputs and all guard bands to the host."""
         for i, memory in enumerate((*self._loaded.memory, *self._inner)):
             memory.fetch(self._session.queue, inside=i in self._loaded.workload.outputs)
 
     def _timed(self, runnable: BoundCandidate, number: int) -> Verdict:
-        """Time it, then check that what it left when timed is right, too."""
+        """Time the candidate, then check that its outputs in the timed runs are right, too."""
         session, limits = self._session, self._session.limits
         fastest = min(run.seconds for run in self._runs)
         slow = self._give_up is not None and fastest > self._give_up
@@ -249,7 +250,7 @@ class Examination:
         answers = self._answers()
         for i in self._loaded.workload.outputs:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)
-        # A processor has just compiled the candidate, its clock is up.
+        # A processor has just compiled the candidate, so its clock is up.
         if not slow and not session.profile.family.processor:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
         schedule = SamplingPlan.of(fastest, len(runnable), session.resolution, session.cap, limits)
@@ -280,7 +281,7 @@ class Examination:
         return {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
 
     def _outputs(self, number: int, earlier: Mapping[int, Array] = _NOTHING) -> list[RunOutput]:
-        """Return the outputs as last fetched, with what another run on equal inputs left."""
+        """Return the outputs as last fetched, with those of another run on equal inputs."""
         return [
             RunOutput(self._name(i), expected, self._loaded.memory[i].array, earlier.get(i))
             for i, expected in self._loaded.expected[number].items()
@@ -299,13 +300,13 @@ class Examination:
     def _left(
         self, outputs: Sequence[RunOutput] = (), inputs: Sequence[tuple[str, Array, Array]] = ()
     ) -> MemoryLeft:
-        """Return what the last run left in memory, with all guard bands."""
+        """Return the contents of memory after the last run, with all guard bands."""
         memory = (*self._loaded.memory, *self._inner)
         bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
         return MemoryLeft(self._poison, bands, inputs, outputs)
 
     def _check_evidence(self, runnable: BoundCandidate, number: int, seconds: float) -> None:
-        """Believe a right candidate beyond the measured peaks on evidence only, and raise them to it then."""
+        """Accept a right candidate beyond the measured peaks on evidence only, and then raise them to it."""
         session, loaded = self._session, self._loaded
         if "possible" in session.without or not beyond(loaded.workload, session.most(loaded), seconds):
             return
@@ -332,7 +333,7 @@ class Examination:
         self._session.measure_peaks_again(self._loaded)
 
     def _run_warm(self, runnable: BoundCandidate, number: int) -> Finished:
-        """Run once more on the inputs that are there, with caches as warm as when timed, and look at it."""
+        """Run again on the present inputs, with caches as warm as when timed, and check the result."""
         session = self._session
         for i in self._loaded.workload.outputs:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)

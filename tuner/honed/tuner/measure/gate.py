@@ -1,4 +1,4 @@
-"""Where a session waits for its turn: one that is always open, and the idle lease.
+"""Gates at which a session waits for its turn: one that is always open, and one that holds the idle lease.
 
 Between two candidates the lease is given up at once when it is revoked.
 """
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from honed.protocol.errors import HonedError
 from honed.runtime.calling.leaseclient import LeaseHolder
 
-_LOOK_SECONDS = 0.05  # Between two looks at the lease while the device is not used
-_SLICE_SECONDS = 0.2  # Of waiting for it
+_LOOK_SECONDS = 0.05  # Seconds between two looks at the lease while the device is not used
+_SLICE_SECONDS = 0.2  # Seconds of one wait for the lease
 
 
 class Gate:
-    """One that is always open."""
+    """A gate that is always open."""
 
     def enter(self) -> bool:
         """Wait until the device may be used; return False to stop.
@@ -45,16 +45,16 @@ class LeaseGate(Gate):
         patience: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """patience: seconds to wait for the lease at a time, before the session ends without it."""
+        """Set up; `patience`: seconds to wait for the lease at a time, before the session ends without it."""
         self.held = 0.0  # Seconds that the lease was held between the first `enter` and the last
         self._lease = lease
         self._seconds = seconds
         self._patience = patience
         self._clock = clock
-        self._lock = threading.Lock()  # Of all below, and of the lease
+        self._lock = threading.Lock()  # Guards all below, and the lease
         self._using = False
         self._stopped = (
-            False  # That nothing is wanted any more; a handler must take no lock that it interrupted
+            False  # The session must end; no lock, because a handler must take none that it interrupted
         )
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lease", daemon=True)
@@ -72,7 +72,7 @@ class LeaseGate(Gate):
     def enter(self) -> bool:
         """Wait for the lease. False when the time is used up, patience ends or `close` was called.
 
-        Raises what the service answered the watching thread, where it refuses this tuner.
+        Raises the service's error in the watching thread, where it refuses this tuner.
         """
         begun = self._clock()
         while not self._stopped:
@@ -89,7 +89,7 @@ class LeaseGate(Gate):
         return False
 
     def leave(self) -> None:
-        """Leave the device until the next `enter`."""
+        """Stop using the device until the next `enter`."""
         with self._lock:
             self._count()
             self._using = False
@@ -111,7 +111,7 @@ class LeaseGate(Gate):
                     continue
                 self._last = None
                 try:
-                    self._lease.wait_until_granted(0.0)  # Releases what was revoked, and asks again
+                    self._lease.wait_until_granted(0.0)  # Releases a revoked lease, and requests another
                 except HonedError as error:
                     self._error = error
                     return

@@ -39,11 +39,11 @@ from .candidate import SPARE_CORES, Begin, Candidate, MeasureLimits, Workload
 from .checks import Submitted
 from .process import COMMAND, FENCE, NO_CACHES, Builders, cached_in
 
-_TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # What ends a process that leaves the memory that is mapped
+_TOUCHED = (signal.SIGSEGV, signal.SIGBUS)  # Signals that end a process on access to unmapped memory
 
 DEFAULT_LIMITS = MeasureLimits()
 _KEPT_RUNS = 16
-_KEPT_S = 60.0  # Of faults, so that late records join their story
+_KEPT_S = 60.0  # Seconds that faults are kept, so that late records join their story
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +58,7 @@ def kernel_log(tell: Callable[[str], None]) -> Reader | None:
 
 @dataclass(slots=True)
 class _Owner:
-    """A child and what it ran; `ids` None where the kernel's numbers cannot be known."""
+    """A child and its candidates; `ids` is None where the kernel's numbers for it cannot be known."""
 
     pid: int
     ids: frozenset[int] | None
@@ -69,7 +69,7 @@ class _Owner:
 
 
 class FaultWatch:
-    """Reads the kernel log while children run candidates. Without a reader it watches nothing."""
+    """A reader of the kernel log while children run candidates; without a log it watches nothing."""
 
     def __init__(self, reader: Reader | None) -> None:
         self._reader = reader
@@ -80,7 +80,7 @@ class FaultWatch:
 
     @property
     def watching(self) -> bool:
-        """Whether a fault could be seen at all."""
+        """Return whether faults are visible at all."""
         return self._reader is not None
 
     def adopt(self, pid: int) -> None:
@@ -110,7 +110,7 @@ class FaultWatch:
             self.look()
 
     def look(self) -> None:
-        """Read what the log has now."""
+        """Read the present log."""
         fresh = self._read()
         if not fresh:
             return
@@ -151,7 +151,8 @@ class FaultWatch:
     def _blame(self, story: FaultIncident) -> None:
         attribution = attribute(story, [owner.process() for owner in self._owners])
         if attribution.certainty in (Certainty.NAMED, Certainty.TIMING) and attribution.runs:
-            # Records come late, by about as long as a candidate takes to build: the latest one it is.
+            # Records are late by about as long as a candidate takes to build, so the latest candidate is at
+            # fault.
             self._found.append((attribution.runs[-1].name, story))
         elif attribution.certainty is Certainty.NAMED:
             _log.warning(
@@ -160,7 +161,7 @@ class FaultWatch:
 
 
 class Measurer:
-    """One device and the child that measures on it; a context manager, not for several threads.
+    """A device and the child that measures on it; a context manager, not for several threads.
 
     A crash, a hang or a fault ends the child, never the caller; the next candidate gets a new one.
     """
@@ -180,9 +181,9 @@ class Measurer:
         """Set up a measurer; no child is started yet.
 
         `profile` must hold measured peaks; raises InvalidArgument otherwise. `begin` is called before a
-        candidate is first given to the child, so that it can be noted durably. `command` starts another child
-        in tests. `builders` is how many children build the candidates given to `build`. `without` names
-        checks that are not made; tests use it to show that each check works by itself.
+        candidate first reaches the child, so that it can be recorded durably. `command` starts another child
+        in tests. `builders` is the number of children that build the candidates passed to `build`. `without`
+        names checks to skip; tests use it to show that each check works by itself.
         """
         if profile.peaks is None:
             raise InvalidArgument("the device's peaks are not known; measure them before tuning")
@@ -219,7 +220,7 @@ class Measurer:
         self.close()
 
     def close(self) -> None:
-        """End the children."""
+        """End all child processes and remove their files."""
         self._stop()
         if self._builders is not None:
             self._builders.close()
@@ -237,12 +238,12 @@ class Measurer:
 
     @property
     def rate(self) -> float:
-        """Bytes per second that the device was seen to move at the loaded workload's size; 0 if unknown."""
+        """Bytes per second that the device moved at the loaded workload's size; 0 if unknown."""
         return self._traffic.get(self._workload.bytes, 0.0) if self._workload else 0.0
 
     @property
     def peaks(self) -> DevicePeaks:
-        """The device's peaks, with what measuring again and proven candidates have raised them to since."""
+        """The device's peaks, with later measurements and the peaks of proven candidates."""
         assert self._profile.peaks is not None
         return self._profile.peaks
 
@@ -261,8 +262,8 @@ class Measurer:
     def build(self, candidates: Sequence[Candidate]) -> None:
         """Have candidates built by the pool, the next to be measured first.
 
-        Beside a GPU that goes on while others are timed. Where the device is the processor, all of them are
-        built before the first is measured, and nothing more until all were.
+        Beside a GPU, building continues while others are timed. Where the device is the processor, all of
+        them are built before the first is measured, and nothing more until all were measured.
         """
         if self._builders is None or self._workload is None or not candidates:
             return
@@ -272,9 +273,9 @@ class Measurer:
         self._builders.submit(allowed, self._workload)
 
     def forget(self) -> dict[str, Verdict]:
-        """Cancel the builds that `build` asked for.
+        """Cancel the builds that `build` requested.
 
-        The result is empty, because nothing is measured before it is asked for.
+        The result is empty, because nothing is measured before `measure` is called.
         """
         if self._builders is not None:
             self._builders.forget()
@@ -307,20 +308,23 @@ class Measurer:
         self._note(candidate)
         verdict, suspect = self._attempt(candidate, best)
         if suspect:
-            # The child died while it was building another candidate, too: ask again without that one.
+            # The child died while it was building another candidate, too: repeat without that one.
             verdict, _ = self._attempt(candidate, best)
         self.spent["build"] = self.spent.get("build", 0.0) + waited
         return replace(verdict, seconds=time.monotonic() - began)
 
     def settle(self) -> None:
-        """Wait until faults of what ran last must be in the kernel log; `take_faults` has them then."""
+        """Wait until faults of the last candidate must be in the kernel log.
+
+        `take_faults` then returns them.
+        """
         self._watch.settle(time.monotonic())
 
     def take_faults(self) -> list[tuple[str, FaultIncident]]:
         """Return faults found since the last call, with the ids of the candidates they belong to.
 
-        Usually this is the fault of a candidate whose verdict was FAULT. A record that came late may belong
-        to a candidate that was found right before, which must be set aside then.
+        Usually this is the fault of a candidate whose verdict was FAULT. A late record may belong to an
+        earlier candidate that was judged right, which must be set aside then.
         """
         self._watch.look()
         return self._watch.take()
@@ -340,7 +344,7 @@ class Measurer:
                 self._begin(candidate)
 
     def _attempt(self, candidate: Candidate, best: float | None) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether another candidate may be to blame for it."""
+        """Return the verdict, and whether another candidate may be the cause."""
         if self._child is None:
             self._start()
         child = self._child

@@ -1,4 +1,4 @@
-"""How the measuring child is started, and a pool of building children that fill the cache it reads."""
+"""Starts the measuring child, and runs a pool of building children that fill the cache it reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .candidate import Candidate, Workload
 
 COMMAND = python("honed.tuner.measure.child")
 BUILDER = python("honed.tuner.measure.builder")
-# Every candidate is another program: kept binaries would fill the disk and never be used again.
+# Every candidate is a different program: kept binaries would fill the disk and never be used again.
 NO_CACHES = {
     "CUDA_CACHE_DISABLE": "1",
     "MESA_SHADER_CACHE_DISABLE": "true",
     "POCL_KERNEL_CACHE": "0",
 }
-FENCE = "fence"  # The phase in which a candidate's buffers lie against pages that may not be touched
-_AT_ONCE = 2  # Candidates that a child has been given, so that it need not wait for us
+FENCE = "fence"  # The phase in which a candidate's buffers lie against pages without access
+_AT_ONCE = 2  # Candidates sent to a child at once, so that it need not wait for us
 
 
 def cached_in(folder: Path) -> dict[str, str]:
@@ -39,9 +39,9 @@ def cached_in(folder: Path) -> dict[str, str]:
 
 
 class Builders:
-    """Builds candidates in `count` children. Not for several threads.
+    """A pool of `count` children that build candidates. Not for several threads.
 
-    What fails, crashes or takes too long is left to the measuring child, which gives the verdict.
+    A candidate that fails, crashes or takes too long is left to the measuring child, which gives the verdict.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Builders:
         shutil.rmtree(self.cache, ignore_errors=True)
 
     def forget(self) -> None:
-        """Leave what has not begun, and forget what was built: another batch begins."""
+        """Drop queued candidates, and forget built ones, before another batch."""
         self._queue.clear()
         self._submitted.clear()
         if self._busy:
-            return  # It may be writing there
+            return  # A busy child may be writing there
         for kept in self.cache.iterdir():
             if kept.is_dir():
                 shutil.rmtree(kept, ignore_errors=True)
 
     def submit(self, candidates: Sequence[Candidate], workload: Workload) -> None:
-        """Have candidates of `workload` built, in order; those submitted before are passed over."""
+        """Have candidates of `workload` built, in order; those submitted before are skipped."""
         launched = workload if self._launch else None
         for candidate in candidates:
             if candidate.id not in self._submitted:
@@ -103,7 +103,7 @@ class Builders:
         return candidate.id in self._submitted
 
     def wait(self, candidate: Candidate | None = None) -> None:
-        """Wait until it, or everything, was built or given up."""
+        """Wait until `candidate`, or every one, was built or given up."""
         while self._waits(candidate):
             self._pump(0.1)
 
@@ -118,7 +118,7 @@ class Builders:
         return [builder for builder in self._children if builder is not None and builder.given]
 
     def _pump(self, seconds: float) -> None:
-        """Hand out what is queued, and take in what is done, waiting for it for `seconds` at most."""
+        """Send queued candidates to children, and collect finished ones; wait for these at most `seconds`."""
         self._hand_out()
         busy = self._busy
         if not busy:
@@ -162,9 +162,9 @@ class Builders:
 
 
 class _Builder:
-    """A child, and what it was given and has not answered, the oldest first."""
+    """A child, and the candidates sent to it that it has not answered, the oldest first."""
 
     def __init__(self, child: RpcChild) -> None:
         self.child = child
         self.given: deque[BuildCandidate] = deque()
-        self.deadline = 0.0  # Of the oldest, by time.monotonic
+        self.deadline = 0.0  # Deadline of the oldest, by time.monotonic

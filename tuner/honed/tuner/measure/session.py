@@ -1,4 +1,4 @@
-"""The device as the measuring child holds it: context, queue, yardstick, and memory between guard bands."""
+"""The measuring child's device: context, queue, yardstick, and memory between guard bands."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .candidate import Candidate, MeasureLimits, Workload
 from .checks import Array, Ceiling, ExpectedOutput, ceiling, physical
 from .timing import Reader, Warmth
 
-GUARD_BYTES = 64 << 10  # On each side; a multiple of every base alignment, and of a page
-FENCE_ALIGNED = 128  # As the largest vector is
+GUARD_BYTES = 64 << 10  # Guard bytes on each side; a multiple of every base alignment, and of a page
+FENCE_ALIGNED = 128  # Alignment in bytes, as the largest vector needs
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _LEAST_BYTES = 64  # OpenCL has no empty sub-buffer
 
@@ -36,10 +36,9 @@ Bytes = NDArray[np.uint8]
 
 
 class GuardedBuffer:
-    """One tensor's memory: a sub-buffer of an allocation that holds a guard band on either side.
+    """A tensor's memory: a sub-buffer of an allocation that holds a guard band on either side.
 
-    `buffer` is what kernels are given. The first byte beyond the tensor belongs to the band behind it,
-    padding included.
+    Kernels get `buffer`. The first byte beyond the tensor belongs to the band after it, padding included.
     """
 
     def __init__(self, context: Any, value: MemoryValue) -> None:
@@ -56,7 +55,7 @@ class GuardedBuffer:
         cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), 0, self._whole)
 
     def poison_inside(self, queue: Any, byte: int) -> None:
-        """Fill the tensor (and what pads it), without waiting."""
+        """Fill the tensor (and its padding), without waiting."""
         size = _padded(self.nbytes)
         cl.enqueue_fill_buffer(queue, self._allocation, np.uint32(byte * 0x01010101), GUARD_BYTES, size)
 
@@ -76,7 +75,7 @@ class GuardedBuffer:
 
     @property
     def bands(self) -> tuple[Bytes, Bytes]:
-        """The bands before and behind the tensor, as last fetched."""
+        """The bands before and after the tensor, as last fetched."""
         return self._host[:GUARD_BYTES], self._host[GUARD_BYTES + self.nbytes :]
 
     @property
@@ -86,20 +85,20 @@ class GuardedBuffer:
         return inside.view(np.dtype(self.value.dtype)).reshape(self.value.shape)
 
     def release(self) -> None:
-        """Give the memory back; only on a context that did not fail."""
+        """Free the memory; only on a context that did not fail."""
         self.buffer.release()
         self._allocation.release()
 
 
 class FencedBuffer:
-    """One tensor's memory on a device that shares the host's, beside a page that may not be touched.
+    """A tensor's memory on a device that shares the host's, beside a page without access.
 
-    A kernel that reads or writes past its end, with `before` before its start, ends this process, whatever
-    becomes of the value. Ends are told to `FENCE_ALIGNED` bytes, by which tensors must be aligned.
+    A kernel that accesses memory past its end, with `before` before its start, ends this process, whatever it
+    does with the value. Ends are exact to `FENCE_ALIGNED` bytes, to which tensors must be aligned.
     """
 
     def __init__(self, context: Any, value: MemoryValue, *, before: bool = False) -> None:
-        """Map it; raises MemoryError, and pyopencl's errors."""
+        """Map the memory; raises MemoryError, and pyopencl's errors."""
         libc, page = _libc(), mmap.PAGESIZE
         self.nbytes = max(value.nbytes, 1)
         room = -(-(self.nbytes + FENCE_ALIGNED) // page) * page
@@ -117,7 +116,7 @@ class FencedBuffer:
         self.buffer: Any = cl.Buffer(context, flags, hostbuf=self.host)
 
     def release(self) -> None:
-        """Give the memory back, which nothing may use any more."""
+        """Unmap the memory, which nothing may use any more."""
         self.buffer.release()
         _libc().munmap(self._base, self._length)
 
@@ -138,7 +137,7 @@ def _padded(nbytes: int) -> int:
 
 Announce = Callable[[str, float], None]  # A phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # At most, for the clock to rise at the start
-_PEAKS_SECONDS = 60.0  # Between two measurements of the peaks, which take some seconds
+_PEAKS_SECONDS = 60.0  # Seconds between two measurements of the peaks, which take some seconds
 _MOST_PREPARED = 4
 _SETTLED = 8  # Yardsticks in a row that were no faster
 
@@ -147,7 +146,10 @@ class LoadedWorkload:
     """A workload: its inputs and expected outputs on the host, its buffers on the device."""
 
     def __init__(self, workload: Workload, in_context: Any) -> None:
-        """Read and allocate; raises InvalidArgument for tensors that are not as the workload says."""
+        """Read the arrays and allocate buffers.
+
+        Raises InvalidArgument for tensors that differ from the workload's.
+        """
         self.workload = workload
         inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
         self.given: list[dict[int, Array]] = []
@@ -164,7 +166,7 @@ class LoadedWorkload:
 
 
 class DeviceSession:
-    """One device, opened in this process for good."""
+    """A device, opened in this process for good."""
 
     def __init__(
         self,
@@ -181,7 +183,8 @@ class DeviceSession:
         self.device = device
         self.profile = profile
         self.peaks: DevicePeaks = profile.peaks
-        self._benchmarks: DevicePeaks = profile.peaks  # Without what kernels raised, once measured here
+        # Peaks without those raised by kernels, once measured here
+        self._benchmarks: DevicePeaks = profile.peaks
         self._model = mali_model(profile.identity.name)
         self.limits = limits
         self.without = without  # Names of checks
@@ -201,7 +204,7 @@ class DeviceSession:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether kernels run in this process, on its memory as it is mapped."""
+        """Return whether kernels run in this process, on its mapped memory."""
         return bool(self.device.cl.type & cl.device_type.CPU)
 
     @property
@@ -212,8 +215,8 @@ class DeviceSession:
     def load(self, workload: Workload, traffic: float | None) -> float:
         """Make the buffers of `workload`, in place of the last one's.
 
-        Gives the rate (bytes per second) at which the device was seen to move as many bytes; `traffic` is
-        that rate where it is known already.
+        Return the rate (bytes per second) at which the device moves as many bytes; `traffic` is that rate
+        where it is known already.
         """
         if self.loaded is not None:
             for memory in self.loaded.memory:
@@ -226,22 +229,22 @@ class DeviceSession:
         return traffic
 
     def most(self, loaded: LoadedWorkload) -> Ceiling:
-        """Return the most that the device can do with a workload, as far as is known."""
+        """Return the highest rates of the device for a workload by its present peaks."""
         return ceiling(loaded.workload, self.peaks)
 
     def limit(self, loaded: LoadedWorkload) -> Ceiling:
-        """Return what no evidence makes believable.
+        """Return the rates beyond which no evidence makes a time believable.
 
-        It depends on microbenchmarks, never on what kernels showed, so that kernels cannot raise it step by
-        step.
+        They depend on microbenchmarks, never on the times of kernels, so that kernels cannot raise them step
+        by step.
         """
         measured = ceiling(loaded.workload, self._benchmarks)
         return physical(loaded.workload, measured, self._model, self.profile.limits.compute_units)
 
     def measure_peaks_again(self, loaded: LoadedWorkload) -> None:
-        """Raise what is believed of the device to what it shows right now, unless that was done lately.
+        """Raise the peaks to those measured right now, unless that was done lately.
 
-        The peaks of the profile may be from a busy moment, and no right candidate is to suffer for that.
+        The peaks of the profile may be from a busy moment, which must not get a right candidate refused.
         """
         now = time.monotonic()
         if now - self._peaks_at < _PEAKS_SECONDS:
@@ -254,8 +257,8 @@ class DeviceSession:
         self._move(loaded.workload.bytes, self._probed(loaded.workload.bytes))
 
     def believe(self, workload: Workload, seconds: float) -> None:
-        """Raise the peaks to what a candidate was proven to do."""
-        flops = 0 if workload.integer else workload.flops  # Of which the peaks say nothing
+        """Raise the peaks to what a candidate was proven to reach."""
+        flops = 0 if workload.integer else workload.flops  # The peaks do not cover integer arithmetic
         self.peaks = roofline.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
 
     def _probed(self, nbytes: int) -> float:
@@ -264,7 +267,7 @@ class DeviceSession:
         return timing.traffic(self.context, self.queue, units, nbytes) or 0.0
 
     def _move(self, nbytes: int, traffic: float) -> None:
-        """Raise what is known of the memory to what probes saw, bytes per second."""
+        """Raise the memory's known rates to what probes reached, bytes per second."""
         self.peaks = roofline.with_traffic(self.peaks, nbytes, traffic * 1e-9)
         self._benchmarks = roofline.with_traffic(self._benchmarks, nbytes, traffic * 1e-9)
 
@@ -276,11 +279,11 @@ class DeviceSession:
 
     @property
     def building(self) -> bool:
-        """Whether a prepared program is being built now, which may hold the driver's locks."""
+        """Return whether a prepared program is being built now, which may hold the driver's locks."""
         return any(not build.done() for build in self._prepared.values())
 
     def finish_building(self) -> None:
-        """Wait until nothing is built beside, so that the host's clock says something."""
+        """Wait until no build runs beside, so that the host's clock is meaningful."""
         wait(self._prepared.values())
 
     def program(self, candidate: Candidate) -> Any:

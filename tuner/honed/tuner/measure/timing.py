@@ -60,14 +60,14 @@ class BoundCandidate:
 
     @property
     def prepares(self) -> bool:
-        """Whether there is anything to prepare."""
+        """Return whether any launches are prepared."""
         return bool(self._prepared)
 
     def fits(self, device: Any, limits: DeviceLimits, memory_bytes: int) -> Refusal | None:
-        """Refuse kernels that need more of a work-group than the driver grants them.
+        """Refuse kernels whose work-groups need more than the driver grants them.
 
-        What they declare within (local arrays, private ones that spill) is known to the driver alone, once
-        they are built. Private memory of all work-groups that can run together may take `memory_bytes`.
+        The driver alone knows what they declare inside (local arrays, private ones that spill), once they are
+        built. Private memory of all work-groups that can run together may take `memory_bytes`.
         """
         info = cl.kernel_work_group_info
         for kernel, _, block in (*self._prepared, *self._commands):
@@ -94,11 +94,11 @@ class BoundCandidate:
         return self._enqueue(self._commands)
 
     def prepare(self, read: Reader) -> Finished:
-        """Run what is prepared, which the runs that follow find done, and wait."""
+        """Run the prepared launches, whose results later runs use, and wait."""
         return self._finish(read, time.perf_counter(), self._enqueue(self._prepared))
 
     def run(self, read: Reader, times: int = 1) -> Finished:
-        """Run so many times in a row, and wait once."""
+        """Run `times` times in a row, and wait once."""
         began = time.perf_counter()
         return self._finish(read, began, [event for _ in range(times) for event in self.enqueue()])
 
@@ -119,21 +119,21 @@ def build(context: Any, source: str) -> Any:
 
 
 def complaint(error: Exception) -> str:
-    """Return the most telling line of a driver's error: the first with "error:", else the first."""
+    """Return the most informative line of a driver's error: the first with "error:", else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = (line for line in lines if "error:" in line.casefold())
     return next(telling, lines[0] if lines else type(error).__name__)[:200]
 
 
-# Kernels that show what the device can do right now: a yardstick, and probes of its memory.
+# Kernels that show the device's present speed: a yardstick, and probes of its memory.
 
 GROUP = 64  # Work-items
 _GROUPS_PER_UNIT = 4
-_STEPS = 512  # Of the yardstick: about 25 us on an H100, 0.3 ms on two CPU cores
+_STEPS = 512  # Steps of the yardstick: about 25 us on an H100, 0.3 ms on two CPU cores
 _TABLE = 1 << 14  # Floats the yardstick loads from: 64 KiB, within every second-level cache
 
-# The same work on the same device always, so that yardsticks of different days compare. Half its time goes
-# into dependent multiply-adds, half into loads.
+# Always the same work on the same device, so that yardsticks of different days compare. Half its time is
+# spent on dependent multiply-adds, half on loads.
 _YARDSTICK = f"""
 __kernel void yardstick(__global const float* table, __global float* sink) {{
   const uint me = get_global_id(0);
@@ -160,12 +160,12 @@ __kernel void read_long(__global const float4* in, __global float4* out, const u
   out[get_global_id(0)] = s;
 }
 """
-_MOST_BYTES = 64 << 20  # Of one probe buffer; beyond it the measured bandwidth of the device holds
+_MOST_BYTES = 64 << 20  # Bytes of one probe buffer; beyond it the measured bandwidth of the device holds
 _REPEATS = 6
 
 
 def reading(event: Any) -> Launched:
-    """Return what the driver reports of a finished launch; only this function reads events."""
+    """Return the driver's report of a finished launch; only this function reads events."""
     profile = event.profile
     return Launched(event.command_execution_status, profile.start, profile.end)
 
@@ -174,7 +174,7 @@ class Yardstick:
     """The fixed kernel measured in turns with candidates."""
 
     def __init__(self, context: Any, queue: Any, compute_units: int) -> None:
-        """Build it; raises pyopencl's errors."""
+        """Build the kernel; raises pyopencl's errors."""
         items = compute_units * _GROUPS_PER_UNIT * GROUP
         flags = cl.mem_flags
         table = np.linspace(0.0, 1.0, _TABLE, dtype=np.float32)
@@ -192,7 +192,7 @@ class Yardstick:
         return cl.enqueue_nd_range_kernel(self._queue, self._kernel, (self._items,), (GROUP,))
 
     def seconds(self) -> float:
-        """Run it once and wait."""
+        """Run the yardstick once, wait, and return its seconds."""
         event = self.enqueue()
         event.wait()
         return Finished((reading(event),), 0.0).seconds
@@ -231,38 +231,38 @@ CONFIDENCE = 0.95
 LEAST = 6  # Samples: the range of five holds the median with 93.8 %, that of six with 96.9 %
 _LEAST_SAMPLE = 50e-6  # Seconds; shorter runs are repeated within a sample
 _CLOCK_STEPS = 100  # A sample is at least this many steps of the device's clock
-_MOST_RUNS = 64  # In a sample
+_MOST_RUNS = 64  # Runs in a sample
 _GROUP = 3  # Samples between two waits
-_AWAKE = 1.1  # A yardstick within this of the best of late means that the clock is up
+_AWAKE = 1.1  # A yardstick within this of the best recent one means that the clock is up
 _MEMORY = 16  # Candidates whose yardsticks are remembered
 
 
 @dataclass(slots=True)
 class Warmth:
-    """The fastest yardsticks of late (seconds), and the clocks, to see whether the device's clock is up."""
+    """The fastest recent yardsticks (seconds), and clocks, which show whether the device's clock is up."""
 
     best: list[float] = field(default_factory=list)
-    clocks: list[int] = field(default_factory=list)  # Of the candidates of late, in Hz; 0: not known
+    clocks: list[int] = field(default_factory=list)  # Clocks of recent candidates, in Hz; 0: unknown
 
     def note(self, seconds: float, clock: int = 0) -> None:
-        """Remember a candidate's yardstick and clock; throttling that lasts becomes the new measure."""
+        """Remember a candidate's yardstick and clock; lasting throttling becomes the new standard."""
         self.best = [*self.best[1 - _MEMORY :], seconds]
         self.clocks = [*self.clocks[1 - _MEMORY :], clock]
 
     @property
     def clock(self) -> int:
-        """The highest clock of late, in Hz; 0 where none is known."""
+        """The highest recent clock, in Hz; 0 where none is known."""
         return max(self.clocks, default=0)
 
     def up(self, seconds: float) -> bool:
-        """Return whether a yardstick of `seconds` is as fast as of late."""
+        """Return whether a yardstick of `seconds` is as fast as recent ones."""
         return bool(self.best) and seconds <= _AWAKE * min(self.best)
 
 
 def warm_up(
     bound: BoundCandidate, yardstick: Yardstick, warmth: Warmth, limits: MeasureLimits, read: Reader
 ) -> None:
-    """Keep the device busy until the yardstick is as fast as of late, or the limit has passed."""
+    """Keep the device busy until the yardstick is as fast as recent ones, or the limit has passed."""
     until = time.perf_counter() + limits.warm_seconds
     while not warmth.up(yardstick.seconds()) and time.perf_counter() < until:
         bound.run(read)
@@ -270,9 +270,9 @@ def warm_up(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
-    """How samples are taken, from what one run takes (seconds) and how many launches may queue."""
+    """The sizes of samples, from the seconds of one run and the number of launches that may queue."""
 
-    runs: int  # In a sample
+    runs: int  # Runs in a sample
     group: int  # Samples between two waits
 
     @classmethod
@@ -293,7 +293,7 @@ class SamplingPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Seconds of one run and of the yardstick before it, and the clock, in Hz: 0 where it is not known."""
+    """Seconds of one run and of the yardstick before it, and the clock in Hz, 0 where it is unknown."""
 
     run: float
     yardstick: float
@@ -301,10 +301,10 @@ class _Sample:
 
 
 class InterleavedTiming:
-    """A candidate and the yardstick, measured in turns on one queue; what was measured so far.
+    """A candidate and the yardstick, measured in turns on one queue, and the samples so far.
 
-    Only what ran at one clock counts, the highest that was met: a time at another clock is no time of the
-    same device. What ran while the clock changed has none.
+    Only samples at one clock count, the highest observed, because times at other clocks do not compare.
+    Samples during which the clock changed do not count.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class InterleavedTiming:
         read: Reader,
         clock: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`clock` reads the device's, in Hz, None where that cannot be."""
+        """Set up; `clock` reads the device's clock in Hz, None where that is impossible."""
         self._bound = bound
         self._yardstick = yardstick
         self._queue = queue
@@ -325,12 +325,12 @@ class InterleavedTiming:
         self.last = Finished((), 0.0)  # The last wait
 
     def __len__(self) -> int:
-        """Return how many samples were taken, those that do not count among them."""
+        """Return how many samples were taken, including those that do not count."""
         return len(self._samples)
 
     @property
     def clock(self) -> int:
-        """The clock of what counts, in Hz; 0 where it is not known."""
+        """Clock of the samples that count, in Hz; 0 where it is unknown."""
         return max((sample.clock for sample in self._samples), default=0)
 
     @property
@@ -381,10 +381,10 @@ def time_candidate(
     slow: bool,
     clock: int = 0,
 ) -> Timing | Refusal:
-    """Measure until the median is known within `limits.precision`, at `clock` or above, or a cap is met.
+    """Measure until the median is known within `limits.precision`, at `clock` or above, or a cap is reached.
 
-    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs
-    before, but for the checks named in `without`.
+    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before, except for
+    the checks named in `without`.
     """
     if slow:
         schedule = SamplingPlan(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))

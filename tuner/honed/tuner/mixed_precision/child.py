@@ -28,14 +28,15 @@ from honed.tuner.verify import confined
 # with ONNX's reference evaluator. Products whose terms are added up in fp16 err besides; errors are twice
 # those of a sample of their elements.
 
-SAMPLE = 251  # Elements of one product; a prime, so that errors taken in turn fall on no row alike
+# Elements sampled of one product; a prime, so that cycling through the errors aligns with no row
+SAMPLE = 251
 
 
 def product_errors(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> Array:
     """Return SAMPLE errors of elements of a MatMul or Conv whose terms are added up in fp16, as float32.
 
     The terms are added one by one, each sum rounded to fp16, as a work-item does with one accumulator. A
-    schedule that adds up in parts errs less.
+    schedule that adds up in several partial sums errs less.
     """
     left, right = (_conv if node.op_type == "Conv" else _matmul)(node, operands, rng)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -73,7 +74,7 @@ def _matmul(_: NodeProto, operands: tuple[Array, Array], rng: np.random.Generato
 
 
 def _conv(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return windows of the input and the filters they meet, both of shape (SAMPLE, terms)."""
+    """Return windows of the input and their filters, both of shape (SAMPLE, terms)."""
     attrs: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     data, weights = operands
     rank = data.ndim - 2
@@ -98,15 +99,15 @@ def _conv(node: NodeProto, operands: tuple[Array, Array], rng: np.random.Generat
     return np.stack(windows), weights.reshape(filters, -1)[chosen]
 
 
-Run = Callable[[Sequence[Array]], Array]  # Of the inputs that are there, in order
+Run = Callable[[Sequence[Array]], Array]  # Takes the inputs that are present, in order
 _HALF, _SINGLE = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
 
 class Operators:
-    """Makes evaluators of nodes; equal nodes share one."""
+    """A factory of evaluators of nodes; equal nodes share one."""
 
     def __init__(self, model: onnx.ModelProto, types: Mapping[str, int], threads: int) -> None:
-        """`types` are the element types of all values by name."""
+        """Set up the factory; `types` are the element types of all values by name."""
         self._model = model
         self._types = types
         self._threads = threads
@@ -166,7 +167,7 @@ def _onnxruntime(model: bytes, threads: int) -> Run | None:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001  it has no common class for what it does not implement
+    except Exception:  # noqa: BLE001  its errors for missing operators have no common class
         return None
     names = [i.name for i in session.get_inputs()]
     return lambda given: np.asarray(session.run(None, dict(zip(names, given, strict=True)))[0])
@@ -183,19 +184,19 @@ def _reference(model: onnx.ModelProto) -> Run:
     return run
 
 
-# What the work of an evaluation is counted in, as operations: a node, an element that a node makes, and a
-# multiply-add. The first two are of the order that 20 us and 1 ns are, at 30 GFLOP/s.
+# Work of an evaluation, in operations: a node, an element that a node makes, and a multiply-add. The first
+# two correspond to about 20 us and 1 ns at 30 GFLOP/s.
 _NODE, _ELEMENT, _MULTIPLY_ADD = 600_000, 30, 2
 
-# Neighbours err alike, which errors of a sample taken in turn do not: where three models ran in fp16 (rusticl
-# on llvmpipe) outputs were up to 1.8 times as far off as without it.
+# Neighbours have similar errors, unlike those of a cycled sample: where three models ran in fp16 (rusticl on
+# llvmpipe) outputs were up to 1.8 times as far off as without this factor.
 _MARGIN = np.float32(2.0)
-_TURN = 89  # Elements that errors are moved by when a set comes again
+_TURN = 89  # Elements that errors are moved by when a set is repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """The output that is furthest off, as a part of its range (see `verification.compare`)."""
+    """The output that is furthest off, and its error relative to its range (see `verification.compare`)."""
 
     output: str
     error: float  # Infinite where it overflows, or is not equal though no float
@@ -203,7 +204,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedStep:
-    at: int  # Its number among the nodes
+    at: int  # Index among the nodes
     node: onnx.NodeProto
     run: Run
     given: tuple[str, ...]
@@ -211,7 +212,7 @@ class _SimulatedStep:
 
 
 class Simulation:
-    """A graph whose floats are all float32, with sets of inputs. Answers depend on nothing else."""
+    """A graph whose floats are all float32, with sets of inputs. Results are deterministic."""
 
     def __init__(self, model: onnx.ModelProto, sets: Sequence[Mapping[str, Array]], threads: int = 1) -> None:
         self._graph = model.graph
@@ -230,17 +231,17 @@ class Simulation:
         made = Operators(model, types, threads)
         self._halve = made.halved()
         self._steps = self._planned(made)
-        self._errors: dict[tuple[int, str], Array] = {}  # Of products added up in fp16, by set
+        self._errors: dict[tuple[int, str], Array] = {}  # Errors of products added up in fp16, by set
         self._expected: dict[int, dict[str, Array]] = {}
 
     @property
     def operators(self) -> list[str]:
-        """What may be computed in fp16, in order."""
+        """The operators that fp16 is possible for, in order."""
         return [n.output[0] for n in operators(self._graph)]
 
     @property
     def multiply_adds(self) -> dict[str, int]:
-        """Those of every product."""
+        """Multiply-adds of every product, by output."""
         nodes = [n for n in operators(self._graph) if n.op_type in PRODUCTS]
         return {n.output[0]: multiply_adds(n, self._shapes) for n in nodes}
 
@@ -252,9 +253,9 @@ class Simulation:
         return work + _MULTIPLY_ADD * sum(self.multiply_adds.values())
 
     def deviation(self, keep: Exemptions, runs: int) -> Deviation:
-        """Return how far off the outputs are at most, over `runs` runs, which take the sets in turn.
+        """Return how far off the outputs are at most, over `runs` runs, which use the sets in turn.
 
-        A set that comes again has the errors of its products in another order.
+        A repeated set has the errors of its products in another order.
         """
         worst = Deviation(output="", error=0.0)
         for run in range(runs):
@@ -266,7 +267,7 @@ class Simulation:
         return worst
 
     def outputs(self, number: int, keep: Exemptions, again: int = 0) -> dict[str, Array]:
-        """Return the outputs of one set, in fp16 but for what is kept; `again` counts earlier runs."""
+        """Return the outputs of one set, in fp16 except for `keep`; `again` counts earlier runs."""
         if number not in self._expected:
             self._expected[number] = self._in_single(number)
         single = typed(self._graph, keep)
@@ -288,7 +289,7 @@ class Simulation:
         return self._walk(values, computed)
 
     def _in_single(self, number: int) -> dict[str, Array]:
-        """Return the outputs in float32, and measure on the way what adding products up in fp16 costs."""
+        """Return the outputs in float32, and measure the errors of adding up products in fp16."""
         values = dict(self._sets[number])
 
         def computed(step: _SimulatedStep) -> Array:
@@ -348,20 +349,20 @@ def _error(expected: Array, found: Array) -> float:
 
 
 Error = Callable[[Exemptions], float]
-# A group of operators that alone errs by less of the bound than this is not looked at more closely.
+# Share of the bound below which the error of a group of operators alone is not examined further.
 _NEGLIGIBLE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptOperators:
-    """What is kept, and the error then."""
+    """The operators kept in float32, and the error with them."""
 
     keep: Exemptions
     error: float
 
 
 class PrecisionTrials:
-    """Errors of what was tried, each once, up to a number of trials."""
+    """The errors of trials, each made once, up to a maximum number."""
 
     def __init__(self, error: Error, most: int) -> None:
         self._error = error
@@ -369,7 +370,7 @@ class PrecisionTrials:
         self._known: dict[Exemptions, float] = {}
 
     def __call__(self, keep: Exemptions) -> float:
-        """Return the error; where it is not known yet, finding it uses up a trial."""
+        """Return the error; an unknown one costs a trial."""
         if keep not in self._known:
             self.left -= 1
             self._known[keep] = self._error(keep)
@@ -383,7 +384,7 @@ def search(
     trials: PrecisionTrials,
     bound: float,
 ) -> KeptOperators | None:
-    """Return the least that has to be kept in float32 for an error within the bound; None: everything.
+    """Return the least that must stay in float32 for an error within the bound; None: everything.
 
     `usual` is kept in any case. First operators are kept, with all products added up in float32; then
     products are added up in fp16 where the error allows.
@@ -415,7 +416,7 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class _NodeGroup:
-    """Neighbours, and the error where they alone are not kept."""
+    """Neighbouring operators, and the error where they alone are not kept."""
 
     units: tuple[str, ...]
     alone: float
@@ -444,7 +445,7 @@ def _least(
         parts = (coarse.units[:middle], coarse.units[middle:])
         groups[at : at + 1] = [_NodeGroup(part, error(whole - frozenset(part))) for part in parts]
     ranked = [frozenset(group.units) for group in sorted(groups, key=lambda g: -g.alone)]
-    fewest, enough = 0, len(ranked)  # Of the first ones, those that do
+    fewest, enough = 0, len(ranked)  # Bounds of the number of leading groups that suffices
     while fewest < enough and left() > 0:
         middle = (fewest + enough) // 2
         if error(frozenset().union(*ranked[:middle])) <= bound:
@@ -454,20 +455,21 @@ def _least(
     return frozenset().union(*ranked[:enough])
 
 
-# Of an output's range, the largest |reference value|: four roundings to fp16 of a value as large as that.
+# Error allowed relative to an output's largest |reference value|: four roundings to fp16 of a value that
+# large.
 BOUND = 2.0**-9
-# What a decision may cost, counted and not timed: the same model and inputs give the same decision anywhere.
+# Cost limit of a decision, counted and not timed: the same model and inputs give the same decision anywhere.
 _OPERATIONS = 200_000_000_000
 _MOST_TRIALS = 48
-_LEAST_TRIALS = 14  # That the number of runs of each leaves room for
-_MOST_RUNS = 3  # Of each set
+_LEAST_TRIALS = 14  # Trials that the number of runs of each must leave room for
+_MOST_RUNS = 3  # Runs of each set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionAnswer:
-    """What is kept, None where everything would be, and what was found on the way.
+    """The operators kept in float32, None where all would be, and the results of the trials.
 
-    `plain` is the largest error with what is usually kept only, of output `output`, `error` that with
+    `plain` is the largest error with only the usual operators kept, of output `output`; `error` that with
     `single` and `wide`; both are None where no trial was made. `halves` is the share of the multiply-adds
     whose operands are of fp16.
     """
@@ -477,7 +479,7 @@ class PrecisionAnswer:
     operators: int
     products: int
     trials: int
-    sets: int  # Of inputs, the first of those given
+    sets: int  # Sets of inputs used, the first of those given
     plain: float | None
     output: str
     error: float | None

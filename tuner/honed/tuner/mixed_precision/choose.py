@@ -34,10 +34,10 @@ from honed.tuner.verify.graphs import bind_shapes
 from .child import BOUND, PrecisionAnswer
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
-_SETS = 3  # Made up, where there are none of the user's
-# Of fp16's peak over float32's. Below, casts and what stays in float32 use up what is won.
+_SETS = 3  # Sets generated where the user gave none
+# Least ratio of fp16's peak to float32's. Below it, casts and operators kept in float32 use up the gain.
 LEAST_GAIN = 1.25
-_LEAST_SHARE = 0.5  # Of the multiply-adds in fp16; below, little is won
+_LEAST_SHARE = 0.5  # Least share of the multiply-adds in fp16; below it, the gain is small
 
 
 def decide(
@@ -94,7 +94,7 @@ def onnx_form(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     choice = decide(model, normalised, None)
     if not choice.half:
         raise ModelRefused(choice.why)
-    # In ONNX products of halves are halves.
+    # Products of halves give halves in ONNX.
     keep = Exemptions(single=frozenset((*choice.single, *choice.wide)))
     products = {n.output[0] for n in normalised.model.graph.node if n.op_type in PRODUCTS}
     if products <= keep.single:
@@ -123,7 +123,7 @@ def onnx_form(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 
 
 def _join_clips(graph: onnx.GraphProto) -> None:
-    """Make a Clip (in place) of each Max and Min that normalising made of one: ONNX Runtime fuses that."""
+    """Turn each Max and Min that normalising made of a Clip back into one, in place: ORT fuses Clips."""
     constants = {tensor.name for tensor in graph.initializer if not tensor.dims}
     makers = {node.output[0]: node for node in graph.node}
     reads = Counter([name for node in graph.node for name in node.input] + [o.name for o in graph.output])
@@ -159,7 +159,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile | None) -> str:
 def why_not_half(profile: DeviceProfile) -> str:
     """Return why fp16 does not pay on a device, "" where it does.
 
-    The device's measured peaks decide; where there are none, what is known of its model.
+    The device's measured peaks decide; where there are none, the figures of its Mali model.
     """
     if not profile.limits.fp16:
         return "the device has no fp16 arithmetic"
@@ -218,7 +218,7 @@ def _choice(found: PrecisionAnswer, on: str) -> PrecisionChoice:
     return PrecisionChoice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)
 
 
-# What zipfile and NumPy raise for files that are none, damaged, encrypted or packed in other ways.
+# Errors of zipfile and NumPy for files that are damaged, encrypted, of another type or compression.
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 

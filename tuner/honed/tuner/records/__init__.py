@@ -1,4 +1,4 @@
-"""What tuning has learned, kept in SQLite: candidates and their verdicts, tasks and versions.
+"""Keeps what tuning has learned in SQLite: candidates and their verdicts, tasks and versions.
 
 with Records.open(path) as records:
     for candidate in records.abandoned():

@@ -34,7 +34,7 @@ _SIDE_FILES: Final = ("", "-wal", "-shm")
 
 
 class _Damaged(Exception):
-    """The file is no sound database; the message says what was found."""
+    """Raised when the file is no sound database; the message is SQLite's finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # The one under way is what matters
+        with suppress(sqlite3.Error):  # The first error is the one to report
             connection.execute("ROLLBACK")
         raise
 
@@ -108,7 +108,7 @@ def _open_sound(path: Path, busy_s: float, *, thorough: bool) -> sqlite3.Connect
     try:
         connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
         try:
-            _check_kind(path, connection)  # Before anything is changed
+            _check_kind(path, connection)  # Precedes any change of the file
             _configure(connection)
             _check(connection, thorough=thorough)
             _migrate(connection)
@@ -124,7 +124,7 @@ def _open_sound(path: Path, busy_s: float, *, thorough: bool) -> sqlite3.Connect
 
 def _configure(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")  # What COMMIT reported survives a power cut
+    connection.execute("PRAGMA synchronous = FULL")  # Committed data survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -140,7 +140,7 @@ def _check(connection: sqlite3.Connection, *, thorough: bool) -> None:
 def _migrate(connection: sqlite3.Connection) -> None:
     if _version(connection) == len(sql.MIGRATIONS):
         return
-    with transaction(connection):  # Another process may have done it meanwhile: the version is read again
+    with transaction(connection):  # Another process may have done it meanwhile, so the version is read again
         for number, statements in enumerate(sql.MIGRATIONS[_version(connection) :], _version(connection) + 1):
             for statement in statements:
                 connection.execute(statement)

@@ -1,4 +1,4 @@
-"""Records as JSON lines, which of them travel, and how they are taken to another board of the same kind."""
+"""Writes records as JSON lines, chooses which to export, and imports them on boards of the same kind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .store import Records
 Choose = Callable[[Records, MeasurementSetup], Iterable[TuningRecord]]
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20
-# What a line and a row of the records have under the same name.
+# Fields that a line and a row of the records share by name.
 _SAME = (
     "workload", "trace", "state", "outcome", "reason", "story", "source_sha256", "created_s", "finished_s",
     "measured_by",
@@ -40,13 +40,13 @@ _SAME = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line: a candidate with a verdict, complete in itself."""
+    """A line of the file: a candidate with a verdict, complete in itself."""
 
     honed_records: int  # FORMAT
     device: DeviceIdentity
     compiler: str
     workload: str
-    name: str | None  # Of the task
+    name: str | None  # Name of the task
     flops: float | None
     bytes: float | None
     trace: str
@@ -63,17 +63,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportCounts:
-    """What became of the lines of an import."""
+    """Counts of the lines of an import by outcome."""
 
     added: int
-    merged: int  # Were there already
-    refused: tuple[str, ...]  # One sentence each, with the line's number
+    merged: int  # Lines of candidates that were there already
+    refused: tuple[str, ...]  # A sentence for each, with the line's number
 
 
 def export_jsonl(
     records: Records, file: BinaryIO, setup: MeasurementSetup, choose: Choose = Records.finished
 ) -> int:
-    """Write what is chosen of the candidates with a verdict, all of them otherwise; gives their number."""
+    """Write the candidates with a verdict that `choose` selects, by default all; return their number."""
     count = 0
     for candidate in choose(records, setup):
         file.write(written(_line(records, candidate, setup)))
@@ -84,12 +84,12 @@ def export_jsonl(
 def import_jsonl(
     records: Records, file: BinaryIO, setup: MeasurementSetup, *, hints_only: bool = False
 ) -> ImportCounts:
-    """Take in what was exported on a device of the same identity; all it can, or on an error nothing.
+    """Import records of a device of the same identity: all valid ones, or none on an error.
 
-    Records of another driver or compiler version come along as stale ones. A candidate that is here already
-    keeps its figures, but goes into quarantine where it is in quarantine there. Lines that are malformed, of
-    another device or impossible are refused, each with its number and reason. So is with `hints_only`
-    whatever is no hint (store.py): it could count as measured here.
+    Records of another driver or compiler version are imported as stale ones. A candidate that is here already
+    keeps its figures, but is put in quarantine where the line has it there. Lines that are malformed, of
+    another device or impossible are refused, each with its number and reason. With `hints_only` lines other
+    than hints (store.py) are refused, too, because they could count as measured here.
     """
     added = merged = 0
     refused: list[str] = []
@@ -124,7 +124,7 @@ def line_setup(line: Line) -> MeasurementSetup:
 
 def _line(records: Records, candidate: TuningRecord, setup: MeasurementSetup) -> Line:
     task = records.task(candidate.workload)
-    assert candidate.outcome is not None  # It has a verdict
+    assert candidate.outcome is not None  # Candidates without a verdict are not written
     assert candidate.state is not RecordState.IN_FLIGHT or candidate.outcome is StoredOutcome.RIGHT
     return strict.copy_fields(
         Line,
@@ -159,7 +159,7 @@ def parsed(data: bytes) -> Line:
     """Parse a record; raise Mismatch or InvalidArgument for anything else, or for an impossible record."""
     try:
         plain = json.loads(data, parse_constant=_no_constant)
-        json.dumps(plain, ensure_ascii=False).encode()  # Half a surrogate pair is no text
+        json.dumps(plain, ensure_ascii=False).encode()  # Half a surrogate pair cannot be encoded
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"it is not JSON text ({error})") from error
     line = strict.from_plain(Line, plain, where="the record")
@@ -181,7 +181,7 @@ def _check_device(line: Line, setup: MeasurementSetup) -> None:
 
 
 def _check_hint(line: Line) -> None:
-    """Raise InvalidArgument for what is no hint, or says more than one may."""
+    """Raise InvalidArgument for a line that is no hint, or holds more than a hint may."""
     marks = marks_of(line.measured_by)
     if not line.compiler.endswith(marks.compiler):
         raise InvalidArgument(f"it is no hint: the name of its compiler does not end with {marks.compiler!r}")
@@ -190,7 +190,7 @@ def _check_hint(line: Line) -> None:
 
 
 def _check(line: Line) -> None:
-    """Raise InvalidArgument for what cannot be."""
+    """Raise InvalidArgument for an impossible record."""
     if line.honed_records != FORMAT:
         raise InvalidArgument(f"it is of format {line.honed_records} and this honed knows {FORMAT}")
     check_trace(line.trace)
@@ -213,8 +213,8 @@ def _values(line: Line) -> dict[str, Any]:
 
 
 SPREAD: Final = 24  # Candidates of a workload
-LEAST_SPREAD: Final = 8  # The same, where there are many workloads
-MOST_SPREAD: Final = 20_000  # About so many in all
+LEAST_SPREAD: Final = 8  # Candidates of a workload, where there are many workloads
+MOST_SPREAD: Final = 20_000  # Approximate total
 
 
 def own(records: Records, setup: MeasurementSetup) -> Iterator[TuningRecord]:

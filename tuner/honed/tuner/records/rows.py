@@ -1,4 +1,4 @@
-"""What the records hold, as dataclasses. Times are seconds; dates seconds since 1970."""
+"""The records as dataclasses. Times are seconds; dates seconds since 1970."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ ABANDONED_REASON = "was running when the tuner or the machine stopped"
 
 
 class RecordState(StrEnum):
-    """Where a candidate stands."""
+    """The state of a candidate."""
 
-    IN_FLIGHT = "in-flight"  # Noted before it runs; still so after a crash
+    IN_FLIGHT = "in-flight"  # Recorded before it runs; unchanged after a crash
     DONE = "done"
     QUARANTINED = "quarantined"  # Never to run again on this device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementSetup:
-    """What a figure was measured with: records of another setup are set aside."""
+    """The conditions of a measurement; records of other setups are set aside."""
 
     device: DeviceIdentity
     compiler: str  # Version of the compiler and its rules
 
     @property
     def device_key(self) -> str:
-        """The device, whatever its driver."""
+        """The key of the device without its driver."""
         return self.device.key
 
     @property
@@ -51,8 +51,8 @@ class NewCandidate:
     workload: str  # Key of its tuning task
     setup: MeasurementSetup
     trace: str  # The schedule as JSON text
-    source_sha256: str | None = None  # Of the kernels' OpenCL C, where it is known already
-    way: SearchStrategy | None = None  # How the search came to it
+    source_sha256: str | None = None  # SHA-256 of the kernels' OpenCL C, where it is known already
+    way: SearchStrategy | None = None  # Strategy of the search that found it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class TuningRecord:
     trace: str
     trace_sha256: str
     state: RecordState
-    outcome: StoredOutcome | None  # RIGHT ones alone have figures that count
+    outcome: StoredOutcome | None  # Figures count only for RIGHT
     reason: str
     story: str | None
     timing: Timing | None
@@ -75,12 +75,12 @@ class TuningRecord:
     created_s: float
     finished_s: float | None
     measured_by: str
-    way: SearchStrategy | None  # None where it was not kept, and from elsewhere
+    way: SearchStrategy | None  # Unknown (None) where it was not recorded, and for records from elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A tuning task; equal workloads of several models are one."""
+    """A tuning task; equal workloads of several models share it."""
 
     workload: str
     name: str
@@ -90,18 +90,18 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One version of a model and why it came to be."""
+    """A version of a model, and the reason for it."""
 
     model: str
-    version: int  # From 1
+    version: int  # Version number, from 1
     why: str
-    latency_s: float | None  # Of one inference, as measured
+    latency_s: float | None  # Measured time of one inference
     created_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """How fast a model was thought to be at one moment of a tuning run, as the sum of its tasks' times."""
+    """A model's estimated latency at one moment of a tuning run, as the sum of its tasks' times."""
 
     trials: int  # Since the previous moment
     latency_s: float
@@ -112,8 +112,8 @@ class ProgressRecord:
 class DefaultScheduleTime:
     """A workload's default schedule at the device's reference speed.
 
-    `rate` is what the device was seen to move at the workload's size, in bytes per second, 0 where that could
-    not be told; None in records of before it was kept.
+    `rate` is the device's observed rate at the workload's size, in bytes per second, 0 where it is unknown;
+    None in records without it.
     """
 
     seconds: float
@@ -121,7 +121,7 @@ class DefaultScheduleTime:
 
 
 _TIMING: Final = tuple(field.name for field in fields(Timing))
-_COLUMNS: Final = [  # Of `sql`'s queries for candidates, in order
+_COLUMNS: Final = [  # Columns of the candidates that `sql` selects, in order
     column
     for field in fields(TuningRecord)
     for column in (_TIMING if field.name == "timing" else [field.name])
@@ -129,7 +129,7 @@ _COLUMNS: Final = [  # Of `sql`'s queries for candidates, in order
 
 
 def candidate(row: Sequence[Any]) -> TuningRecord:
-    """Return the candidate of a row; raise InvalidArgument where this version does not know a word in it."""
+    """Return the candidate of a row; raise InvalidArgument where a word in it is unknown to this version."""
     values = dict(zip(_COLUMNS, row, strict=True))
     figures = {name: values.pop(name) for name in _TIMING}
     outcome, way = values["outcome"], values["way"]
@@ -167,7 +167,7 @@ def check_trace(trace: str) -> None:
 
 
 def check_verdict(verdict: Verdict) -> None:
-    """Raise InvalidArgument for figures that cannot be, or a right candidate without any."""
+    """Raise InvalidArgument for impossible figures, or a right candidate without any."""
     if verdict.outcome is Outcome.RIGHT and verdict.timing is None:
         raise InvalidArgument("a right candidate has no timing; time it before it is recorded")
     if verdict.timing is not None:
@@ -182,7 +182,7 @@ def check_figures(**figures: float | None) -> None:
 
 
 def check_timing(timing: Timing) -> None:
-    """Raise InvalidArgument for times that cannot be."""
+    """Raise InvalidArgument for impossible times."""
     times = (timing.low_s, timing.median_s, timing.high_s)
     if not all(math.isfinite(time) and time > 0 for time in times) or list(times) != sorted(times):
         raise InvalidArgument(f"times {times} s cannot be; they must be positive and low <= median <= high")

@@ -1,4 +1,4 @@
-"""All SQL of the records, and nothing else."""
+"""Holds all SQL of the records, and nothing else."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ SETUPS: Final = """SELECT d.identity, c.driver, c.compiler
 
 # -- candidates
 
-# Those in quarantine, for good; then those that this driver did not build, by an equal compiler or source.
+# Candidates in quarantine, permanently; then those that this driver did not build, by an equal compiler or
+# source.
 BANNED: Final = """SELECT c.state, c.reason FROM candidates c JOIN devices d ON d.id = c.device
     WHERE d.key = :device AND c.state = 'quarantined'
         AND ((c.workload = :workload AND c.trace_sha256 = :trace_sha256) OR c.source_sha256 = :source_sha256)
@@ -175,7 +176,7 @@ DISTIL: Final = f"""WITH ranked AS (
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY c.workload"""
 OF_WORKLOAD: Final = f"{_FROM} WHERE c.workload = :workload AND {_HERE} ORDER BY c.id"
 QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
-# Of a hub: such rows never change, and the result of trying one is a row of its own (store.py).
+# Rows of a hub never change, and the result of trying one is a row of its own (store.py).
 _HINT: Final = f"measured_by GLOB '{PREFIX}*'"
 _STALE: Final = """d.key = :device AND c.outcome = 'right' AND c.state = 'done'
         AND (c.driver <> :driver OR c.compiler <> :compiler)

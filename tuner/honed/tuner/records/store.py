@@ -1,9 +1,9 @@
-"""The records: every candidate ever tried, what became of it, and what was learned from it.
+"""Stores every candidate ever tried, its outcome, and what was learned from it.
 
 Hints are records of other boards, from a hub; they are tried here before they count (docs/hub.md). A hint is
 a record whose `measured_by` names the key that signed it (honed.protocol.params). No board has its compiler,
-so its time is never taken for one of ours. The result of trying it is a record of our own, and what the hints
-of each source are worth follows from these: nothing else is kept.
+so its time is never mixed with ours. Trying it adds a record of our own, and the worth of each source's hints
+follows from these: nothing else is stored.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ from .rows import (
     timing_values,
 )
 
-HINTS_PER_TASK: Final = 4  # Trials that the hints of one task may cost in a day, where nothing else was said
+HINTS_PER_TASK: Final = 4  # Trials that the hints of one task may cost in a day, by default
 DAY: Final = 86400.0
-FAILURES_COUNT: Final = 30 * DAY  # For so long a hint that failed speaks against its source
-MOST_HINTS: Final = 50_000  # Of one source; older ones go
+FAILURES_COUNT: Final = 30 * DAY  # Seconds for which a failed hint counts against its source
+MOST_HINTS: Final = 50_000  # Hints of one source; older ones are deleted
 MOST_HINTS_IN_ALL: Final = 500_000
-MOST_TOLD: Final = 100  # Sources of which there are figures, for messages have limits
-# A hint that takes so many times as long as on the board that measured it, with the same driver, has failed.
+MOST_TOLD: Final = 100  # Sources with figures in a message, because messages have limits
+# A hint that takes this many times as long as on the board that measured it, with the same driver, has
+# failed.
 _SLOWER: Final = 3.0
-_FAILED, _SHARE = 3, 0.2  # So many, and more than this share of those tried: the source is set aside
+# A source with at least this many failures, and more than this share of those tried, is set aside
+_FAILED, _SHARE = 3, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process, told from a later one with the same number and from one of another boot or container.
+    """A process, distinct from later ones with the same number and from those of other boots or containers.
 
     As text it can be checked after any crash.
     """
@@ -70,7 +72,7 @@ class ProcessIdentity:
     def this_process(cls) -> Self:
         """Return the identity of the calling process."""
         started = _started(os.getpid())
-        assert started is not None  # It is running
+        assert started is not None  # The calling process is running
         return cls(boot_id=_boot_id(), pid_namespace=_pid_namespace(), pid=os.getpid(), started=started)
 
     @classmethod
@@ -106,25 +108,25 @@ def _started(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *fields = stat.rpartition(")")[2].split()  # The name before it may hold anything
+    state, *fields = stat.rpartition(")")[2].split()  # The name before it may contain any character
     return None if state in "ZX" else int(fields[18])
 
 
 class InQuarantine(InvalidArgument):
-    """The candidate must not run on this device again."""
+    """Raised when the candidate must not run on this device again."""
 
 
 class Records:
     """An open database of records. Not for several threads; several processes may have the same file open.
 
-    What a method has returned from is on the disk: it survives a crash of process or machine. Every method
+    When a method has returned, its change is on disk: it survives a crash of process or machine. Every method
     raises Unavailable where another process kept the database busy too long or it is damaged, and
-    ResourceExhausted where the disk is full; nothing is changed then, and the same call may be made again.
-    `notes` are sentences the user should see, such as where a damaged database was set aside.
+    ResourceExhausted where the disk is full; nothing is changed then, and the call may be repeated. `notes`
+    are sentences the user should see, such as where a damaged database was set aside.
     """
 
     def __init__(self, path: Path, opened: Opened, measured_by: str) -> None:
-        """Use `open`."""
+        """Private; call `open` instead."""
         self.path = path
         self.notes = opened.notes
         self.measured_by = measured_by
@@ -137,9 +139,9 @@ class Records:
     def open(
         cls, path: str | os.PathLike[str], *, measured_by: str | None = None, busy_s: float = 10.0
     ) -> Self:
-        """Open or create the database at `path`; `measured_by` (this host's name) goes into new records.
+        """Open or create the database at `path`; `measured_by` (this host's name) is stored in new records.
 
-        A damaged file is set aside, which `notes` tell, and a new one begun. Raises InvalidArgument for a
+        A damaged file is set aside, which `notes` report, and a new one begun. Raises InvalidArgument for a
         file of a newer honed or of another program, PermissionDenied where it cannot be opened.
         """
         path = Path(path).absolute()
@@ -147,7 +149,7 @@ class Records:
         return cls(path, opened, measured_by or socket.gethostname())
 
     def close(self) -> None:
-        """Close it; may be called again."""
+        """Close the database; may be called again."""
         self._connection.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -173,11 +175,11 @@ class Records:
         return not (self._rows(sql.BANNED, key) or self._rows(sql.RUNNING, key))
 
     def begin(self, new: NewCandidate) -> int:
-        """Note durably that a candidate is about to run; gives its id.
+        """Record durably that a candidate is about to run; return its id.
 
-        Must have returned before the candidate is given to the device. One that has a verdict already may be
-        measured again and keeps its figures meanwhile. Raises InQuarantine, AlreadyExists where it is in
-        flight, InvalidArgument where the trace is not JSON.
+        Must have returned before the candidate reaches the device. A candidate with a verdict may be measured
+        again and keeps its figures meanwhile. Raises InQuarantine, AlreadyExists where it is in flight,
+        InvalidArgument where the trace is not JSON.
         """
         check_trace(new.trace)
         hashes = {"trace_sha256": sha256(new.trace), "source_sha256": new.source_sha256}
@@ -195,11 +197,10 @@ class Records:
             return int(self._rows(sql.BEGIN, {**key, **more})[0][0])
 
     def finish(self, candidate_id: int, verdict: Verdict) -> TuningRecord:
-        """Record the verdict on a candidate this process has begun; gives it as recorded.
+        """Record the verdict on a candidate that this process has begun; return it as recorded.
 
-        It is measured by the verdict's host, this one where that names none.
-        Raises InvalidArgument for impossible figures, NotFound where this process has no such candidate in
-        flight.
+        It counts as measured by the verdict's host, or this one where the verdict names none. Raises
+        InvalidArgument for impossible figures, NotFound where this process has no such candidate in flight.
         """
         check_verdict(verdict)
         state = RecordState.QUARANTINED if verdict.outcome.quarantines else RecordState.DONE
@@ -227,7 +228,7 @@ class Records:
                 raise NotFound(f"candidate {candidate_id} has no verdict; finish it before it is condemned")
 
     def withdraw(self, candidate_id: int) -> None:
-        """Take back a candidate that was begun but never given to the device.
+        """Remove a candidate that was begun but never reached the device.
 
         Raises NotFound where this process has no such candidate in flight.
         """
@@ -237,9 +238,9 @@ class Records:
                 self._change_one(sql.RETURN_TO_DONE, values)
 
     def abandoned(self) -> list[TuningRecord]:
-        """Quarantine the candidates whose process has ended without a verdict, and give them.
+        """Quarantine the candidates whose process has ended without a verdict, and return them.
 
-        Call it first after a start. Those of processes that still run are left alone.
+        Call it first after a start. Candidates of running processes are left alone.
         """
         with self._writing():
             owners = [row[0] for row in self._rows(sql.OWNERS, {})]
@@ -267,8 +268,8 @@ class Records:
     def stale(self, workload: str, setup: MeasurementSetup, limit: int = 16) -> list[TuningRecord]:
         """Return right candidates of this device with another driver or compiler, not yet measured with this.
 
-        The fastest, which is the first to measure again, comes first. Their figures say nothing about this
-        setup. Candidates from a hub are not included.
+        The fastest is first, and should be measured first. Their figures say nothing about this setup.
+        Candidates from a hub are not included.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
@@ -277,8 +278,8 @@ class Records:
     ) -> list[TuningRecord]:
         """Return a hub's records for a workload that were not tried here yet, in the order to try them.
 
-        The best of each source come in turn, those of this driver before others; sources that are set aside
-        give none. At most `per_task` hints of one workload are tried in a day.
+        Sources take turns with their best records, those of this driver before others; sources that are set
+        aside give none. At most `per_task` hints of one workload are tried in a day.
         """
         found = self._candidates(sql.HINTS, self._here(setup, workload=workload, limit=per_task))
         if not found:
@@ -286,7 +287,7 @@ class Records:
         since = self._clock() - DAY
         tried: int = self._rows(sql.HINTS_TRIED, self._here(setup, workload=workload, since=since))[0][0]
         sources = self.hint_sources()
-        chosen: dict[str, TuningRecord] = {}  # The first of each schedule
+        chosen: dict[str, TuningRecord] = {}  # The first record of each schedule
         for one in found:
             if len(chosen) >= per_task - tried:
                 break
@@ -305,11 +306,11 @@ class Records:
         }
 
     def latest_hint(self, model: str) -> int:
-        """Return a number that grows when a hub brings something for a model's tasks; 0 before that."""
+        """Return a number that grows when a hub adds hints for a model's tasks; 0 before that."""
         return int(self._rows(sql.HINTS_LATEST, {"model": model})[0][0])
 
     def refuse(self, new: NewCandidate, reason: str) -> None:
-        """Note that a candidate was refused before anything was given to the device.
+        """Record that a candidate was refused before anything reached the device.
 
         Raises as `begin` does.
         """
@@ -328,9 +329,9 @@ class Records:
     def put_model(
         self, model: str, tasks: Mapping[TaskRecord, int], rivals: Collection[TaskRecord] = ()
     ) -> None:
-        """Set the tasks of a model, with how often it runs each per inference, in place of what it had.
+        """Set the tasks of a model, with their runs per inference, in place of earlier ones.
 
-        `rivals` are tasks that it does not run, but whose candidates are to be recorded.
+        `rivals` are tasks that it does not run, but whose candidates are recorded.
         """
         for task in (*tasks, *rivals):
             check_figures(flops=task.flops, bytes=task.bytes)
@@ -348,7 +349,7 @@ class Records:
         return TaskRecord(*rows[0]) if rows else None
 
     def add_version(self, model: str, why: str, latency_s: float | None) -> VersionRecord:
-        """Note a new version of a model: why it came to be, and the time of one inference as measured."""
+        """Record a new version of a model, its reason, and the measured seconds of one inference."""
         check_figures(latency_s=latency_s)
         now = self._clock()
         values = {"model": model, "why": why, "latency_s": latency_s, "now": now}
@@ -361,7 +362,7 @@ class Records:
         return [VersionRecord(*row) for row in self._rows(sql.VERSIONS, {"model": model})]
 
     def add_progress(self, model: str, trials: int, latency_s: float) -> None:
-        """Note what one inference of a model is estimated to take after `trials` more candidates."""
+        """Record a model's estimated seconds per inference after `trials` more candidates."""
         check_figures(latency_s=latency_s)
         values = {"model": model, "trials": trials, "latency_s": latency_s, "now": self._clock()}
         with self._writing():
@@ -395,7 +396,7 @@ class Records:
         ]
 
     def put_default(self, workload: str, setup: MeasurementSetup, default: DefaultScheduleTime) -> None:
-        """Note what a workload's default schedule takes, in place of what was noted."""
+        """Record the time of a workload's default schedule, in place of an earlier one."""
         values = self._here(setup, workload=workload, seconds=default.seconds, rate=default.rate)
         with self._writing():
             self._add_device(setup)
@@ -412,7 +413,7 @@ class Records:
         return rows[0][0] if rows else None
 
     def keep_yardstick(self, setup: MeasurementSetup, seconds: float) -> float:
-        """Keep `seconds` as the yardstick of the device's reference speed; gives the one kept first.
+        """Keep `seconds` as the yardstick of the device's reference speed; return the first one kept.
 
         It never changes, so that yardstick ratios of all times compare.
         """
@@ -429,7 +430,7 @@ class Records:
         All imports succeed or none does. The function returns False where the candidate was here already (see
         exchange.import_jsonl).
         """
-        sources = set[str]()  # Of a hub
+        sources = set[str]()  # Hubs that the records come from
 
         def put(setup: MeasurementSetup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)

@@ -1,4 +1,4 @@
-"""The vocabulary of verdicts: how far a candidate came, in what time, and what is never run again."""
+"""The vocabulary of verdicts: how far a candidate progressed, in what time, and what never runs again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class StoredOutcome(StrEnum):
-    """The step of the verdict at which a candidate ended, as records have it."""
+    """The step of the verdict at which a candidate ended, as stored in records."""
 
     NOT_BUILT = "not-built"
     NOT_RUN = "not-run"
@@ -15,14 +15,14 @@ class StoredOutcome(StrEnum):
     FAULTED = "faulted"
     WRONG = "wrong"
     RIGHT = "right"
-    ABANDONED = "abandoned"  # It was running when the tuner or the machine stopped
+    ABANDONED = "abandoned"  # Running when the tuner or the machine stopped
 
 
 class Outcome(StrEnum):
-    """How far a candidate came; each but the last is a refusal.
+    """The outcome of a candidate; each but RIGHT is a refusal.
 
-    `stored_as` is what records keep of it. One that `quarantines` may have harmed the device, and is not
-    tried again.
+    Records store `stored_as`. A candidate with `quarantines` may have harmed the device, and is not tried
+    again.
     """
 
     stored_as: StoredOutcome
@@ -38,15 +38,15 @@ class Outcome(StrEnum):
 
     BUILD = "build", StoredOutcome.NOT_BUILT  # The driver's compiler refused it, crashed or took too long
     RUN = "run"  # An event failed, or START was not before END
-    DEADLINE = "deadline", StoredOutcome.NOT_RUN, True  # It did not end in time
+    DEADLINE = "deadline", StoredOutcome.NOT_RUN, True  # The run exceeded its deadline
     IMPOSSIBLE = "impossible", StoredOutcome.IMPOSSIBLE  # Faster than the device's measured peaks
     FAULT = "fault", StoredOutcome.FAULTED, True  # The kernel log holds a fault of its process
-    UNWRITTEN = "unwritten", StoredOutcome.WRONG  # Poisoned output was left as it was
+    UNWRITTEN = "unwritten", StoredOutcome.WRONG  # Poisoned output was not overwritten
     OUT_OF_BOUNDS = "out-of-bounds", StoredOutcome.WRONG, True  # A guard band was written
     WRONG = "wrong", StoredOutcome.WRONG  # Differs from the reference
     BARRIER = "barrier", StoredOutcome.NOT_BUILT  # A barrier in divergent control flow
     MEMORY = "memory"  # The device ran out of memory
-    CRASH = "crash", StoredOutcome.NOT_RUN, True  # Its process died
+    CRASH = "crash", StoredOutcome.NOT_RUN, True  # The candidate's process died
     RIGHT = "right", StoredOutcome.RIGHT
 
 
@@ -66,19 +66,19 @@ class Timing:
 
     @property
     def fair_s(self) -> float:
-        """The median as it would be at the device's reference speed; what candidates are ranked by."""
+        """The median converted to the device's reference speed; candidates are ranked by it."""
         return self.median_s / (self.yardstick_ratio or 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is known of a candidate; one that is RIGHT has a timing."""
+    """The result of measuring a candidate; a RIGHT one has a timing."""
 
     outcome: Outcome
-    reason: str = ""  # One sentence; empty for RIGHT
+    reason: str = ""  # A sentence; empty for RIGHT
     timing: Timing | None = None
     yardstick_s: float | None = None  # Median of the yardstick kernel, measured in turns with it
-    clock_hz: int | None = None  # Of the device while it was timed; None where that cannot be read
+    clock_hz: int | None = None  # Clock of the device while it was timed; None where that cannot be read
     story: str | None = None  # The kernel log's records of its fault
-    seconds: float = 0.0  # The measurement took, wall time
+    seconds: float = 0.0  # Wall time of the measurement
     host: str | None = None  # The board of a farm that judged it; None: this machine did

@@ -1,1 +1,1 @@
-"""The search for better schedules: what may be tried on which device, and what to try next."""
+"""Searches for better schedules: the spaces of schedules for devices, and the choice of candidates."""

@@ -1,11 +1,11 @@
-"""What is tried next for a task: its batches, of kin, of tables, then evolution and descent by turns.
+"""Chooses the next batches of a task: from related tasks, from tables, then evolution and descent in turn.
 
-Kin are functions of the same kind at other sizes, in this model or in others: what was best for one is tried
-first for the other. Evolution is MetaSchedule's, driven from our own loop: it keeps a population of traces,
-mutates the numbers in them and ranks them by the cost model. Descent is by coordinates, in schedules that
-differ from the best in a single decision: TVM has the like as Droplet search; here neighbours go through the
-same checks and measurements as all else. What is proposed is compiled and measured elsewhere, and comes back
-through `know`.
+Related tasks are functions of one kind at other sizes, in this model or in others: the best schedule of one
+is tried first for the other. Evolution is MetaSchedule's, driven from our own loop: it keeps a population of
+traces, mutates the numbers in them and ranks them by the cost model. Descent is by coordinates, in schedules
+that differ from the best in a single decision, like TVM's Droplet search; here neighbours go through the same
+checks and measurements as all other candidates. Proposals are compiled and measured elsewhere, and results
+arrive through `know`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .sketches import starts
 from .traces import tune_context
 
 EVOLVED_FIRST = 2  # Batches of evolution before the best are worth descending from
-_CENTRES = 4  # Of the best, each descended from when all beside the better ones was tried
+_CENTRES = 4  # Best schedules to descend from, each once all neighbours of the better ones were tried
 POPULATION = 48
 _GENERATIONS = 1
 _SETTLES = 3  # Plays at most until extents that depend on other decisions are known
-_PLAIN_STEPS = 30  # Of a trace for a dense product on a CPU
+_PLAIN_STEPS = 30  # Steps of a trace for a dense product on a CPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +56,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Proposals, the most promising first."""
+    """A batch of proposals, the most promising first."""
 
     way: SearchStrategy
     proposals: list[Proposal]
-    last: bool  # Evolved because nothing beside the best is left to try
+    last: bool  # Evolved because only the best is left to try
 
 
 class Batches:
@@ -73,7 +73,9 @@ class Batches:
         related: Sequence[str] = (),
         driver: DriverClass = DriverClass.ARM,
     ) -> None:
-        """`size` is how many schedules a batch holds at most; `related` are traces of other tasks' best.
+        """Set up the batches.
+
+        `size` is the most schedules of one, `related` are the best traces of other tasks.
 
         The tables are those of `driver`.
         """
@@ -88,7 +90,7 @@ class Batches:
         self._before = math.inf  # The best time when the last batch was proposed
 
     def know(self, trace: str, seconds: float) -> None:
-        """Tell of a measured schedule; infinite seconds: it was refused. Raises as `Evolution.know`."""
+        """Add a measured schedule; infinite seconds: it was refused. Raises as `Evolution.know`."""
         self._evolution.know(trace, seconds)
         if math.isfinite(seconds):
             self._best = sorted({*self._best, (seconds, trace)})[:_CENTRES]
@@ -182,7 +184,7 @@ def _beside(decision: Decision) -> Iterator[Decision]:
 
 
 def _moved(tile: Tile, smaller: int, larger: int) -> Tile | None:
-    """Move one factor to its next larger divisor of both factors' product; the other gets what is left."""
+    """Move one factor to its next larger divisor of both factors' product; the other gets the quotient."""
     together = tile.factors[smaller] * tile.factors[larger]
     following = next((d for d in divisors(together) if d > tile.factors[larger]), None)
     if following is None or (larger == len(tile.factors) - 1 and following > tile.most):
@@ -207,7 +209,10 @@ class Evolution:
         threads: int = 1,
         postprocs: Sequence[ms.Postproc] = (),
     ) -> None:
-        """`space` and `postprocs` are those of `rules`; `batch` is how many `propose` gives at most."""
+        """Set up the search.
+
+        `space` and `postprocs` are those of `rules`, `batch` is the most that `propose` returns.
+        """
         self._module = traces.as_module(func)
         self._model = model
         self._target = target
@@ -236,7 +241,7 @@ class Evolution:
         self._context.pre_tuning(1 << 20, batch, list(space), self._database, _Adapter(self))
 
     def know(self, trace: str, seconds: float) -> None:
-        """Tell of a schedule measured before: it is not proposed again, and its kin are bred from it."""
+        """Add a measured schedule: it is not proposed again, and evolution derives others from it."""
         self._proposed.add(traces.identity(trace))
         if not np.isfinite(seconds):
             return
@@ -260,7 +265,10 @@ class Evolution:
         self._proposed.discard(proposal.id)
 
     def _played(self, wanted: ScheduleTrace) -> Schedule | None:
-        """Return the schedule with the wanted decisions, ready to be lowered; None where there is none."""
+        """Return the schedule with the wanted decisions, ready to be lowered.
+
+        None where that is impossible.
+        """
         with suppress(LoweringFailed, ValueError, RuntimeError):
             schedule = self._settled(wanted)
             schedule.enter_postproc()
@@ -269,7 +277,7 @@ class Evolution:
         return None
 
     def _settled(self, wanted: ScheduleTrace) -> Schedule:
-        """Play the wanted decisions, fitted to the extents that they themselves lead to further down."""
+        """Play the wanted decisions, fitted to the extents that earlier decisions give later ones."""
         settled = wanted
         for _ in range(_SETTLES):
             schedule = traces.apply(settled.text(), self._module["main"])
@@ -317,7 +325,7 @@ def _population(space: Sequence[Schedule]) -> int:
 
 @derived_object
 class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
-    """The cost model as the strategy asks for it."""
+    """An adapter of the cost model to the strategy's interface."""
 
     def __init__(self, evolution: Evolution) -> None:
         super().__init__()

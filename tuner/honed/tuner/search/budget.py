@@ -1,4 +1,4 @@
-"""An estimate of the registers that a schedule's kernel holds at least: the accumulators of one work-item."""
+"""Estimates the least registers that a schedule's kernel holds: the accumulators of one work-item."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tvm.tirx.analysis import undefined_vars
 
 from honed.tuner.lower.statements import parts
 
-_BITS = 32  # Of a register
+_BITS = 32  # Bits of a register
 _Loops = tuple[tirx.For, ...]  # The outermost first
 _Placed = tuple[s_tir.SBlockRealize, _Loops]  # A block and the loops around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a schedule asks of the compiler and of the device's registers, at least."""
+    """The least resources that a schedule needs from the compiler and the device's registers."""
 
-    registers: int  # Of 32 bits, for the largest private reduction of one work-item
-    statements: int  # Into which the most unrolled block is written out
+    registers: int  # Registers of 32 bits for the largest private reduction of one work-item
+    statements: int  # Copies of statements that the most unrolled block expands to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """What work-groups a device runs well."""
+    """The sizes of work-groups that a device runs well."""
 
     least: int  # Work-items of a group, where there are several groups
     most: int
@@ -39,7 +39,7 @@ class Threads:
     def allow(self, threads: int, groups: int) -> bool:
         """Return whether `groups` groups of `threads` work-items each run well.
 
-        Where all work-items together are no whole warps, no group can be.
+        Groups may be partial warps where the total of work-items is no multiple of a warp.
         """
         if threads > self.most or (threads < self.least and groups > 1):
             return False
@@ -48,10 +48,10 @@ class Threads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nest:
-    """The loops around one block of a scheduled function, by what their extents multiply to."""
+    """The loops around one block of a scheduled function, grouped by what their extents count."""
 
     held: _Loops  # Elements that one work-item holds of a private reduction
-    bits: int  # Of such an element; 0 where the block is no private reduction
+    bits: int  # Bits of such an element; 0 where the block is no private reduction
     unrolled: _Loops  # Copies of the block that are written out
 
 
@@ -140,7 +140,7 @@ def _nest(realize: s_tir.SBlockRealize, around: _Loops, others: Sequence[_Placed
         return Nest((), 0, unrolled)
     bits = int("".join(c for c in str(block.writes[0].source.dtype) if c.isdigit()) or 8)
     turns = _shared_loops(block.writes[0].source, around, others)
-    # Virtual threads take no turns.
+    # Virtual threads do not run in turn.
     kept = (loop for n, loop in enumerate(around) if n >= turns or _tag(loop))
     held = tuple(loop for loop in kept if _private(loop) and loop.loop_var not in reduced)
     return Nest(held, bits, unrolled)
@@ -167,10 +167,10 @@ def _tag(loop: tirx.For) -> str:
 
 @derived_object
 class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
-    """Refuses schedules that would spill registers or drown the driver's compiler, before lowering them."""
+    """A postprocessor that refuses schedules that would spill registers or overload the driver's compiler."""
 
     def __init__(self, most: Size, threads: Threads, least_bits: int) -> None:
-        """`least_bits` is what an element in a register takes at least."""
+        """Set the limits; `least_bits` is the least that an element in a register takes."""
         super().__init__()
         self.most = most
         self.threads = threads

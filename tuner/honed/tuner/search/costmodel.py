@@ -1,4 +1,4 @@
-"""The learned cost model, the features it judges by, and what is believed before any was measured."""
+"""Defines the learned cost model, its features, and the prior in use before anything was measured."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from honed.runtime.compiled.model import ScheduleProvenance, ScheduleSource
 from honed.tuner.setup import shipped_prior
 
 if TYPE_CHECKING:
-    import xgboost  # Where it is used, since it brings SciPy: most compilers need neither
+    import xgboost  # Imported where it is used, because it imports SciPy and most compilers need neither
 
 
-# One model serves every task and model of a device, because features describe loops and memory and not
+# A single model serves every task and model of a device, because features describe loops and memory and not
 # operators. It is trained again from all its samples after each batch (xgboost's histogram method, well under
 # a second for some ten thousand samples) and kept, samples and all, in one `.npz` file per device.
 
@@ -47,22 +47,22 @@ _PARAMETERS = {
 
 
 class Scores(Protocol):
-    """Scores candidates before anything was learned of the device."""
+    """A scorer of candidates before anything was learned on the device."""
 
     def predict(self, features: Array) -> Array:
         """Return scores [n] of features [n, width]."""
 
 
 class CostModel:
-    """Scores between 0 and 1: the best known time of the task over the candidate's own time.
+    """A model of scores between 0 and 1: the best known time of the task over the candidate's own time.
 
-    Until it has learned enough, those of the prior. `train` and `predict` are deterministic for a given set
-    of samples. Candidates that gave no right answer count with score 0, so that the search learns to leave
-    their kind alone.
+    Until it has learned enough, it returns those of the prior. `train` and `predict` are deterministic for a
+    given set of samples. Candidates that gave no right answer count with score 0, so that the search learns
+    to avoid similar ones.
     """
 
     def __init__(self, width: int, threads: int = 1, prior: Scores | None = None) -> None:
-        """`width` is the length of a feature vector."""
+        """Set up an empty model; `width` is the length of a feature vector."""
         self.width = width
         self._prior = prior
         self._threads = threads
@@ -73,12 +73,12 @@ class CostModel:
 
     @property
     def samples(self) -> int:
-        """Measured candidates it has learned from."""
+        """Number of measured candidates it has learned from."""
         return len(self._seconds)
 
     @property
     def trained(self) -> bool:
-        """Whether `predict` gives scores."""
+        """Return whether `predict` gives scores."""
         return self._booster is not None or self._prior is not None
 
     def add(self, task: str, features: Array, seconds: NDArray[np.float64]) -> None:
@@ -168,7 +168,7 @@ def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return means[which]
 
 
-_STORE_WIDTH = 164  # Of MetaSchedule's features of one store
+_STORE_WIDTH = 164  # Features of one store in MetaSchedule
 WIDTH = 2 * _STORE_WIDTH
 
 
@@ -195,14 +195,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prior:
-    """The prior of a family; `name` says which, as `hone show` tells it.
+    """The prior of a family; `name` is its name in `hone show`.
 
-    One that learned from several classes of drivers judges schedules for `driver`.
+    A prior that learned from several classes of drivers judges schedules for `driver`.
     """
 
     name: str
     booster: xgboost.Booster
-    knows_rules: bool  # It learned how default rules do beside draws, and scores them rightly
+    knows_rules: bool  # True: it learned the times of default rules beside draws, and scores them rightly
     driver: DriverClass
 
     def predict(self, features: Array) -> Array:
@@ -232,7 +232,7 @@ def prior_of(family: str, driver: DriverClass = DriverClass.ARM) -> Prior | None
 def import_for(family: str) -> None:
     """Import what the family's prior needs, if it has one, so that processes forked later need not.
 
-    It is not used here: see `Forked`.
+    This process does not use it: see `ForkPool`.
     """
     if priorfile.own(family) is not None or shipped_prior(family) is not None:
         import_module("xgboost")

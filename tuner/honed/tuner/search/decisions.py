@@ -1,6 +1,6 @@
-"""The numbers drawn in a schedule, apart from its steps: traces as values that can be changed. Pure.
+"""Separates the numbers drawn in a schedule from its steps: traces as values that can be changed. Pure.
 
-What was best for one function is moved to another of its kind, to the nearest that the extents there allow.
+The best numbers for one function are adapted to another of its kind, to the nearest that its extents allow.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-_POSTPROCESSING = "EnterPostproc"  # What follows was added to the draw, and is added to the next one anew
-# Steps that look blocks up or inline them: how many there are depends on what is fused around the main block.
+_POSTPROCESSING = "EnterPostproc"  # Later steps were added to the draw, and are added to the next one again
+# Steps that look blocks up or inline them: their number depends on what is fused around the main block.
 _AROUND = frozenset({"GetSBlock", "GetChildBlocks", "GetConsumers", "GetProducers", "GetLoops"}) | {
     "ComputeInline",
     "ReverseComputeInline",
@@ -25,11 +25,11 @@ class Tile:
     """A loop's extent as a product of factors, the outermost first."""
 
     factors: tuple[int, ...]
-    most: int  # That the innermost may be
+    most: int  # Limit of the innermost factor
 
     @property
     def extent(self) -> int:
-        """Of the loop."""
+        """Extent of the loop."""
         return math.prod(self.factors)
 
     def cut(self, inner: int, extent: int | None = None) -> Tile:
@@ -39,14 +39,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several options, by its place among them."""
+    """A choice among several options, by its index."""
 
     index: int
     options: int
 
     @property
     def last(self) -> Choice:
-        """The last option, which of lengths and numbers of steps is the largest."""
+        """The last option, which is the largest length or number of steps."""
         return Choice(self.options - 1, self.options)
 
 
@@ -62,9 +62,9 @@ class ScheduleTrace:
 
     @property
     def form(self) -> tuple[tuple[str, int], ...]:
-        """What schedules of the same kind of function have in common, whatever its sizes and what is inlined.
+        """The common form of schedules of one kind of function, whatever its sizes and what is inlined.
 
-        The names of the steps, with the number of factors of each tile.
+        It consists of the names of the steps, with the number of factors of each tile.
         """
         return tuple(
             (name, self._parts(n))
@@ -74,28 +74,28 @@ class ScheduleTrace:
 
     @property
     def names(self) -> list[str]:
-        """Of the steps."""
+        """Names of the steps."""
         return [str(step[0]) for step in self.steps]
 
     @property
     def by_groups(self) -> bool:
-        """Whether work-groups have several work-items."""
+        """Return whether work-groups have several work-items."""
         return "threadIdx" in str(self.steps)
 
     @property
     def splits(self) -> list[int]:
-        """The factors of splits that are given, in order."""
+        """The fixed factors of splits, in order."""
         splits = (step[1][1:] for step in self.steps if step[0] == "Split")
         return [factor for factors in splits for factor in factors if isinstance(factor, int)]
 
     def splits_by(self, place: int) -> int:
-        """Return how many loops are split by what the step at a place samples as its innermost factor."""
+        """Return how many loops are split by the innermost factor that the step at a place samples."""
         *_, name = self.steps[place][3]
         return sum(step[0] == "Split" and name in step[1] for step in self.steps)
 
     @property
     def lanes(self) -> int:
-        """Of a vector: the first factor of a split that is given."""
+        """Lanes of a vector: the first fixed factor of a split."""
         return self.splits[0]
 
     @property
@@ -131,10 +131,10 @@ class ScheduleTrace:
 
 
 def read(text: str) -> ScheduleTrace:
-    """Take a trace of `traces.to_text` apart, without what was added after the draw.
+    """Parse a trace of `traces.to_text`, without what was added after the draw.
 
-    Raises ValueError for what is none. Decisions of other kinds than tiles and choices are drawn anew when
-    it is played.
+    Raises ValueError for text that is no trace. Decisions of other kinds than tiles and choices are drawn
+    again when it is played.
     """
     try:
         steps, made = json.loads(text)
@@ -155,9 +155,9 @@ def divisors(number: int, most: int | None = None) -> list[int]:
 
 
 def nearest(factors: Sequence[int], extent: int, most: int) -> tuple[int, ...]:
-    """Return factors of `extent` as near to the given ones as its divisors allow.
+    """Return factors of `extent` as near to `factors` as its divisors allow.
 
-    The innermost is at most `most`. Nearness is measured by logarithms. The outermost takes what is left: a
+    The innermost is at most `most`. Nearness is measured by logarithms. The outermost takes the quotient: a
     larger function gets more tiles, not larger ones.
     """
     left, found = extent, list[int]()
@@ -201,11 +201,11 @@ def _plain(decision: Decision) -> int | list[int]:
     return list(decision.factors) if isinstance(decision, Tile) else decision.index
 
 
-# How launches keep a Mali's cores busy.
+# Sizes that keep a Mali's cores busy.
 
 _CORES, WARP = 4, 16
 LINE = 64  # Bytes
-_GROUP = 64  # Work-items, where the cores have as much to do
+_GROUP = 64  # Work-items of a group, where cores stay equally busy
 
 
 def whole_warps(group: int, items: int) -> bool:

@@ -1,8 +1,8 @@
-"""Draws from a function's space of schedules, with the features that cost models judge them by.
+"""Draws from a function's space of schedules, with the features by which cost models judge them.
 
-From some sketches most draws are beyond the budget, and TVM takes 5 to 25 ms to play one. But which loops of
-the schedule a number becomes is the same for all draws: an `Outline` reads it off the sketch once, and
-numbers are then drawn until they fit.
+Most draws of some sketches exceed the budget, and TVM takes 5 to 25 ms to play one. But all draws use a
+number for the same loops of the schedule: an `Outline` reads these from the sketch once, and numbers are then
+drawn until they fit.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .decisions import ScheduleTrace, read
 from .sketches import starts
 from .traces import tune_context
 
-_TRIES = 256  # Numbers in turn that do not fit, after which a sketch is left
-_Values = Sequence[Sequence[int]]  # Of each sample: the factors, or the one value chosen
-_MOST_FAILURES = 8  # Draws of a sketch that cannot be played, after which it is left
+_TRIES = 256  # Consecutive draws that do not fit, after which a sketch is abandoned
+_Values = Sequence[Sequence[int]]  # Values of each sample: the factors, or the one value chosen
+_MOST_FAILURES = 8  # Draws of a sketch that cannot be played, after which it is abandoned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleSample:
-    """One schedule, of the sketch with that number in the space."""
+    """A schedule drawn from the space's sketch number `sketch`."""
 
     sketch: int
     schedule: Schedule
@@ -48,12 +48,12 @@ class ScheduleSample:
 
     @property
     def scheduled(self) -> tirx.PrimFunc:
-        """The function."""
+        """The function with the schedule applied."""
         return self.schedule.mod["main"]
 
     @property
     def trace(self) -> str:
-        """The text that `traces.apply` makes the same schedule of."""
+        """The text from which `traces.apply` makes an equal schedule."""
         return traces.to_text(self.schedule.trace)
 
 
@@ -67,7 +67,7 @@ def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> 
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
-    """Return features [WIDTH] of a function that something else scheduled."""
+    """Return features [WIDTH] of a function that was scheduled elsewhere."""
     module = traces.as_module(scheduled)
     found: Array = features(_context(module, profile, []), [ms.MeasureCandidate(Schedule(module), [])])[0]
     return found
@@ -83,7 +83,7 @@ def _context(module: IRModule, profile: DeviceProfile, postprocs: list[ms.Postpr
 
 
 class SpaceSampler:
-    """Draws from a function's space, as many from each sketch as are asked for; the same for one seed."""
+    """A sampler of a function's space, with any number of draws per sketch; deterministic by seed."""
 
     def __init__(self, func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> None:
         self._module = traces.as_module(func)
@@ -99,12 +99,15 @@ class SpaceSampler:
 
     @property
     def sketches(self) -> int:
-        """How many the space has."""
+        """Number of sketches in the space."""
         self._space.extend(self._left)
         return len(self._space)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows that tables have, sketch by sketch; a sketch is made when its rows are asked for."""
+        """Yield the rows that tables have, sketch by sketch.
+
+        A sketch is made when its first row is requested.
+        """
         for number in takewhile(self._made, count()):
             yield from self.tabled(number)
 
@@ -113,7 +116,7 @@ class SpaceSampler:
         return self._outline(sketch).tabled
 
     def that_take(self, step: str, times: int = 1) -> list[int]:
-        """Return the numbers of the sketches that take a step of that kind at least `times` times."""
+        """Return the numbers of the sketches that have a step of that kind at least `times` times."""
         return [
             number
             for number in range(self.sketches)
@@ -131,7 +134,7 @@ class SpaceSampler:
         return schedule if self._played(row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[ScheduleSample]:
-        """Return an iterator over the different draws of a sketch that were not taken yet."""
+        """Return an iterator over the different draws of a sketch that were not returned yet."""
         if sketch not in self._draws:
             self._draws[sketch] = self._from(sketch, self._seed)
         return self._draws[sketch]
@@ -168,18 +171,18 @@ class SpaceSampler:
         return self._beginnings[insts]
 
     def _played(self, rest: Trace, schedule: Schedule) -> bool:
-        """Return whether the rest of a trace, and what completes it, could be applied."""
+        """Return whether the rest of a trace, and the steps that complete it, could be applied."""
         try:
             rest.apply_to_schedule(schedule, remove_postproc=True)
             schedule.enter_postproc()
             return self._budget.apply(schedule) and all(one.apply(schedule) for one in self._postprocs)
         except (ScheduleError, ValueError, RuntimeError, TypeError):
-            return False  # TVM simplifies some indices so that a later step does not know the block
+            return False  # TVM simplifies some indices so that a later step does not find the block
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """A fixed number times drawn ones, each named by its sample and its place there."""
+    """A fixed number times drawn ones, each identified by its sample and its place there."""
 
     fixed: int
     drawn: tuple[tuple[int, int], ...]
@@ -208,7 +211,7 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A sample of one of several values."""
+    """A sample of a single choice among several values."""
 
     inst: Instruction
     options: tuple[int, ...]
@@ -222,18 +225,18 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A table's numbers for a sketch."""
+    """A row of a table, as numbers for a sketch."""
 
-    beginning: tuple[Instruction, ...]  # Of the sketch
-    rest: Trace  # That follows it
-    drawn: ScheduleTrace  # The whole
+    beginning: tuple[Instruction, ...]  # First steps of the sketch
+    rest: Trace  # Steps after the beginning
+    drawn: ScheduleTrace  # The complete trace
 
 
 class Outline:
-    """A sketch's samples, and what its schedule asks for as products of what they give.
+    """A sketch's samples, and its schedule's demands as products of the sampled values.
 
-    `tabled` is what follows the beginning with the numbers that tables have for the sketch. Loops that no
-    sample is known to become count as one step: nothing is refused that the budget allows.
+    `tabled` are the steps after the beginning with the numbers that tables have for the sketch. Loops not
+    known to come from samples count as one step, so that no draw within the budget is refused.
     """
 
     def __init__(self, sketch: Schedule, budget: Budget, driver: DriverClass = DriverClass.ARM) -> None:
@@ -261,9 +264,9 @@ class Outline:
         }
 
     def draws(self, random: Random) -> Iterator[Trace]:
-        """Yield what follows the beginning, with numbers that fit as far as is known, while there are such.
+        """Yield the steps after the beginning with numbers that fit as far as known, until none are left.
 
-        No draw comes twice, and none repeats a table's row.
+        No draw occurs twice, and none repeats a table's row.
         """
         seen = set(self._tabled)
         tries = 0
@@ -300,11 +303,12 @@ class Outline:
 
 @dataclass(slots=True)
 class _Read:
-    """What is read off a trace: its samples, what they gave, and the loops that come of them."""
+    """The samples of a trace, their values, and the loops that result from them."""
 
     samples: list[_Tile | _Choice] = field(default_factory=list)
     values: list[list[int]] = field(default_factory=list)
-    loops: dict[LoopRV, tuple[tuple[int, int], ...]] = field(default_factory=dict)  # By what is drawn of them
+    # Samples and places by loop
+    loops: dict[LoopRV, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     numbers: dict[tirx.Var, tuple[int, int]] = field(default_factory=dict)
 
     def extent(self, places: tuple[tuple[int, int], ...], now: int) -> _Extent:
@@ -315,7 +319,7 @@ class _Read:
         """Return the known extents of the schedule's loops."""
         found: dict[tirx.For, _Extent] = {}
         for loop, places in self.loops.items():
-            with suppress(ValueError):  # It is gone: its block was moved
+            with suppress(ValueError):  # The loop no longer exists: its block was moved
                 there: tirx.For = sketch.get(loop)
                 found[there] = self.extent(places, int(there.extent))
         return found
@@ -363,7 +367,7 @@ def _add(found: _Read, sample: _Tile | _Choice, values: list[int]) -> None:
 
 
 def _split(found: _Read, inst: Instruction) -> None:
-    """Record a split: each factor is a number drawn, a fixed one, or what is left of the loop."""
+    """Record a split: each factor is a drawn number, a fixed one, or the quotient."""
     loop, *factors = inst.inputs
     fixed = found.loops.pop(loop, None) == () and not any(factor in found.numbers for factor in factors)
     for made, factor in zip(inst.outputs, factors, strict=True):

@@ -1,4 +1,4 @@
-"""Layouts of operands: vectors of output channels, and images whose rows and columns are one axis."""
+"""Lays operands out: vectors of output channels, and images whose rows and columns are one axis."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def pack(
     *,
     beside: bool = False,
 ) -> SBlockRV:
-    """Lay an operand out with `lanes` output channels innermost; returns the block that does.
+    """Lay an operand out with `lanes` output channels innermost; return the block that does.
 
-    `channel` is the axis of `main` that runs along them; raises ValueError where it is no dimension of what
-    is read. `made` is the block that makes the operand; where it is given, a copy is made. With `beside`, the
-    vectors for one term of the sum lie side by side, as work-items of a warp read them, else those of one
+    `channel` is the axis of `main` that runs along them; raises ValueError where it is no dimension of the
+    operand. `made` is the block that makes the operand; where it is not None, a copy is made. With `beside`,
+    the vectors for one term of the sum lie side by side, as work-items of a warp read them, else those of one
     work-item.
     """
     found: s_tir.SBlock = schedule.get(main)
@@ -71,7 +71,7 @@ def _is_axis(index: ir.Expr, axes: Sequence[tirx.IterVar], number: int) -> bool:
 
 
 def channels_last(schedule: Schedule, part: BlockInfo, channel: int, lanes: int) -> None:
-    """Keep what a block writes with `lanes` channels innermost.
+    """Store the output of a block with `lanes` channels innermost.
 
     Raises ValueError where it is not written along the block's spatial axes.
     """
@@ -86,7 +86,7 @@ def channels_last(schedule: Schedule, part: BlockInfo, channel: int, lanes: int)
 
 
 def launch_rows(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
-    """Launch what `pack` made by itself, a work-item of a processor for a row of vectors, or a panel."""
+    """Launch the block of `pack` separately: a processor's work-item has a row of vectors, or a panel."""
     outputs, *others = schedule.get_loops(block)
     outputs, last = schedule.split(outputs, [None, lanes])
     schedule.reorder(outputs, *others, last)
@@ -94,7 +94,7 @@ def launch_rows(schedule: Schedule, block: SBlockRV, lanes: int) -> None:
 
 
 def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: SketchLimits) -> None:
-    """Launch what `pack` made by itself, a work-item for a vector and a window of an input channel."""
+    """Launch the block of `pack` separately, one work-item for a vector and a window of an input channel."""
     outputs, inputs, *window = schedule.get_loops(block)
     outputs, vector = schedule.split(outputs, [None, lanes])
     schedule.reorder(outputs, inputs, *window, vector)
@@ -107,7 +107,7 @@ def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: Sket
 # Rows of 14 pixels have no vectors of four, but an image of 14 x 14 has; and a tile of flat pixels need not
 # end where a row does.
 
-_AXES = (SPATIAL,) * 4 + (REDUCE,) * 3  # Of a convolution: batch, channels, rows, columns; the sum's
+_AXES = (SPATIAL,) * 4 + (REDUCE,) * 3  # Axes of a convolution: batch, channels, rows, columns; the sum's
 PIXELS = 2  # The axis of a flat convolution: batch, channels, pixels; input channels
 
 

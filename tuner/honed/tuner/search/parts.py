@@ -1,4 +1,4 @@
-"""What sketches are made of: blocks and what they are, lanes, threads, and the loops of a work-item."""
+"""Provides the elements of sketches: blocks and their kinds, lanes, threads, and the loops of a work-item."""
 
 from __future__ import annotations
 
@@ -16,52 +16,58 @@ from tvm_ffi import structural_walk
 
 # Functions that cost many instructions; everything else may as well be computed again.
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
-CHOICES = frozenset({"if_then_else", "likely"})  # A select says that it is one by the second
+CHOICES = frozenset({"if_then_else", "likely"})  # The second marks a value as a select
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
-_VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
-COPIED = 8  # Channels whose same place a work-item computes
+_VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths except 3
+COPIED = 8  # Channels whose elements at one place a work-item computes
 _JOB = 1024  # Elements that a work-group of a processor moves at most, where a row has no more
 
 
 class Keep(Enum):
-    """Which blocks that a reduction reads are computed once, by what they call: others once for each term."""
+    """A choice of the blocks read by a reduction that are computed only once.
+
+    Others are computed once per term.
+
+    Blocks are chosen by the intrinsics that they call.
+    """
 
     NOTHING = frozenset[str]()
     DEAR = _DEAR
-    PADDING = _DEAR | CHOICES  # Those that choose between values, too: the zeros around a padded input
+    PADDING = _DEAR | CHOICES  # Includes blocks that choose between values: the zeros around a padded input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SketchLimits:
-    """How far the sketches may go on one family of devices."""
+    """The limits of sketches for a family of devices."""
 
-    vector_bytes: int  # Of the widest load that pays
-    tile: int  # Of one axis of a register tile
-    vectors: int  # Of a register tile along its lanes
-    unroll: int  # Of the innermost reduction loop
-    tail_unroll: int  # Steps of what follows a reduction
+    vector_bytes: int  # Bytes of the widest load that pays
+    tile: int  # Steps of one axis of a register tile
+    vectors: int  # Vectors of a register tile along its lanes
+    unroll: int  # Steps of the innermost reduction loop
+    tail_unroll: int  # Steps of the blocks after a reduction
     threads: tuple[int, ...]  # Work-items per work-group to choose from
-    row_bytes: int  # Of one intermediate row that a work-item keeps to itself
+    row_bytes: int  # Bytes of one intermediate row that a work-item keeps private
     contractions: bool  # False: groups that share operands are always better at them
-    accumulators: int  # That a work-item of a convolution holds at most: its sums are long
+    accumulators: int  # Most accumulators of a convolution's work-item, because its sums are long
     loads_ahead: bool = False  # The compiler unrolls loops that a schedule does not, and loads ahead of them
-    pairs_in_turns: bool = False  # It pairs halves of a loop's turn alone: few sums of a turn at once
+    # The compiler pairs halves only within a turn of a loop, so few sums of a turn are open at once
+    pairs_in_turns: bool = False
 
     @property
     def groups_of_one(self) -> bool:
-        """Whether a work-group is one work-item, as on processors, where it is a thread's job."""
+        """Return whether a work-group is one work-item, as on processors, where it is a thread's job."""
         return self.threads == (1,)
 
 
-# Given a schedule, limits and the most lanes of a vector: False where the sketch does not fit.
+# Takes a schedule, limits and the most lanes of a vector; returns False where the sketch does not fit.
 Sketch = Callable[[Schedule, SketchLimits, int], bool]
-SKETCHES: dict[int, Sketch] = {}  # By their places
+SKETCHES: dict[int, Sketch] = {}  # Sketches by place
 
 
 def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Have a sketch tried on every function, with options of its own, those of lower places first.
+    """Register a sketch, with its own options, to be tried on every function in the order of places.
 
-    Draws depend on the order: places of others stay as they are.
+    Draws depend on the order, so the places of other sketches must not change.
     """
 
     def add(made: Callable[..., bool]) -> Callable[..., bool]:
@@ -75,7 +81,7 @@ def sketch(place: int, **options: Keep) -> Callable[[Callable[..., bool]], Calla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInfo:
-    """One block of a function: the kinds and extents of its axes, in order."""
+    """The description of a block: the kinds and extents of its axes, in order."""
 
     block: SBlockRV
     name: str
@@ -84,27 +90,27 @@ class BlockInfo:
 
     @property
     def is_reduction(self) -> bool:
-        """Whether it reduces along some axis."""
+        """Return whether the block reduces along some axis."""
         return REDUCE in self.kinds
 
     @property
     def spatial(self) -> list[int]:
-        """The numbers of the axes that stay."""
+        """Numbers of the spatial axes."""
         return [n for n, kind in enumerate(self.kinds) if kind == SPATIAL]
 
     @property
     def reducing(self) -> list[int]:
-        """The numbers of the axes that it reduces along."""
+        """Numbers of the axes that it reduces along."""
         return [n for n, kind in enumerate(self.kinds) if kind == REDUCE]
 
     @property
     def reduced(self) -> int:
-        """Elements reduced into one."""
+        """Number of elements reduced into one."""
         return math.prod(self.extents[n] for n in self.reducing)
 
 
 def part_of(schedule: Schedule, block: SBlockRV) -> BlockInfo:
-    """Return a block with its description; raise ValueError where the block is not understood."""
+    """Return the description of a block; raise ValueError where the block is not understood."""
     found: s_tir.SBlock = schedule.get(block)
     axes = list(found.iter_vars)
     if any(a.iter_type not in (SPATIAL, REDUCE) or not isinstance(a.dom.extent, tirx.IntImm) for a in axes):
@@ -125,7 +131,7 @@ def blocks(schedule: Schedule) -> list[SBlockRV]:
 def inline_elementwise(schedule: Schedule, keep: Keep) -> None:
     """Inline every block that can be computed where it is used, and fold tails into their producers.
 
-    Of the blocks that are read by a reduction, those that `keep` names stay.
+    Blocks that a reduction reads stay if `keep` names them.
     """
     for block in blocks(schedule)[:-1]:
         if _reduces(schedule, block):
@@ -180,13 +186,13 @@ def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
 
 
 def read_along_rows(schedule: Schedule, main: BlockInfo) -> int | None:
-    """Return which one of two operands the last axis of the result moves along; None if not just one."""
+    """Return which of two operands the last axis of the result moves along; None if not exactly one."""
     found = reads_along(schedule, main.block, main.spatial[-1])
     return found[0] if len(found) == 1 and len(schedule.get(main.block).reads) == 2 else None
 
 
 def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
-    """Return which axis of a block moves along the last dimension of what it reads.
+    """Return which axis of a block moves along the last dimension of one of its operands.
 
     That dimension has more than one element. Return None where it is read at a computed index, or there is
     none.
@@ -200,7 +206,7 @@ def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
 
 
 def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int | None:
-    """Return how far one step of an axis of a block moves along the last dimension of what it reads.
+    """Return how far one step of an axis of a block moves along the last dimension of an operand.
 
     Return None where that is no number.
     """
@@ -211,12 +217,12 @@ def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int
 
 
 def is_number(value: ir.Expr, number: int) -> bool:
-    """Return whether an expression is that number."""
+    """Return whether an expression is the constant `number`."""
     return isinstance(value, tirx.IntImm) and int(value) == number
 
 
 def is_dear(schedule: Schedule, block: SBlockRV) -> bool:
-    """Return whether computing a block again costs more than keeping what it computed."""
+    """Return whether computing a block again costs more than storing its result."""
     return calls(schedule, block, _DEAR)
 
 
@@ -233,19 +239,19 @@ class TileLoops:
 
     groups: list[LoopRV]
     threads: list[LoopRV] = field(default_factory=list)
-    outside: list[LoopRV]  # Of the reduction; an image is held under the last of them
-    inside: list[LoopRV]  # Of the reduction, written out
+    outside: list[LoopRV]  # Loops of the reduction; an image is held under the last of them
+    inside: list[LoopRV]  # Unrolled loops of the reduction
     tile: list[LoopRV]
     lanes: LoopRV
 
     @property
     def written(self) -> list[LoopRV]:
-        """What is written out, the lanes last."""
+        """The unrolled loops, the lanes last."""
         return [*self.inside, *self.tile, self.lanes]
 
     @property
     def in_order(self) -> list[LoopRV]:
-        """All of them."""
+        """The loops of all levels, the outermost first."""
         return [*self.groups, *self.threads, *self.outside, *self.written]
 
 
@@ -290,7 +296,7 @@ def contraction(schedule: Schedule, keep: Keep) -> tuple[list[BlockInfo], list[B
 
 
 def maker(schedule: Schedule, main: SBlockRV, read: int, before: Sequence[BlockInfo]) -> BlockInfo | None:
-    """Return which of the blocks before makes what a block reads; None where it is given."""
+    """Return which of the blocks before it makes an operand of a block; None where it is an input."""
     source = schedule.get(main).reads[read].source
     return next((p for p in before if schedule.get(p.block).writes[0].source.same_as(source)), None)
 
@@ -301,7 +307,10 @@ def by_single_items(limits: SketchLimits) -> bool:
 
 
 def accumulate(schedule: Schedule, rest: Sequence[BlockInfo]) -> SBlockRV:
-    """Have a reduction add up in registers; the block that writes the result, the elementwise tail if any."""
+    """Have a reduction add up in registers.
+
+    Return the block that writes the result, the elementwise tail if any.
+    """
     main = rest[0].block
     if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
         set_private(schedule, main)
@@ -310,24 +319,27 @@ def accumulate(schedule: Schedule, rest: Sequence[BlockInfo]) -> SBlockRV:
 
 
 def sample_tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV, ExprRV]:
-    """Split off at most `most` steps of a loop, how many is left open: outer loop, steps, their number."""
+    """Split off at most `most` steps of a loop, a sampled number.
+
+    Return the outer loop, the steps, their number.
+    """
     factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most)
     outer, inner = schedule.split(loop, factors)
     return outer, inner, factors[1]
 
 
 def sample_any(schedule: Schedule, options: Sequence[int]) -> ExprRV:
-    """Return one of the options, all equally likely; the choice is left open."""
+    """Sample one of the options, all equally likely, and return it."""
     return schedule.sample_categorical(list(options), [1.0 / len(options)] * len(options))
 
 
 def unroll_some(schedule: Schedule, loop: LoopRV, options: Sequence[int]) -> None:
-    """Have what is under a loop written out if it has so many steps at most, of which one is sampled."""
+    """Unroll the loops under a loop up to a number of steps that is sampled from `options`."""
     schedule.annotate(loop, "pragma_auto_unroll_max_step", sample_any(schedule, options))
 
 
 def unroll(schedule: Schedule, loops: Sequence[LoopRV]) -> None:
-    """Write all of the loops out."""
+    """Unroll all of the loops."""
     for loop in loops:
         schedule.unroll(loop)
 
@@ -344,10 +356,10 @@ def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 
 
 def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> LoopRV:
-    """Bind fused loops to the grid; returns the loop that one work-item runs under.
+    """Bind fused loops to the grid; return the loop that one work-item runs under.
 
-    Work-groups divide the loops evenly: TVM does not carry the condition that guards a last, partial group
-    over to the blocks that are computed under the loop later, and these would then write out of bounds.
+    Work-groups divide the loops evenly: TVM does not apply the condition that guards a last, partial group to
+    the blocks that are computed under the loop later, and these would then write out of bounds.
     """
     fused = fuse(schedule, loops)
     if limits.groups_of_one:
@@ -367,7 +379,7 @@ def bind_plane(schedule: Schedule, loops: TileLoops) -> None:
 
 
 def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
-    """Bind the outer loop of a block under which nothing else is computed; a last group may be partial."""
+    """Bind the outer loop of a block under which no other block is computed; a last group may be partial."""
     if limits.groups_of_one:
         schedule.bind(loop, "blockIdx.x")
         return
@@ -381,7 +393,7 @@ def bind_copied(
 ) -> None:
     """Bind loops so that a work-item computes the same place for up to `most` steps of one of them.
 
-    What it computes of its place serves all of these; a `vector` of its own is in each.
+    Index computations for the place serve all of these; each has a `vector` of its own.
     """
     outer = list(loops)
     copies = next(n for n in range(most, 0, -1) if int(schedule.get(loops[axis]).extent) % n == 0)
@@ -395,8 +407,8 @@ def bind_copied(
 def alone(schedule: Schedule, part: BlockInfo, limits: SketchLimits, most: int) -> None:
     """Compute an elementwise block in a launch of its own.
 
-    A work-item has a vector. Where none divides the rows, it has an element of several channels, but for
-    GPUs, which hide what indices take.
+    A work-item has a vector. Where none divides the rows, it has an element of several channels, except on
+    GPUs, which hide the cost of indices.
     """
     if limits.groups_of_one:
         _by_rows(schedule, part, most)
@@ -420,7 +432,7 @@ def launch_others(
     limits: SketchLimits,
     most: int,
 ) -> None:
-    """Launch what a contraction, the first block of `rest`, does not compute itself.
+    """Launch the blocks that a contraction, the first block of `rest`, does not compute itself.
 
     These are the blocks `before` it, and a tail that is not elementwise.
     """
@@ -431,10 +443,10 @@ def launch_others(
 
 
 def _by_rows(schedule: Schedule, part: BlockInfo, most: int) -> None:
-    """Give each work-group as many of a block's last axes as make a job that is worth its launch.
+    """Give each work-group enough of a block's last axes for a job that is worth its launch.
 
-    Where elements are chosen, zeros around an image, the driver's compiler makes better vectors of the rows.
-    Rows of one vector are a block's channels, which are chosen alike.
+    Where elements are chosen, as zeros around an image, the driver's compiler makes better vectors of the
+    rows. Rows of one vector are a block's channels, which are chosen alike.
     """
     loops, extents = list(schedule.get_loops(part.block)), part.extents
     first = len(loops) - 1
@@ -450,7 +462,7 @@ def _by_rows(schedule: Schedule, part: BlockInfo, most: int) -> None:
 def is_elementwise(tail: BlockInfo, main: BlockInfo) -> bool:
     """Return whether a tail has one element for each result of a reduction, and can be computed with it.
 
-    A tail that pads or repeats has more elements, and what it adds belongs to no tile of the reduction.
+    A tail that pads or repeats has more elements, and the additional ones belong to no tile of the reduction.
     """
     return math.prod(tail.extents) == math.prod(main.extents[n] for n in main.spatial)
 
@@ -464,7 +476,7 @@ def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:
 
 
 def vectorise(schedule: Schedule, block: SBlockRV, under: LoopRV, lanes: int, limits: SketchLimits) -> None:
-    """Vectorise what a block computes per work-item by `lanes` of its innermost axis, and unroll the rest."""
+    """Vectorise a block's work per work-item by `lanes` of its innermost axis, and unroll the rest."""
     inner = below(schedule, block, under)
     if not inner:
         return
@@ -474,13 +486,16 @@ def vectorise(schedule: Schedule, block: SBlockRV, under: LoopRV, lanes: int, li
 
 
 def set_private(schedule: Schedule, block: SBlockRV) -> None:
-    """Keep all that a block writes (the value and the place of a largest element) in private memory."""
+    """Keep all outputs of a block (the value and the place of a largest element) in private memory."""
     for number in range(len(schedule.get(block).writes)):
         schedule.set_scope(block, number, "local")
 
 
 def partial_results(schedule: Schedule, part: BlockInfo, most: int) -> SBlockRV | None:
-    """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
+    """Split the innermost reduction into lanes with a partial result each.
+
+    None where its length forbids it.
+    """
     lanes = lanes_of(part.extents[-1], most)
     if lanes == 1:
         return None
@@ -513,7 +528,7 @@ def hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: ExprR
 def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: SketchLimits) -> None:
     """Keep the `elements` that a block computes per work-item in private memory.
 
-    Raises ValueError where they are too many: between blocks of one kernel there is no other place.
+    Raises ValueError where they are too many, because blocks of one kernel have no other memory to share.
     """
     buffer = schedule.get(block).writes[0].source
     if elements * int(str(buffer.dtype).strip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 > limits.row_bytes:

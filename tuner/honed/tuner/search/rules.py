@@ -1,10 +1,10 @@
-"""The space of schedules that a family's rules, which are data, open for a function.
+"""Opens the space of schedules for a function, by the rules of a device family, which are data.
 
-`space` is the entry point of the search: it gives the schedules with open numbers that a family's rules make
-of a function, and `postprocs` what the search must do to each draw from them. Besides sketches there are
-MetaSchedule's rules, in which the work-items of a group share work: they cover every block. Contractions are
-tiled over groups, virtual threads, threads and registers (with the operands copied through local memory where
-that pays), long reductions are split over the threads of a group, and what is left is bound to the grid.
+`space` is the entry point of the search: it returns the schedules with open numbers that a family's rules
+allow for a function; `postprocs` are what the search must apply to each draw from them. Besides sketches
+there are MetaSchedule's rules, in which the work-items of a group share work: they cover every block. They
+tile contractions over groups, virtual threads, threads and registers (with the operands copied through local
+memory where that pays), split long reductions over the threads of a group, and bind other loops to the grid.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from .traces import again, as_module, steps, tune_context, unscheduled
 _STRUCTURE = "SSSRRSRS"  # Group, virtual thread, thread, reduce, reduce, registers, reduce, registers
 _BINDS = ("blockIdx.x", "vthread.x", "threadIdx.x")
 _REGISTERS_AT, _LOCAL_AT = 3, 4  # Levels of the structure under which results and operands are kept
-_Try = Callable[[Schedule], bool]  # What schedules a whole function; False where that does not fit
-_ATTEMPTS = 2  # With other numbers: TVM simplifies some indices so that a later step does not know the block
+_Try = Callable[[Schedule], bool]  # Schedules a whole function; False where that does not fit
+# Attempts with other numbers: TVM simplifies some indices so that a later step does not find the block
+_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRules:
-    """What MetaSchedule's rules are given for a family. Without a tile contractions are only bound."""
+    """The parameters of MetaSchedule's rules for a family. Without a tile contractions are only bound."""
 
-    tile: GroupTile | None = None  # Of the grouped sketch, and of tiles where that does not fit
+    tile: GroupTile | None = None  # Tile of the grouped sketch, and of tiles where that does not fit
     innermost: int = 0  # Most elements of a tile's innermost level, per axis; 0: there are no such tiles
     threads: tuple[int, ...] = (1,)  # Work-items per work-group to choose from
-    grid: int = 1 << 16  # Most work-groups of what is bound without tiles; beyond that work-items loop
+    grid: int = 1 << 16  # Most work-groups of loops bound without tiles; beyond that work-items loop
 
     def within(self, rules: ScheduleRules) -> GroupRules:
-        """Return rules without what the profile excludes: larger work-groups, copies into local memory."""
+        """Return the rules limited by the profile: no larger work-groups, no copies into local memory."""
         return replace(
             self,
             tile=self.tile and replace(self.tile, shared=self.tile.shared and rules.local_memory),
@@ -61,9 +62,9 @@ class GroupRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRules:
-    """What is tried on a family of devices.
+    """The rules for a family of devices.
 
-    `most` is what a schedule may ask for: accumulators that spill cost more than a larger tile wins.
+    `most` limits the size of schedules: accumulators that spill cost more than a larger tile wins.
     """
 
     sketches: SketchLimits
@@ -71,7 +72,7 @@ class FamilyRules:
     most: Size
     least_threads: int  # Work-items of a work-group, where there are several groups
     warp: int = 1  # Work-items that run in step; groups are whole warps
-    element_bits: int = 1  # That an element takes of a register at least
+    element_bits: int = 1  # Least bits of a register that an element takes
 
 
 # Work-groups of one: a work-group is one thread of the processor. 32 vector registers of 64 bytes with
@@ -161,14 +162,14 @@ _GPU = FamilyRules(
     most=Size(registers=160, statements=1024),
     least_threads=32,
 )
-# For functions that no sketch fits where no groups are wanted: every loop nest bound to the grid.
+# Rules for functions that no sketch fits, on families without groups: every loop nest bound to the grid.
 _LAST_RESORT = GroupRules()
 _MANY = 1 << 14  # Elements of a function's last output that keep a device busy
 _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
 def rules_of(profile: DeviceProfile) -> FamilyRules:
-    """Return the rules of the device's family and driver, within what the profile allows."""
+    """Return the rules of the device's family and driver, within the profile's limits."""
     rules = profile.rules
     family = _FAMILIES[rules.family]
     if family is _MALI and profile.driver is DriverClass.MESA_26:
@@ -188,9 +189,9 @@ def rules_of(profile: DeviceProfile) -> FamilyRules:
 
 
 def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[Schedule]:
-    """Return schedules of `func` with open numbers; each stands for all candidates that their values make.
+    """Return schedules of `func` with open numbers; each represents all candidates with its steps.
 
-    Candidates are draws that went through `postprocs`. The space is empty only for functions without blocks
+    Candidates are draws that passed `postprocs`. The space is empty only for functions without blocks
     (opaque), and for those of steps that depend on one another (`in_steps`).
     """
     return list(each_of_space(func, target, profile))
@@ -309,7 +310,7 @@ def _fitting(func: tirx.PrimFunc, tries: Iterable[_Try]) -> Iterator[Schedule]:
     return _different(again(_inlined(as_module(func))), tries)
 
 
-@lru_cache(maxsize=1)  # For all kinds of sketches of one function
+@lru_cache(maxsize=1)  # Shared by all kinds of sketches of one function
 def _inlined(module: IRModule) -> Schedule:
     """Return a schedule with elementwise blocks inlined, as every sketch does first or goes on from there."""
     inlined = unscheduled(module)
@@ -318,7 +319,7 @@ def _inlined(module: IRModule) -> Schedule:
 
 
 def _different(begun: Schedule, tries: Iterable[_Try]) -> Iterator[Schedule]:
-    """Yield what the tries that fit make of a schedule, without duplicates of an earlier result."""
+    """Yield the schedules of the tries that fit, without duplicates."""
     found: set[str] = set()
     for make in tries:
         for _ in range(_ATTEMPTS):
@@ -329,9 +330,9 @@ def _different(begun: Schedule, tries: Iterable[_Try]) -> Iterator[Schedule]:
                     yield schedule
                 break
             except s_tir.ScheduleError:
-                continue  # The function does not have the sketch's form after all, or not with these numbers
+                continue  # The function lacks the sketch's form after all, or at least with these numbers
             except ValueError:
-                break  # It does not have the form
+                break  # The function lacks the form
 
 
 def _elements(func: tirx.PrimFunc) -> int:
@@ -340,7 +341,7 @@ def _elements(func: tirx.PrimFunc) -> int:
 
 
 def _group_space(func: tirx.PrimFunc, target: Target, rules: GroupRules) -> list[Schedule]:
-    """Return every schedule that MetaSchedule's rules make of `func`; `completing` binds what they leave."""
+    """Return every schedule of MetaSchedule's rules for `func`; `completing` binds the loops they leave."""
     generator = ms.space_generator.PostOrderApply(sch_rules=_rules(rules), postprocs=[], mutator_probs={})
     strategy = ms.search_strategy.ReplayTrace()
     context = tune_context(as_module(func), target, generator, strategy, seed=1, threads=1)
@@ -389,7 +390,7 @@ def _rules(rules: GroupRules) -> list[ms.ScheduleRule]:
 
 
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
-    """Return what every draw from the profile's spaces passes through, in order; new objects each time."""
+    """Return the postprocessors of every draw from the profile's spaces, in order; new objects each time."""
     found = completing(profile)
     if rules_of(profile).groups is not None:
         found.append(ms.postproc.VerifyGPUCode())

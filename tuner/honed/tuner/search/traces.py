@@ -1,4 +1,4 @@
-"""Traces of schedules as JSON text: how records keep them, how they are played again, and in what context."""
+"""Stores traces of schedules as JSON text, plays them again, and provides their context."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def apply(trace: str | Trace, func: tirx.PrimFunc) -> Schedule:
     return schedule
 
 
-@lru_cache(maxsize=1)  # What is asked of one function, one after the other, all begins with its copy
+@lru_cache(maxsize=1)  # Consecutive requests for one function all begin with its copy
 def as_module(func: tirx.PrimFunc) -> IRModule:
     """Return a module of a copy of the function, for its schedules and searches, which do not change it."""
     return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})

@@ -24,7 +24,7 @@ what it does, 'hone history M' its results.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to stop; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
+    """Run until stopped by a signal; return the exit status: 0 stopped, 1 failed, 2 used wrongly."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     _step_aside()
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _step_aside() -> None:
-    """Run, with all children, only when nobody else wants the processor, where the kernel knows how."""
+    """Run, with all children, only when no other process wants the processor, if the kernel can do so."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

@@ -1,4 +1,4 @@
-"""Which model is tuned next, and for how long; which are profiled before. No I/O, no clocks.
+"""Chooses the model to tune next, and for how long, and the versions to profile first. No I/O, no clocks.
 
 A model that is new gets a short first pass before any other is tuned further. After that the time goes where
 most can be won: seconds really spent in served requests (decayed by the service), kernel by kernel, times the
@@ -15,28 +15,28 @@ from honed.protocol.service import TimeSpent
 
 FIRST_PASS_SECONDS = 120.0
 SLICE_SECONDS = 600.0
-# Assumed of a model whose tasks were never timed.
+# Assumed for a model whose tasks were never timed.
 _UNKNOWN_HEADROOM = 0.9
-# After a failure, seconds before a model is tried again: doubled each time, up to a day.
+# Seconds before a model is tried again after a failure: doubled each time, up to a day.
 _RETRY_SECONDS, _RETRY_MOST = 300.0, 86_400.0
-# Of one inference of a model that is profiled: a request that comes meanwhile waits for the two that are run.
+# Longest inference of a model that is profiled: a request that arrives meanwhile waits for the two runs.
 LONGEST_SECONDS = 1.0
-PROFILE_SECONDS = 5.0  # For a profile, the wait for requests that came before included
+PROFILE_SECONDS = 5.0  # Limit of a profile, including the wait for earlier requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningHistory:
-    """What tuning remembers of a model as `setup.tuned_as` has it (`key`)."""
+    """A model's record of tuning under its `key`, as `setup.tuned_as` returns it."""
 
     key: str
-    passes: int = 0  # How often its tuning was begun and led somewhere
+    passes: int = 0  # Number of passes that gave a result
     headroom: float = _UNKNOWN_HEADROOM  # Share of its time above the rooflines of its tasks, 0 to 1
-    tasks: dict[str, float] | None = None  # Of each task by itself; None where they were never timed
-    finished: bool = False  # Nothing that is left is worth it
-    failures: int = 0  # In a row
-    retry: float = 0.0  # Not before, in seconds since 1970
-    reason: str = ""  # Of the last failure
-    hints: int = 0  # Records.latest_hint when its tuning was begun last
+    tasks: dict[str, float] | None = None  # Headroom of each task; None where they were never timed
+    finished: bool = False  # True: nothing worth tuning is left
+    failures: int = 0  # Failures in a row
+    retry: float = 0.0  # Time of the next attempt in seconds since 1970
+    reason: str = ""  # Reason of the last failure
+    hints: int = 0  # Records.latest_hint at the start of the last pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,12 @@ class Unprofiled:
     """A version that the service is asked to profile, so that its use is known kernel by kernel."""
 
     model: str
-    sha256: str  # Of the compiled file
+    sha256: str  # SHA-256 of the compiled file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
-    """Tune this model for so many seconds with the lease held."""
+    """A decision to tune one model for `seconds` while the lease is held."""
 
     name: str
     seconds: float
@@ -81,7 +81,7 @@ def choose(models: Sequence[TuningCandidate], now: float) -> PassPlan | None:
 
 
 def failed(known: TuningHistory, reason: str, now: float) -> TuningHistory:
-    """Return what is known after a model could not be tuned: it is not retried for a while."""
+    """Return the history after a model could not be tuned: it is not retried for a while."""
     delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
     return replace(known, failures=known.failures + 1, retry=now + delay, reason=reason)
 
@@ -94,10 +94,10 @@ def passed(
     tasks: Mapping[str, float] | None = None,
     hints: int = 0,
 ) -> TuningHistory:
-    """Return what is known after a pass has ended.
+    """Return the history after a pass has ended.
 
-    `finished` says that nothing that is left is worth tuning. `hints` is what `Records.latest_hint` gave when
-    the pass began.
+    `finished` says that nothing worth tuning is left. `hints` is what `Records.latest_hint` returned when the
+    pass began.
     """
     return TuningHistory(
         key=known.key,
@@ -110,7 +110,7 @@ def passed(
 
 
 def hinted(known: TuningHistory, hints: int) -> TuningHistory:
-    """Return the model as not finished where a hub may have brought something since, else unchanged."""
+    """Return the model as not finished where a hub may have added hints since, else unchanged."""
     return replace(known, finished=False, hints=hints) if hints > known.hints else known
 
 
@@ -127,7 +127,7 @@ def _share(value: float) -> float:
 
 
 def _use(model: TuningCandidate) -> tuple[float, float]:
-    """Rank a model by what can be won; a model that was never used ranks by its headroom alone."""
+    """Return a model's rank by what can be won; a model that was never used ranks by its headroom alone."""
     known = model.known
     if not model.tasks or known.tasks is None:
         return model.seconds * known.headroom, known.headroom

@@ -1,4 +1,4 @@
-"""The loop: wait for the lease, choose a model, have it tuned for a while."""
+"""Tunes in a loop: wait for the lease, choose a model, tune it for a while."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from honed.tuner.measure.candidate import CANDIDATE_SECONDS
 from .choice import PROFILE_SECONDS, PassPlan, Unprofiled, choose, failed, passed
 from .view import TunerView, figures_in, look
 
-REST_SECONDS = 20.0  # Between two looks at the service while nothing is to be tuned
+REST_SECONDS = 20.0  # Seconds between two looks at the service while nothing is to be tuned
 _SLICE_SECONDS = 0.5
-STOP_SECONDS = 15.0  # Within which a session ends that was told to
+STOP_SECONDS = 15.0  # Seconds within which a session ends after a signal
 _log = logging.getLogger(__name__)
 
 
 class Tuner:
-    """Tunes the models of one service until told to stop."""
+    """A tuner of the models of one service; it runs until `stop`."""
 
     def __init__(self, socket: str | None) -> None:
-        """`socket` None: where honed listens."""
+        """Set up; with `socket` None use honed's default socket."""
         self._socket = socket
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
-        self._stopped = False  # To stop; no Event, whose lock a handler may have interrupted
+        self._stopped = False  # `stop` was called; no Event, whose lock a handler may have interrupted
         self._session: Callable[[], None] | None = None  # Stops the present session
-        self._unprofiled: set[Unprofiled] = set()  # Those that could not be
+        self._unprofiled: set[Unprofiled] = set()  # Versions that could not be profiled
 
     def stop(self) -> None:
         """End at once, by SystemExit, or after the candidate being measured; call this from a signal handler.
@@ -53,7 +53,7 @@ class Tuner:
         signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
 
     def run(self) -> None:
-        """Run until told to stop.
+        """Run until `stop` is called.
 
         Raises PermissionDenied where the service does not let this user tune.
         """
@@ -80,7 +80,7 @@ class Tuner:
             client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
             if not self._granted():
                 return False
-            view = look(client)  # That may have taken a while
+            view = look(client)  # Waiting for the lease may have lasted a while
             if self._profile(client, view):
                 view = look(client)
             plan = choose(view.wanted, time.time())
@@ -89,7 +89,7 @@ class Tuner:
             return True
 
     def _profile(self, client: Client, view: TunerView) -> bool:
-        """Ask where the time of used models goes, while the lease is held; whether anything was learnt."""
+        """Profile used models while the lease is held; return whether anything was learnt."""
         learnt = False
         for version in view.unprofiled:
             if version in self._unprofiled or self._stopped or not self._lease.may_run():
@@ -99,7 +99,7 @@ class Tuner:
             except (Unavailable, NotFound):
                 raise
             except DeadlineExceeded:
-                break  # Requests came first: another time
+                break  # The service ran requests first: profile another time
             except HonedError as error:
                 _log.warning("%s is not profiled: %s", version.model, error)
                 self._unprofiled.add(version)
@@ -108,7 +108,10 @@ class Tuner:
         return learnt
 
     def _granted(self) -> bool:
-        """Wait a while for the lease, in slices: a signal does not end a wait."""
+        """Wait a while for the lease, in slices, because a signal does not end a wait.
+
+        Return whether it was granted.
+        """
         end = time.monotonic() + REST_SECONDS
         while not self._stopped and time.monotonic() < end:
             if self._lease.wait_until_granted(_SLICE_SECONDS):
@@ -119,7 +122,7 @@ class Tuner:
         known = next(m.known for m in view.wanted if m.name == plan.name)
         from .passes import (
             TuningPass,
-        )  # With TVM, which takes 100 MiB: a tuner without models need not have it
+        )  # Imported late with TVM, which takes 100 MiB, so that a tuner without models does without
 
         _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
         client.report(f"tuning {plan.name}: preparing")

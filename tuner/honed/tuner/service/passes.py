@@ -1,4 +1,4 @@
-"""One pass over a model: tune it under the lease, and publish what is faster.
+"""Runs one pass over a model: tunes it under the lease, and publishes faster versions.
 
 Apart from the loop, which imports it with TVM only when there is something to tune.
 """
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class TuningPass:
-    """Tunes one model of the service under the lease: every candidate waits for it, gains are published."""
+    """A tuner of one model of the service: every candidate waits for the lease, and gains are published."""
 
     def __init__(
         self,
@@ -47,7 +47,10 @@ class TuningPass:
         given: ExportedFiles,
         folder: Path,
     ) -> None:
-        """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
+        """Save the model's files: `given` is the model as the service has it, with its sources.
+
+        `folder` is a scratch folder.
+        """
         self._client = client
         self._view = view
         self._device = view.devices[plan.name]
@@ -60,7 +63,7 @@ class TuningPass:
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
         self._opened: SessionResources | None = None
-        self._estimate: float | None = None  # Of what is served, microseconds
+        self._estimate: float | None = None  # Estimated latency of the version served, in microseconds
         self._published_at = float("-inf")
         self._reported_at = float("-inf")
 
@@ -72,7 +75,10 @@ class TuningPass:
             self._opened.session.stop()
 
     def run(self, known: TuningHistory) -> TuningHistory:
-        """Tune, publish, and tell what is known now. Raises HonedError where the service or a child fails."""
+        """Tune, publish, and return the updated history.
+
+        Raises HonedError where the service or a child fails.
+        """
         with (
             self._gate,
             SessionResources(
@@ -120,7 +126,7 @@ class TuningPass:
             ):
                 _log.warning("%s: %s", self._plan.name, text)
             case events.TasksFound() if self._estimate is None:
-                # What is served already has the schedules recorded, or default ones.
+                # The served version already has the recorded schedules, or default ones.
                 kernels = self._client.show(self._plan.name)["kernels"]
                 tuned = any(ScheduleProvenance.parse(kernel["schedule"]).tried for kernel in kernels)
                 lost = lost_by_forms(event.forms, {kernel["task"] for kernel in kernels})
@@ -144,7 +150,7 @@ class TuningPass:
         self._client.report(f"tuning {text}", self._opened.records.figures())
 
     def _publish(self, *, least: float) -> None:
-        """Have the service take the best found so far, if its estimate is `least` times better."""
+        """Have the service take the best version found so far, if its estimate is `least` times better."""
         assert self._opened is not None
         session = self._opened.session
         now = session.table().model.now_us
@@ -166,7 +172,10 @@ class TuningPass:
             self._serving = served.sha256
 
     def _offered(self, why: str) -> Map | None:
-        """Compile with what was found and publish that; None where the model is another meanwhile."""
+        """Compile with the schedules found and publish that.
+
+        Return None if the service replaced the model meanwhile.
+        """
         tuned = self._folder / "tuned.honed"
         compile_apart(
             Compile(

@@ -1,4 +1,4 @@
-"""The service as its tuner sees it, and what the tuner remembers of each model between starts."""
+"""Reads the service's state for its tuner, and keeps what the tuner remembers of models between starts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class _File:
 
 
 class TuningState:
-    """`TuningHistory` by model, in a small file beside the records, whose loss costs nothing but time."""
+    """A file beside the records with each model's `TuningHistory`; its loss costs nothing but time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._models = self._read()
 
     def get(self, name: str, key: str) -> TuningHistory:
-        """Return what is known of a model; an empty `TuningHistory` where its key is no longer `key`."""
+        """Return the history of a model; an empty one where its key is no longer `key`."""
         known = self._models.get(name)
         return known if known is not None and known.key == key else TuningHistory(key=key)
 
     def put(self, name: str, known: TuningHistory) -> None:
-        """Remember; warn where the disk is full."""
+        """Store a model's history; warn where the disk is full."""
         self._models[name] = known
         try:
             with replacing(self._path) as file:
@@ -64,19 +64,19 @@ class TuningState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerView:
-    """The service as it was last seen, and where it and its tuner keep things."""
+    """The service as last read, and the folders of it and its tuner."""
 
     wanted: tuple[TuningCandidate, ...]
-    unprofiled: tuple[Unprofiled, ...]  # Of models that are not finished
+    unprofiled: tuple[Unprofiled, ...]  # Versions to profile, of models that are not finished
     devices: dict[str, str]  # Specs, by the models that may be tuned
     memory: TuningState
     records: Path
     cache_dir: Path
-    hints: int  # Of a hub, that may be tried of a task in a day
+    hints: int  # Records of a hub that may be tried per task and day
 
 
 class _Devices:
-    """The service's devices, and which models live on them."""
+    """The service's devices, and the models placed on each."""
 
     def __init__(self, status: Status) -> None:
         gpus = {each.spec: each for each in status.devices if each.engine == "gpu"}
@@ -132,7 +132,7 @@ def _wanted(
     # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
     if model.ready or is_variant:
         shown = client.ask(methods.MODEL_SHOW, ModelParams(name=name))
-    # What the CPU engine serves lives on the device of its compiled form, which may become faster.
+    # A model served by the CPU engine keeps its device, where its compiled form may become faster.
     rests = is_variant or model.engine == "cpu"
     if shown and rests and shown.kernels and shown.placement.device in devices.setups:
         devices.homes[name] = shown.placement.device
@@ -154,7 +154,7 @@ def _wanted(
 
 
 def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
-    """Return what hubs have brought for models, as `Records.latest_hint` counts it."""
+    """Return `Records.latest_hint` of each model; nothing where the records are missing or unreadable."""
     if not path.exists():
         return {}
     try:

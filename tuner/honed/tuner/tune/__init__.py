@@ -1,1 +1,1 @@
-"""Tuning a model: its tasks, what to try next, and the processes that do the work."""
+"""Tunes a model: its tasks, the choice of the next candidates, and the processes that do the work."""

@@ -1,4 +1,4 @@
-"""What the searching child is asked for, and what it answers."""
+"""The calls of the searching child and their results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Adopt(Call[ModelTasks]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTask:
-    """A task that was taken up; `fresh`: its search knows nothing of what was measured before."""
+    """A loaded task; `fresh` is true while its search has not seen earlier measurements."""
 
     workload: Workload
     fresh: bool
@@ -61,14 +61,14 @@ class LoadedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTask(Call[LoadedTask]):
-    """Take up a task."""
+    """Load a task for `Propose` and `Replay`."""
 
     task: TuningTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultSchedule:
-    """A task that was taken up, with its default schedule."""
+    """A loaded task with its default schedule."""
 
     loaded: LoadedTask
     candidate: Candidate
@@ -76,9 +76,9 @@ class DefaultSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeDefault(Call[DefaultSchedule]):
-    """Take up a task and make its default schedule a candidate; those of the tasks that follow are begun.
+    """Load a task and make its default schedule a candidate; start on those of the tasks that follow.
 
-    With `settle` they are all made when it answers.
+    With `settle` all of them are ready when the call returns.
     """
 
     task: TuningTask
@@ -99,7 +99,10 @@ class ProposedCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
+    """A batch of a task.
+
+    `way` is the strategy that proposed it; `last`: only the best schedule is left to try.
+    """
 
     loaded: LoadedTask
     entries: tuple[ProposedCandidate, ...]
@@ -109,10 +112,10 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Propose(Call[Proposed | None]):
-    """Take up a task and propose a batch of it; None where no schedule rule fits the function.
+    """Load a task and propose a batch of it; return None where no schedule rule fits the function.
 
-    `known` are traces with their seconds (None: refused) that the search was not told of yet, `related` the
-    best ones of other tasks, which count in the first round only.
+    `known` are traces with their seconds (None: refused) that the search has not learned from yet, `related`
+    the best ones of other tasks, which count in the first round only.
     """
 
     task: TuningTask
@@ -123,7 +126,7 @@ class Propose(Call[Proposed | None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay(Call[tuple[ProposedCandidate, ...]]):
-    """Make recorded schedules of a loaded task candidates, less those that do not fit."""
+    """Turn recorded schedules of a loaded task into candidates, except those that do not fit."""
 
     task: str
     traces: tuple[str, ...]
@@ -131,7 +134,10 @@ class Replay(Call[tuple[ProposedCandidate, ...]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCostModel(Call[Ranking | None]):
-    """Learn from a batch of a loaded task, seconds by id (None: refused); how well that had been ranked."""
+    """Learn from a batch of a loaded task, seconds by id (None: refused).
+
+    Return how well it had been ranked.
+    """
 
     task: str
     results: dict[str, float | None]

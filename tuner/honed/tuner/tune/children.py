@@ -1,6 +1,6 @@
-"""The children that have TVM in a session's place: the searching child, and one that compiles what was found.
+"""The children that run TVM for a session: one searches, one compiles with the schedules found.
 
-What the searching child does are methods of its parent's hold on it; its death is an exception.
+`SearchChild` has a method for each call of the searching child, and raises an exception when the child dies.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def scratch(prefix: str) -> tempfile.TemporaryDirectory[str]:
 def sweep(place: Path, prefix: str) -> None:
     """Remove this user's folders in `place` that begin with `prefix` and whose process certainly ended."""
     for folder in place.glob(f"{prefix}*"):
-        # Another process may be clearing the same away, and folders of others are none of ours.
+        # Another process may be removing the same folders, and other users' folders are not ours to remove.
         with suppress(OSError, ValueError):
             about = folder.lstat()
             ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
@@ -71,7 +71,7 @@ _COMPILE_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long the child may take, in seconds; then it hangs."""
+    """Time limits of the child's calls, in seconds; a call that exceeds its limit counts as hung."""
 
     start: float = 120.0
     extract: float = 600.0
@@ -83,9 +83,11 @@ _DEADLINES = Deadlines()
 
 
 class SearchFailed(Exception):
-    """The search of a task failed, crashed or hung; the text says how. Another task may be taken up.
+    """Raised when the search of a task failed, crashed or hung; the text says how.
 
-    `killed`: its process was ended by SIGKILL, which is not its own doing.
+    Other tasks may still be loaded.
+
+    `killed`: the process was ended by SIGKILL, so the task is not at fault.
     """
 
     def __init__(self, text: str, *, killed: bool = False) -> None:
@@ -94,7 +96,7 @@ class SearchFailed(Exception):
 
 
 class NoSchedule(SearchFailed):
-    """No schedule rule fits the function of a task; asking again is of no use."""
+    """Raised when no schedule rule fits a task's function; a retry has the same result."""
 
 
 class SearchChild:
@@ -182,11 +184,11 @@ class SearchChild:
         raise AssertionError("the loop above returns or raises")
 
     def load(self, task: TuningTask) -> LoadedTask:
-        """Take up a task. Raises SearchFailed, as all below do."""
+        """Load a task. Raises SearchFailed, as all methods below do."""
         return self._ask(LoadTask(task=task), self._deadlines.load)
 
     def default(self, task: TuningTask, following: Sequence[TuningTask], *, settle: bool) -> DefaultSchedule:
-        """Take up a task and make its default schedule; the first of the tasks that follow are begun.
+        """Load a task and make its default schedule; start on the schedules of the tasks that follow.
 
         With `settle` nothing goes on being made after the answer.
         """
@@ -197,7 +199,9 @@ class SearchChild:
     def begin(
         self, task: TuningTask, known: Sequence[tuple[str, float | None]], related: Sequence[str], round_: int
     ) -> None:
-        """Have a batch of a loaded task made; `collect` gives it, and nothing else may be asked before.
+        """Start making a batch of a loaded task.
+
+        `collect` returns it, and must be called before any other method.
 
         `known` are traces with their seconds (None: refused), `related` the best of other tasks.
         """
@@ -216,9 +220,9 @@ class SearchChild:
         return self._ask(Replay(task=task, traces=tuple(traces)), self._deadlines.propose)
 
     def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
-        """Tell what a batch of a task took; gives how well it was ranked, where that can be said."""
+        """Report the times of a batch; return how well it had been ranked, where that can be said."""
         if self._child is None:
-            return None  # Its successor is told from the records
+            return None  # A new child learns from the records instead
         return self._ask(UpdateCostModel(task=task, results=dict(results)), self._deadlines.propose)
 
     def _ask(self, call: Call[R], seconds: float) -> R:
@@ -257,7 +261,7 @@ class SearchChild:
 def compile_apart(job: Compile) -> None:
     """Compile; raises ModelRefused with the compiler's reasons, DeviceError where it fails.
 
-    A file that fell back to default rules is refused, too: these schedules were what was wanted.
+    A file that fell back to default rules is refused, too, because it lacks the schedules that were found.
     """
     try:
         compiled = do(job, seconds=_COMPILE_SECONDS)
@@ -272,7 +276,7 @@ def compile_apart(job: Compile) -> None:
 
 
 class Proposals:
-    """The searching child as a session asks it: for the next batch while one is measured.
+    """A session's view of the searching child: it proposes the next batch while another one is measured.
 
     Not for several threads.
     """
@@ -286,23 +290,24 @@ class Proposals:
         ahead: bool,
         hints: int = kept.HINTS_PER_TASK,
     ) -> None:
-        """With `ahead`, batches are made while others are measured.
+        """Set up the proposals; with `ahead`, batches are made while others are measured.
 
-        Of a task so many `hints` of a hub may be tried in a day.
+        At most `hints` records of a hub are tried per task and day.
         """
         self.search = search
-        self.seconds = 0.0  # Waited for it so far
+        self.seconds = 0.0  # Seconds that the session has waited for the child
         self._records = records
         self._setup = setup
         self._ahead = ahead
         self._hints = hints
-        self._begun: TaskProgress | None = None  # That a batch is being made for
-        self._made: dict[str, Proposed] = {}  # By task
+        self._begun: TaskProgress | None = None  # The task whose next batch is being made
+        self._made: dict[str, Proposed] = {}  # Finished batches by task
 
     def default(self, task: TuningTask, following: Sequence[TuningTask]) -> DefaultSchedule:
-        """Take up a task, with its default schedule; raises SearchFailed, as all below do.
+        """Load a task and return its default schedule; raises SearchFailed, as all methods below do.
 
-        Those of the tasks that follow are made beside it, and beside what comes next where that is allowed.
+        The schedules of the tasks that follow are made beside it, and beside later work where that is
+        allowed.
         """
         with self._waiting():
             return self.search.default(task, following, settle=not self._ahead)
@@ -314,7 +319,7 @@ class Proposals:
     def next(self, progress: TaskProgress) -> Proposed:
         """Return the next batch of a task.
 
-        Where there are schedules that were best on others' boards, drivers or compilers, these come first.
+        Schedules that were best on others' boards, drivers or compilers come first.
         """
         made = self._made.pop(progress.task.key, None)
         if made is not None:
@@ -326,25 +331,28 @@ class Proposals:
             return stale or self.search.collect()
 
     def begin(self, progress: TaskProgress | None) -> None:
-        """Have the next batch of a task made beside what follows, until `settle`."""
+        """Have the next batch of a task made beside other work, until `settle`."""
         if not self._ahead or progress is None or progress.task.key in self._made:
             return
         stale = self._records.stale(progress.task.key, self._setup) or self.hinted(progress.task)
         if progress.rounds == 0 and stale:
             return
-        with suppress(SearchFailed):  # Shows when it is asked for
+        with suppress(SearchFailed):  # The error is raised again when this batch is requested
             self._begin(progress)
             self._begun = progress
 
     def settle(self) -> None:
-        """Wait for what was begun. Where that broke, it is asked for again in its turn, and breaks then."""
+        """Wait for the batch that `begin` started.
+
+        If that failed, the batch is requested again in its turn, and raises then.
+        """
         begun, self._begun = self._begun, None
         if begun is not None:
             with suppress(SearchFailed), self._waiting():
                 self._made[begun.task.key] = self.search.collect()
 
     def learn(self, task: TuningTask, results: Mapping[str, float | None]) -> Ranking | None:
-        """Tell what a batch took; gives how well it had been ranked, where that can be said."""
+        """Report the times of a batch; return how well it had been ranked, where that can be said."""
         with self._waiting():
             return self.search.learn(task.key, results)
 
@@ -389,7 +397,8 @@ class Proposals:
         task = progress.task
         known = self._known(task.key) if self.search.load(task).fresh else []
         related: list[str] = []
-        if progress.rounds == 0:  # The best of all other tasks: the child finds out which of them are kin
+        # The child picks the related ones from the best schedules of all other tasks
+        if progress.rounds == 0:
             related = [c.trace for c in self._records.distil(self._setup) if c.workload != task.key]
         self.search.begin(task, known, related, progress.rounds)
 

@@ -35,7 +35,7 @@ _BY_OTHERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What was made of a session; as in `honed.jobs.events.Tuned`."""
+    """The outcome of publishing a session; fields as in `honed.jobs.events.Tuned`."""
 
     sentence: str
     output: str | None = None
@@ -44,9 +44,9 @@ class Publication:
 
 
 def publish(job: Tune, emit: Emit, run: SessionResources) -> Publication:
-    """Compile with the best schedules; compared where the device is here, as a whole.
+    """Compile with the best schedules; compare whole models where the device is on this machine.
 
-    On a bench no answer was checked, and by a farm a model is compared where it is added.
+    A bench checks no answers, and a farm's model is compared where it is added.
     """
     if job.instrument is None:
         return _measured(job, emit, run)
@@ -64,7 +64,10 @@ def publish(job: Tune, emit: Emit, run: SessionResources) -> Publication:
 
 
 def _measured(job: Tune, emit: Emit, run: SessionResources) -> Publication:
-    """Compile the best and compare it with what is served now: only what is faster is kept."""
+    """Compile with the best schedules and compare with the version served now.
+
+    Keep the result only if it is faster.
+    """
     session, spec = run.session, run.spec
     if job.output is None or not session.improved:
         return Publication(sentence=_nothing(session))
@@ -148,14 +151,14 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
             run.session.stop()
         run.session.run(_extraction(job, run), SearchBudget(trials=job.trials, seconds=job.seconds))
         run.search.close()
-        if job.instrument is None:  # Of a device that serves
+        if job.instrument is None:  # Figures are reported only for a device that serves
             emit(events.Totals(tuning=run.records.figures()))
         return _result(run.session, publish(job, emit, run))
 
 
 @dataclass(slots=True)
 class _Stop:
-    """Whether a signal asked to stop, and the session to tell."""
+    """A signal handler that notes the request to stop and passes it on to the session."""
 
     asked: bool = False
     session: TuningSession | None = None
@@ -168,7 +171,7 @@ class _Stop:
 
 @contextmanager
 def _stoppable() -> Iterator[_Stop]:
-    """Let SIGINT and SIGTERM end the search but not the run: what was found is used."""
+    """Let SIGINT and SIGTERM end the search but not the run: schedules found until then are used."""
     stop = _Stop()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -192,7 +195,7 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> SessionReso
 
 
 def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], MeasurementBackend] | None:
-    """Return what opens the extension's instrument that is asked for, or None."""
+    """Return the function that opens the extension's instrument of the job, or None."""
     if job.instrument is None:
         return None
     missing = f"a {job.instrument}"

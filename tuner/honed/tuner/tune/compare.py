@@ -29,9 +29,9 @@ _DEADLINE = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Seconds of one inference of each, host time, and whether the new one is `faster`, by so many pairs.
+    """Seconds of one inference of each, host time, and whether the new one is `faster`, by `runs` pairs.
 
-    `wrong` says what the new one answered wrong.
+    `wrong` says which answers of the new one are wrong.
     """
 
     old: float

@@ -1,4 +1,4 @@
-"""Tuning tasks out of a model: what the searching child does first."""
+"""Extracts tuning tasks from a model: the first work of the searching child."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .task import TuningTask
 
 _ON_THE_HOST = "a part of the model that the CPU engine runs"
 _IN_PLACE = "it stores what changes of a value, and candidates are judged by all of it"
-SETS = 3  # Of inputs, each of another distribution
+SETS = 3  # Sets of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
 
@@ -80,7 +80,7 @@ def extract(
     calibration: Path | None = None,
     like: Path | None = None,
 ) -> Extraction:
-    """Extract the tasks of an ONNX file; raises as compiling does.
+    """Extract the tasks of an ONNX file; raise the errors of compiling.
 
     Its calls of partitions are a task that cannot be tuned, and so is what updates inputs in place.
     `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Partitions have the
@@ -132,12 +132,13 @@ def _of_parts(
         with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
             path = Path(folder) / "part.onnx"
             onnx.save(cut.parts[observed.part].model, path)
-            with contextlib.suppress(ModelRefused, InvalidArgument):  # Which the compiled form tells of
+            # Compiling the model reports these errors
+            with contextlib.suppress(ModelRefused, InvalidArgument):
                 yield extract(path, sized.shapes_of(cut, observed), sized.precision(precision), profile)
 
 
 def _together(extractions: Sequence[Extraction]) -> Extraction:
-    """Merge extractions; a task counts as often as in all of them, and a task served in one is no rival."""
+    """Merge extractions: sum the runs of each task, and drop rivals that another extraction serves."""
     tasks: dict[str, Extracted] = {}
     opaque: dict[str, TuningTask] = {}
     for extraction in extractions:
@@ -165,7 +166,7 @@ def _rivals(
     contests = []
     for contest, forms in joining.contests:
         if not found >= set(contest.keys(contest.expected)):
-            continue  # What it takes is no call, or has other constants elsewhere
+            continue  # A call outside the found tasks, or one with other constants elsewhere
         contests.append(contest)
         for one in (forms.joined, *forms.apart):
             func = mark_constants(one.func, one.constants, profile)
@@ -213,10 +214,10 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
 
     Sums whose terms pass through n additions differ by about u sqrt(n) of the largest partial sum between two
     orders, with u the unit roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves
-    room for what follows the sum, and stays far below what a wrong kernel does. n is what `lower.sums` bounds
-    for sums, which are added up in blocks, and the number of terms for products, which a schedule may add up
-    one by one. Where anything on the way is rounded to halves, wider outputs are off as halves are. Integers
-    and booleans must be equal.
+    room for what follows the sum, and stays far below the error of a wrong kernel. n is what `lower.sums`
+    bounds for sums, which are added up in blocks, and the number of terms for products, which a schedule may
+    add up one by one. Where any intermediate value is rounded to halves, wider outputs get the tolerance of
+    halves. Integers and booleans must be equal.
     """
     terms = math.sqrt(most_additions(func))
     allowed = {
@@ -266,11 +267,12 @@ def workload(
 
 
 def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> None:
-    """Draw inputs and compute outputs with TVM's CPU code of the unscheduled function; writes S.P.npy.
+    """Draw inputs and compute outputs with TVM's CPU code of the unscheduled function; write S.P.npy.
 
-    Long sums are added up in blocks there, too: a reference must not be further off than what it judges.
+    Long sums are added up in blocks there, too: a reference must be at least as exact as the kernels it
+    judges.
 
-    `folder` is there when all of them are, and not before.
+    `folder` exists only once all files are complete.
     """
     values = parameters(func)
     draft = folder.with_name(f"{folder.name}.draft")

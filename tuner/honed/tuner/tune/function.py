@@ -28,7 +28,7 @@ from .task import TaskProgress
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TunedFunction:
-    """What tuning made of a function.
+    """The result of tuning one function.
 
     Times are seconds by the device's clock. `scheduled` and `trace` are None where no schedule was found
     faster than the default one; `lowered` has the OpenCL C of the better of both, with its launches.
@@ -36,9 +36,9 @@ class TunedFunction:
 
     default_s: float
     best_s: float
-    roofline_s: float  # What the device's measured peaks allow
+    roofline_s: float  # Seconds by the device's measured peaks
     trials: int
-    failures: dict[str, int]  # By outcome
+    failures: dict[str, int]  # Counts by outcome
     trace: str | None
     scheduled: tirx.PrimFunc | None
     lowered: Lowered

@@ -1,7 +1,6 @@
-"""A session with all it needs: device or bench, records, kernel log, searching and measuring children.
+"""A session's resources: device or bench, records, kernel log, searching and measuring children.
 
-What judges candidates is an OpenCL device, or what an extension has instead: a bench, the boards of a farm.
-Searching and building share the processor's cores with what is timed.
+An OpenCL device judges candidates, or a substitute from an extension: a bench, the boards of a farm.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from .session import Emit, TuningSession
 from .trials import Trials
 
 Tell = Callable[[str], None]
-_MOST_THREADS = 8  # Beyond which a batch is too small to gain
-MOST_BUILDERS = 6  # Each holds a context of the device
+_MOST_THREADS = 8  # A batch is too small to gain from more
+MOST_BUILDERS = 6  # Limited because each builder holds a context of the device
 
 
 class SessionResources:
@@ -52,12 +51,11 @@ class SessionResources:
     ) -> None:
         """Open the device and the records, and set up the session.
 
-        `name` is what is tuned, in the records; `device` is a spec, or None for the best device there is;
-        `gate` and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, no
-        device of this machine is used, but the instrument that `elsewhere` opens. At most `hints` of a hub
-        are tried for a task in a day.
-
-        Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
+        `name` is the model's in the records; `device` is a spec, or None for the best device there is; `gate`
+        and `trust_defaults` are the session's. `limits` bound each measurement. With `elsewhere`, the session
+        uses no device of this machine, but the instrument that `elsewhere` opens. At most `hints` of a hub
+        are tried for a task in a day. Raises DeviceError where there is no device, bench or board, and the
+        errors of `Records.open`.
         """
         emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
 
@@ -113,20 +111,20 @@ def _open_records(path: Path, setup: MeasurementSetup, yardstick: float | None, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What may run beside what."""
+    """The work that a search does beside timing, and its threads and processes."""
 
     ahead: bool  # The next batch is made, and the next candidates are built, while others are timed
-    threads: int  # Of the search
+    threads: int  # Threads of the search
     builders: int  # Children that build ahead
 
 
 def sharing(family: DeviceFamily, cores: int) -> Sharing:
     """Return how a search shares the processor with a device of a family, on `cores` usable cores.
 
-    Beside a GPU the processor is idle but for one core that feeds the GPU. Where the device is the processor,
-    what runs ahead takes one thread; with too few cores for that, it runs before and may have them all. Whole
-    batches are built there before they are timed, on all cores. Where a driver is not known to keep what
-    another process built, only the measuring child builds for it.
+    Beside a GPU the processor is idle except for one core that feeds the GPU. Where the device is the
+    processor, work that runs ahead takes one thread; with too few cores for that, it runs before and may use
+    all of them. Whole batches are built there before they are timed, on all cores. Where a driver is not
+    known to keep the builds of other processes, only the measuring child builds for it.
     """
     if family.processor:
         ahead = cores >= SPARE_CORES
@@ -138,7 +136,9 @@ def sharing(family: DeviceFamily, cores: int) -> Sharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementBackend:
-    """`profile` has peaks; `peaks_again` measures them anew, `keep_peaks` those that rose meanwhile.
+    """A backend that judges candidates.
+
+    `profile` has peaks; `peaks_again` measures them again, `keep_peaks` stores those that rose.
 
     `spec` is the device's, None where it is not on this machine. Without `answers` nothing runs, times are
     predicted, and answers are not looked at. `yardstick` is that of the reference speed in seconds; None: it

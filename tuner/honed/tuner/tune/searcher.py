@@ -59,8 +59,8 @@ from .task import ModelTasks, TuningTask
 if TYPE_CHECKING:
     from honed.tuner.frontend import Precision
 
-MOST_PROCESSES = 6  # That candidates are lowered by: each has a share of TVM's memory of its own
-_HUNTS = 64  # That are kept; a model rarely has as many tasks worth tuning
+MOST_PROCESSES = 6  # Processes that lower candidates: each needs its own share of memory for TVM
+_HUNTS = 64  # Searches that are kept; a model rarely has as many tasks worth tuning
 _Made = tuple[str, str, float | None, tvm.tirx.PrimFunc]  # Id, trace, score and the function scheduled by it
 _log = logging.getLogger(__name__)
 
@@ -79,13 +79,13 @@ class Searcher(RpcServer):
     model_file: Path
     forked: ForkPool[LoweringContext]
     seed: int
-    threads: int  # That a search may use
+    threads: int  # Threads of a search
     batch: int  # Candidates proposed at once
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
         self.begun: dict[str, Future[Lowered]] = {}  # Default schedules, by task
-        self.hunts: dict[str, TaskSearch] = {}  # By task; the one loaded last is the last
+        self.hunts: dict[str, TaskSearch] = {}  # Searches by task; the most recently loaded one is last
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
         """Return the error to answer with; for errors of TVM, it has the end of their text.
@@ -146,9 +146,9 @@ class Searcher(RpcServer):
         return self._loaded(call.task)
 
     def _loaded(self, task: TuningTask) -> LoadedTask:
-        """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs.
+        """Load a task: its workload, whose answers are checked with drawn inputs and TVM's outputs.
 
-        `fresh` says whether its search is yet to begin; those of tasks loaded of late go on.
+        `fresh` says whether its search is yet to begin; searches of recently loaded tasks continue.
         """
         key = task.key
         hunt = self.hunts.pop(key) if key in self.hunts else TaskSearch(key, self)
@@ -202,7 +202,7 @@ class Searcher(RpcServer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweringContext:
-    """What forked processes lower with.
+    """The context of the forked processes that lower.
 
     Functions lie in `folder`; `seed` draws inputs, None: no answers are needed.
     """
@@ -231,14 +231,14 @@ class TaskSearch:
     def __init__(self, key: str, searcher: Searcher) -> None:
         self.key = key
         self.func = searcher.making.func(key)
-        self.workload: Workload | None = None  # Once it is made
+        self.workload: Workload | None = None  # Made on first use
         self._searcher = searcher
         self._batches: Batches | None = None
-        self._proposed: dict[str, Proposal] = {}  # And not learned from yet
+        self._proposed: dict[str, Proposal] = {}  # Proposals whose times are still unknown
 
     @property
     def fresh(self) -> bool:
-        """Whether it knows nothing yet of what was measured before."""
+        """Return whether the search has not learned from earlier measurements yet."""
         return self._batches is None
 
     def propose(self, loaded: LoadedTask, call: Propose) -> Proposed | None:

@@ -1,4 +1,4 @@
-"""One tuning run: tasks, rounds, verdicts and records, told as events while it goes on."""
+"""One tuning run: tasks, rounds, verdicts and records, reported as events."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .task import (
 )
 from .trials import TrialResult, Trials, on_candidate
 
-_PEAKS_SECONDS = 60.0  # Between two measurements of the device's peaks
+_PEAKS_SECONDS = 60.0  # Seconds between two measurements of the device's peaks
 
 
 class Rooflines:
-    """Of tasks, by the device's peaks. These were measured once, and the machine may have been busy then."""
+    """The rooflines of tasks by the device's peaks, which rise as higher ones are measured."""
 
     def __init__(self, profile: DeviceProfile, again: Callable[[], DeviceProfile]) -> None:
-        """`profile` has measured peaks, `again` measures them anew."""
+        """Begin with a `profile` that has measured peaks; `again` measures them again."""
         self.profile = profile
         self.rates: dict[str, float] = {}  # Bytes per second by task
         self._again = again
@@ -61,7 +61,7 @@ class Rooflines:
         progress.roofline = self.of(progress.task)
 
     def take(self, found: DevicePeaks, tasks: Iterable[TaskProgress]) -> None:
-        """Draw the rooflines anew where some figure is higher than was known."""
+        """Raise the peaks to those found, and update the rooflines where a figure rose."""
         assert self.profile.peaks is not None
         peaks = roofline.higher(self.profile.peaks, found)
         if peaks == self.profile.peaks:
@@ -76,7 +76,7 @@ class Rooflines:
         return any(p.beyond for p in tasks) and time.monotonic() - self._measured_at >= _PEAKS_SECONDS
 
     def measure_again(self, tasks: Iterable[TaskProgress]) -> None:
-        """Take the peaks as they are measured now, where they are higher."""
+        """Measure the peaks again, and keep those that are higher."""
         self._measured_at = time.monotonic()
         measured = self._again().peaks
         assert measured is not None
@@ -91,7 +91,7 @@ _WINDOW = 8  # Candidates that are built ahead; the device is left when these ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchBudget:
-    """When to stop, besides when nothing more is worth it; None: no limit."""
+    """The limits of a search, which also ends when nothing more is worth it; None: no limit."""
 
     trials: int | None = None
     seconds: float | None = None
@@ -108,7 +108,7 @@ class _Batch:
 
 
 class TuningSession:
-    """Tunes one model. `stop` may be called from a signal handler; what was found until then is kept.
+    """A tuner of one model. `stop` may be called from a signal handler; what was found until then is kept.
 
     All times are seconds at the device's reference speed (`Trials`).
     """
@@ -125,10 +125,11 @@ class TuningSession:
         gate: Gate | None = None,
         trust_defaults: bool = False,
     ) -> None:
-        """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
+        """Set up a session.
 
-        `gate` says when the session may go on; None: always. With `trust_defaults` default schedules that
-        the records know of this setup are not timed again, except for as many as tell the present speed.
+        `name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
+        `gate` says when the session may go on; None: always. With `trust_defaults`, recorded default
+        schedules of this setup are not timed again, except for as many as show the present speed.
         """
         self.name = name
         self.setup = trials.setup
@@ -136,15 +137,15 @@ class TuningSession:
         self.records: Records = trials.records
         self.emit = emit
         self.tasks: list[TaskProgress] = []
-        self.contests: Sequence[FusionAlternatives] = ()  # Between these
+        self.contests: Sequence[FusionAlternatives] = ()  # Alternatives between these tasks
         self.trials = 0
-        self.spent = Spent()  # Since the search began
+        self.spent = Spent()  # Spent since the search began
         self._trying = trials
         self._proposals = proposals
         self._rooflines = Rooflines(profile, peaks_again)
-        self._spent_now = Spent()  # In the present round
+        self._spent_now = Spent()  # Spent in the present round
         self._budget = SearchBudget()
-        self.stopped = False  # Told to stop, or the gate stays closed
+        self.stopped = False  # `stop` was called, or the gate stays closed
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
         self._started = time.monotonic()
@@ -155,17 +156,17 @@ class TuningSession:
 
     @property
     def profile(self) -> DeviceProfile:
-        """The device's; its peaks rise with what is measured."""
+        """The device's profile; its peaks rise as higher ones are measured."""
         return self._rooflines.profile
 
     @property
     def seconds(self) -> float:
-        """Since the session began."""
+        """Seconds since the session began."""
         return time.monotonic() - self._started
 
     @property
     def improved(self) -> bool:
-        """Whether compiling with the records gives other kernels than the model is first served with."""
+        """Return whether the records give other kernels than the model is first served with."""
         return any(p.best_trace is not None or p.extra_runs for p in self.tasks)
 
     def run(self, found: Callable[[], ModelTasks], budget: SearchBudget) -> None:
@@ -214,16 +215,16 @@ class TuningSession:
         )
 
     def _time_defaults(self) -> None:
-        """Time the default schedules that the model is first served with, and take up what the records know.
+        """Time the default schedules that the model is first served with, and take up recorded results.
 
-        Of rivals that is all: they are timed later, one at a time.
+        Rivals only get recorded times here: they are timed later, one at a time.
         """
         known = self.records.defaults(self._for_defaults)
         for rival in (p for p in self.tasks if not p.task.weight):
             self._trusts(rival, known.get(rival.task.key))
         live = [p for p in self.tasks if p.stage is TaskState.TUNING and p.task.weight]
         trusted = known if self._trust_defaults else {}
-        # Those that are not known must be timed; of the others, those that matter most are timed anew.
+        # Unknown ones must be timed; of the others, those that matter most are timed again.
         live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)))
         for n, progress in enumerate(live):
             if not self._may_go_on():
@@ -275,7 +276,7 @@ class TuningSession:
         self._take_default(progress, trial.seconds)
 
     def _trusts(self, progress: TaskProgress, known: kept.DefaultScheduleTime | None) -> bool:
-        """Take a default schedule's time from the records, where they have all that is to be known of it."""
+        """Use a default schedule's time from the records, where they hold all that is needed."""
         if known is None or known.rate is None:
             return False
         self._rooflines.note(progress, known.rate)
@@ -288,14 +289,14 @@ class TuningSession:
         self._recall(progress)
 
     def _recall(self, progress: TaskProgress) -> None:
-        """Take up the best schedule of the records, where it is better."""
+        """Use the best recorded schedule, where it is better."""
         best = self.records.best(progress.task.key, self.setup)
         if best is not None and best.timing is not None:
             progress.found(best.timing.fair_s, best.trace)
         progress.hinted = self._proposals.hinted(progress.task)
 
     def _take_up(self, progress: TaskProgress, loaded: LoadedTask) -> None:
-        """Have the measuring child load a task, where it has not."""
+        """Have the measuring child load a task unless it has."""
         if self._trying.workload is None or self._trying.workload.task != progress.task.key:
             self._trying.load(loaded.workload)
             self._rooflines.note(progress, self._trying.measurer.rate)
@@ -322,7 +323,7 @@ class TuningSession:
         self._condemn()
         self._doubt_peaks([progress])
         if batch.broke:
-            progress.rounds += 1  # It says nothing of what the next may win
+            progress.rounds += 1  # A broken round says nothing about the gain of the next
         else:
             progress.end_round(before, time.monotonic() - began, last=batch.last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
@@ -369,7 +370,7 @@ class TuningSession:
         return batch
 
     def _note_progress(self, trials: int) -> None:
-        """Keep what the model is estimated to take after so many more trials, for its history."""
+        """Record the model's estimated latency after `trials` more trials, for its history."""
         self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
     def _broken(self, progress: TaskProgress, reason: str, broke: SearchFailed) -> None:
@@ -380,7 +381,7 @@ class TuningSession:
             progress.lose(reason)
 
     def _measure(self, progress: TaskProgress, proposed: Proposed) -> dict[str, float | None]:
-        """Try what is proposed; gives seconds by id, None for what was refused."""
+        """Try the proposed candidates; return seconds by id, None for refused ones."""
         entries, way = proposed.entries, proposed.way
         results: dict[str, float | None] = {}
         for n, entry in enumerate(entries):
@@ -421,7 +422,7 @@ class TuningSession:
         self.emit(events.Filtered(task=progress.task.key, reason=reason))
 
     def _condemn(self, *, settle: bool = False) -> None:
-        """Drop what was found right and has turned out to have faulted."""
+        """Drop schedules that were judged right but have since turned out to have faulted."""
         by_key = {p.task.key: p for p in self.tasks}
         for one, reason in self._trying.condemned(settle=settle):
             progress = by_key[one.task]
@@ -471,7 +472,7 @@ class TuningSession:
         )
 
     def _judge(self) -> None:
-        """See which forms are taken, and which tasks are worth tuning, by what is known now."""
+        """Decide by present times which variants are compiled and which tasks are worth tuning."""
         settle_forms(self.tasks, self.contests)
         judge(self.tasks)
 

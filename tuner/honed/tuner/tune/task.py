@@ -1,4 +1,4 @@
-"""A model's tuning tasks and what is known about each. No I/O, no clocks."""
+"""A model's tuning tasks and the results of each. No I/O, no clocks."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from honed.machine.profile import DevicePeaks, Figure
 from honed.protocol.strict import copy_fields
 from honed.tuner.compiler.fusion import LESS, FusionAlternatives, other
 
-# A task below this share of the model's time could be free and nobody would notice.
+# A task below this share of the model's time could be free without a noticeable gain.
 SMALL = 0.002
 # Within this factor of what the device's peaks allow, a better schedule has nothing left to win.
 AT_ROOFLINE = 1.15
-# What is left of the expected gain after a round that won nothing while nothing beside the best was left to
-# try: as after two others without it.
+# The share of the expected gain that remains after a round that won nothing and in which only the best
+# schedule was left to try: as after two other rounds without gain.
 _EXHAUSTED = 0.25
-# What kernels may still win over a peak that one of them has raised, or that was measured on a busy machine;
-# more than AT_ROOFLINE, so that the task of that very kernel is not ended by its own record.
+# The gain that kernels may still have over a peak that one of them has raised, or that was measured on a busy
+# machine; more than AT_ROOFLINE, so that the task of that very kernel is not ended by its own record.
 UNKNOWN_ABOVE = 1.25
-# That a form which is not taken turns out to be the faster one: what a run of it counts for.
+# Weight of a run in the alternative not compiled: the chance that it becomes the faster one.
 _CHANCE = 0.1
 
 
 class TaskState(StrEnum):
-    """Where a task stands."""
+    """The state of a task."""
 
     TUNING = "tuning"
-    TUNED = "tuned"  # Its search ended: nothing more is expected of it
-    SKIPPED = "skipped"  # Not tuned for a stated reason
-    FAILED = "lost"  # Its search broke for a stated reason; what was found before counts
+    TUNED = "tuned"  # The search ended: no further gain is expected
+    SKIPPED = "skipped"  # Excluded from tuning for a stated reason
+    FAILED = "lost"  # The search broke for a stated reason; earlier results count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """One workload of a model. `weight` is how often one inference runs it as the model is first served."""
+    """A workload of a model. `weight` is how often one inference runs it as the model is first served."""
 
     key: str
     name: str
     weight: int
     flops: int
     bytes: int
-    dtype: str  # That its arithmetic is done in
-    opaque: str  # Why it cannot be tuned; empty where it can
-    outputs: int = 1  # How many of its function's last parameters are outputs
+    dtype: str  # The type of its arithmetic
+    opaque: str  # Reason why it cannot be tuned; empty where it can
+    outputs: int = 1  # Number of its function's last parameters that are outputs
     constants: tuple[int, ...] = ()  # Parameters that may be packed before an inference
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
         """Return the least seconds that the device's peaks and an empty kernel's time allow.
 
-        `rate` is what the device was seen to move at the task's size, in bytes per second. A peak of which
-        only a lower bound is known may be UNKNOWN_ABOVE times as high.
+        `rate` is the observed rate at the task's size, in bytes per second. A peak of which only a lower
+        bound is known may be UNKNOWN_ABOVE times as high.
         """
         half = self.dtype == "float16"
         figure: Figure = "fp16_gflops" if half and peaks.fp16_gflops else "fp32_gflops"
@@ -66,7 +66,7 @@ class TuningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTasks:
-    """A model's tasks, what cannot be tuned (`opaque`), and which tasks are two forms of the same."""
+    """A model's tasks, those that cannot be tuned (`opaque`), and the alternatives between tasks."""
 
     tasks: tuple[TuningTask, ...]
     opaque: tuple[TuningTask, ...] = ()
@@ -79,7 +79,7 @@ def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
 
 @dataclass(kw_only=True)
 class TaskProgress:
-    """What tuning has found out about one task so far; seconds throughout."""
+    """The results of tuning one task so far; seconds throughout."""
 
     task: TuningTask
     roofline: float
@@ -87,28 +87,28 @@ class TaskProgress:
     reason: str = ""
     default: float | None = None
     best: float | None = None
-    best_trace: str | None = None  # None: the default schedule is the best known
+    best_trace: str | None = None  # The best schedule; None for the default one
     trials: int = 0
     filtered: Counter[str] = field(default_factory=Counter)  # Refused before they ran, by reason
     rounds: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    small: bool = False  # Skipped for being so; as others get faster, it may come to matter
+    small: bool = False  # Skipped as too small; it may matter once others get faster
     rate: float = 0.5  # Share of the time that a round is expected to take off
     round_seconds: float = 10.0
-    extra_runs: int = 0  # Runs that it has more (or fewer) in the forms that its model's work takes now
-    alternative_runs: int = 0  # Runs that it would have more in forms that are not taken
+    extra_runs: int = 0  # Additional (or fewer) runs in the alternatives compiled now
+    alternative_runs: int = 0  # Additional runs in the alternatives not compiled
     breaks: int = 0  # Times its search broke
     idle: int = 0  # Rounds in a row in which nothing could be tried
-    hinted: bool = False  # Other boards' records are there to be tried, which its first round does
+    hinted: bool = False  # Records of other boards exist, which the first round tries
 
     @property
     def weight(self) -> int:
-        """How often one inference runs it now."""
+        """Runs of the task in one inference now."""
         return self.task.weight + self.extra_runs
 
     @property
     def cost(self) -> float:
-        """What it takes of one inference."""
+        """Seconds of one inference that the task takes."""
         return self.weight * (self.best or 0.0)
 
     @property
@@ -126,7 +126,7 @@ class TaskProgress:
         return max(self.round_seconds, 0.1)
 
     def skip(self, reason: str) -> None:
-        """Leave it alone."""
+        """Exclude the task from tuning."""
         self.stage, self.reason = TaskState.SKIPPED, reason
 
     def lose(self, reason: str) -> None:
@@ -154,11 +154,11 @@ class TaskProgress:
 
     @property
     def beyond(self) -> bool:
-        """Whether it is so near its roofline, or beyond, that the peaks behind it are to be doubted."""
+        """Return whether the task is so near its roofline, or beyond, that the peaks are in doubt."""
         return self.best is not None and self.best <= AT_ROOFLINE * self.roofline
 
     def end_round(self, before: float | None, seconds: float, *, last: bool = False) -> None:
-        """Learn from a round that began at `before` how much the next may bring.
+        """Update the expected gain after a round that began with the best time `before`.
 
         `last`: nothing beside the best was left to try.
         """
@@ -189,7 +189,7 @@ class TaskProgress:
 
 
 def judge(tasks: list[TaskProgress]) -> None:
-    """Skip what is not worth tuning, once every default schedule was timed, and again as times change."""
+    """Skip tasks not worth tuning, once every default schedule was timed, and again as times change."""
     whole = sum(p.cost for p in tasks)
     for p in tasks:
         if p.best is None or not (p.small or (p.stage is TaskState.TUNING and not p.rounds)):
@@ -251,7 +251,7 @@ def likely_next(tasks: list[TaskProgress], present: TaskProgress) -> TaskProgres
 
 
 def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
-    """Call tuned what was tried; `cut`: by the time or trials allowed, or by a user."""
+    """Mark tried tasks as tuned; `cut`: limits of time or trials, or a user, ended the search."""
     for p in tasks:
         if p.stage is TaskState.TUNING:
             if p.trials:
@@ -262,13 +262,13 @@ def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
                 p.skip(CUT if cut else _NOT_WORTH)
 
 
-# Of work that has two forms, a session estimates and tunes the one that compiling with its records takes.
+# A session estimates and tunes that of two alternatives which compiling with its records chooses.
 
 
 def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlternatives]) -> None:
-    """Give each task the runs it has in the forms taken, and those it would have in the others.
+    """Set each task's runs in the compiled alternatives, and in the others.
 
-    A form that would be no faster at its rooflines is no rival.
+    An alternative that would be no faster at its rooflines is no rival.
     """
     seconds = _seconds(tasks)
     least = {p.task.key: p.roofline for p in tasks}
@@ -286,7 +286,7 @@ def settle_forms(tasks: Sequence[TaskProgress], contests: Sequence[FusionAlterna
 
 
 def lost_by_forms(forms: Iterable[FusionRow], served: Collection[str]) -> float:
-    """Return how many µs longer an inference takes as tasks are `served` than in the variants taken now."""
+    """Return how many µs longer an inference takes as tasks are `served` than with the best alternatives."""
     whole = 0.0
     for one in forms:
         taken, left = one.joined_us, one.apart_us

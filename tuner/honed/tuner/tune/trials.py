@@ -1,4 +1,4 @@
-"""Trials: candidates measured one by one, each noted in the records before it runs and judged after."""
+"""Trials: candidates measured one by one, each recorded before it runs and judged after it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from honed.tuner.records.verdict import Outcome, Verdict
 T = TypeVar("T")
 _STARTS = 3  # Times a measuring child is started for one candidate before the device is given up
 _REMEMBERED = 256  # Candidates; faults come to light within seconds
-_LEAST_YARDSTICKS = 5  # That a reference speed rests on
-# That the present speed rests on. Throttling lasts far longer than a candidate; one yardstick alone is off by
-# up to a factor of two now and then, when something else ran beside it.
+_LEAST_YARDSTICKS = 5  # Yardsticks needed for a reference speed
+# Yardsticks that determine the present speed. Throttling lasts far longer than a candidate; one yardstick
+# alone is off by up to a factor of two now and then, when something else ran beside it.
 _WINDOW = 5
 
 
@@ -32,17 +32,20 @@ class TrialResult:
     """The result of a candidate; times are at the device's reference speed."""
 
     verdict: Verdict
-    ran: bool  # False: it was refused before anything was given to the device
+    ran: bool  # False: it was refused before anything reached the device
 
     @property
     def seconds(self) -> float | None:
-        """Of a right one."""
+        """Seconds of one run at reference speed; None unless the candidate is right."""
         return self.verdict.timing.fair_s if self.verdict.timing else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A candidate of this run; a default schedule, which is not recorded, has 0 and None."""
+    """A candidate of this run.
+
+    `record` is 0 and `trace` None for a default schedule, which is not recorded.
+    """
 
     record: int
     task: str
@@ -50,35 +53,35 @@ class Tried:
 
 
 class Speed:
-    """How fast the device runs at the moment, by the yardsticks measured beside candidates; seconds.
+    """The device's present speed, by the yardsticks measured beside candidates; seconds.
 
-    Yardsticks at another clock than the latest's tell nothing of the present speed.
+    Yardsticks at another clock than the latest's are ignored.
     """
 
     def __init__(self, reference: float | None) -> None:
-        """Begin with the yardstick's time at the device's reference speed; None where it is not known yet."""
+        """Begin with the yardstick's seconds at the device's reference speed; None if unknown."""
         self.reference = reference
-        self._at: dict[int | None, deque[float]] = {}  # The latest, by clock in Hz; None: it is not known
-        self._latest: deque[float] = deque()  # Those at the latest's clock
+        self._at: dict[int | None, deque[float]] = {}  # The latest, by clock in Hz; None: unknown clock
+        self._latest: deque[float] = deque()  # Yardsticks at the latest clock
 
     @property
     def known(self) -> int:
-        """How many yardsticks `now` rests on."""
+        """Number of yardsticks that determine `now`."""
         return len(self._latest)
 
     @property
     def now(self) -> float | None:
-        """The yardstick of late; None before the first."""
+        """Seconds of the yardstick at present, a median; None before the first."""
         return median(self._latest) if self._latest else None
 
     @property
     def ratio(self) -> float:
-        """What times are to be divided by to have them at reference speed; above 1 the device is slowed."""
+        """The divisor that converts times to reference speed; above 1 the device is slowed."""
         now = self.now
         return 1.0 if now is None or self.reference is None else now / self.reference
 
     def note(self, yardstick: float, clock_hz: int | None = None) -> None:
-        """Take in the latest."""
+        """Add a yardstick's seconds, measured at `clock_hz`."""
         self._latest = self._at.setdefault(clock_hz, deque(maxlen=_WINDOW))
         self._latest.append(yardstick)
 
@@ -92,7 +95,7 @@ class Trials:
         records: kept.Records,
         setup: kept.MeasurementSetup,
     ) -> None:
-        """`measurer` makes one that calls what it is given before a candidate is judged."""
+        """Open the measurer: `measurer` builds one that calls its argument before a candidate is judged."""
         self.measurer = measurer(self._begin)
         self.records = records
         self.setup = setup
@@ -102,7 +105,7 @@ class Trials:
             str, tuple[str, SearchStrategy]
         ] = {}  # Traces and how they were found, by candidate id
         self._flight: dict[str, int] = {}  # Record ids by candidate id
-        self._known: dict[str, Tried] = {}  # By candidate id, the latest
+        self._known: dict[str, Tried] = {}  # Latest candidates by id
         self._late: list[tuple[str, FaultIncident]] = []
         self._banned: set[str] = set()  # Candidate ids
 
@@ -131,16 +134,16 @@ class Trials:
 
     @property
     def wants_yardsticks(self) -> bool:
-        """Whether more default schedules must be measured before the reference speed is known."""
+        """Return whether more default schedules must be measured before the reference speed is known."""
         return self.speed.reference is None and 0 < self.speed.known < _LEAST_YARDSTICKS
 
     @property
     def knows_speed(self) -> bool:
-        """Whether enough was measured to tell how fast the device is now beside its reference speed."""
+        """Return whether enough was measured to compare the present speed with the reference speed."""
         return self.speed.reference is not None and self.speed.known >= _LEAST_YARDSTICKS
 
     def settle_speed(self) -> None:
-        """Take the speed at which default schedules were measured for the reference, where there is none."""
+        """Make the speed at which default schedules were measured the reference, where there is none."""
         if self.speed.reference is None and self.speed.now is not None:
             self.speed.reference = self.records.keep_yardstick(self.setup, self.speed.now)
 
@@ -152,7 +155,7 @@ class Trials:
         self.measurer.build([candidate for candidate, trace in candidates if self._may_run(candidate, trace)])
 
     def prepare(self, candidate: Candidate, trace: str, way: SearchStrategy) -> None:
-        """Have a candidate built beside the one that is tried next, where the device allows that."""
+        """Have a candidate built beside the next one to be tried, where the device allows that."""
         if not self.measurer.ahead or not self._may_run(candidate, trace):
             return
         self._tried[candidate.id] = trace, way
@@ -163,7 +166,7 @@ class Trials:
 
     def _may_run(self, candidate: Candidate, trace: str) -> bool:
         assert self.workload is not None
-        if candidate.id in self._flight:  # Noted when it was built beside the one before
+        if candidate.id in self._flight:  # Recorded when it was built beside the one before
             return True
         return candidate.id not in self._banned and self.records.may_run(
             self.setup, self.workload.task, sha256(trace), sha256(candidate.source)
@@ -191,9 +194,9 @@ class Trials:
         return TrialResult(verdict=self._recorded(candidate.id, number, trace, verdict), ran=True)
 
     def withdraw(self) -> None:
-        """End a batch: take back what was prepared and never run, and forget what was built.
+        """End a batch: withdraw prepared candidates that never ran, and forget builds.
 
-        What ran without having been asked for is recorded, and no trial.
+        Unrequested runs are recorded but are no trials.
         """
         for name, verdict in self.measurer.forget().items():
             if name in self._flight:
@@ -213,9 +216,9 @@ class Trials:
         return verdict
 
     def condemned(self, *, settle: bool) -> list[tuple[Tried, str]]:
-        """Return candidates, now in quarantine, whose faults came after their verdicts, with reasons.
+        """Return candidates, now in quarantine, whose faults were logged after their verdicts, with reasons.
 
-        With `settle`, wait until a fault of what ran last must be in the kernel log.
+        With `settle`, wait until a fault of the last candidate must be in the kernel log.
         """
         if settle:
             self.measurer.settle()
@@ -233,14 +236,14 @@ class Trials:
         return found
 
     def _again(self, do: Callable[[], T]) -> T:
-        """Do what may have to start a measuring child, more than once where that child dies at its start."""
+        """Call `do`, again if a measuring child that it starts dies at its start."""
         for _ in range(_STARTS - 1):
             with suppress(DeviceError):
                 return do()
         return do()
 
     def _begin(self, candidate: Candidate) -> None:
-        """Note a candidate before it may touch the device."""
+        """Record a candidate before it may touch the device."""
         tried = self._tried.get(candidate.id)
         if tried is None or self.workload is None:
             return
@@ -278,7 +281,7 @@ class Trials:
         by the farm's own ratio, because the farm is the device.
         """
         if verdict.yardstick_s is not None:
-            # The clocks of a farm's boards are none of the farm's.
+            # A farm's boards have clocks that are not comparable with the farm's.
             self.speed.note(verdict.yardstick_s, verdict.clock_hz if verdict.host is None else None)
         if verdict.timing is None or self.speed.reference is None:
             return verdict

@@ -32,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLimits:
-    """What one evaluation may use; seconds are wall time over all inputs, and all evaluators tried."""
+    """The limits of one evaluation; seconds are wall time over all inputs, and all evaluators tried."""
 
     seconds: float = 120.0
     memory_bytes: int = 4 << 30
@@ -56,16 +56,16 @@ class LoadedEvaluator:
 
 
 class InputsRefused(Exception):
-    """The model can be run, but not on these inputs."""
+    """Raised when the model can be run, but not on these inputs."""
 
 
 def run(
     module: str, folder: Path, arguments: Sequence[str], limits: EvaluationLimits, deadline: float
 ) -> dict[str, Any]:
-    """Run a module as a child with `folder` for its files; what it answered.
+    """Run a module as a child with `folder` for its files; return its answer.
 
-    Where it did not: "failure" is why in a sentence and "kind" is "time", "memory" or "failed".
-    `deadline` is of time.monotonic().
+    On failure: "failure" is the reason in a sentence and "kind" is "time", "memory" or "failed". `deadline`
+    is of time.monotonic().
     """
     left = max(deadline - time.monotonic(), 0.0)
     threads = str(limits.threads)
@@ -94,7 +94,7 @@ def write(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: Sequ
 
 
 def fits(model: onnx.ModelProto) -> bool:
-    """Return whether a model can be written; of one beyond protobuf's 2 GiB not even the size is known."""
+    """Return whether a model can be written; beyond protobuf's 2 GiB not even its size can be computed."""
     try:
         return int(model.ByteSize()) <= MAX_MODEL
     except Exception as error:

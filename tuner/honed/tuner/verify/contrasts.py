@@ -1,9 +1,4 @@
-"""Inputs chosen to change outputs that ordinary inputs leave as they are.
-
-Each set differs from the others in a way that an output may depend on: rows, columns or whole inputs at the
-ends of their ranges, and floats of other magnitudes and signs. What none of them changes is constant by
-nature: the length of a list, a map that padding moved out of view, the largest of no values.
-"""
+"""Chooses inputs that change outputs which ordinary inputs leave as they are."""
 
 from __future__ import annotations
 
@@ -18,9 +13,9 @@ from .inputs import Inputs
 from .ranges import Range
 
 _SMALL, _LARGE = 1e-3, 1e3  # Times the ordinary magnitude; squares of the large fit float32 by far
-_FIRST = 1000  # The first generated set that is taken; those before are ordinary probes
-_COUNT = 8  # The end of integers that nothing bounds, as of those that are generated
-# What an element becomes, by the style of its set and its row or column: low, high, or as it was drawn.
+_FIRST = 1000  # The first generated set in use; those before are ordinary probes
+_COUNT = 8  # The end of unbounded integers, as for generated ones
+# Kinds of elements, by the style of the set and the row or column: low, high, or as drawn.
 _LOW, _HIGH, _DRAWN = range(3)
 
 
@@ -38,7 +33,7 @@ def _all(kind: int) -> Callable[[tuple[int, ...]], np.ndarray]:
     return lambda shape: np.full((), kind)
 
 
-# By style: which elements lie at which end of a range, and what floats without a range are multiplied by.
+# Styles: the kind of each element, and the factors of each kind for floats without a range.
 _STYLES: tuple[tuple[Callable[[tuple[int, ...]], np.ndarray], tuple[float, float, float]], ...] = (
     (_along(0), (_SMALL, _LARGE, 1.0)),
     (_along(-1), (-_LARGE, _SMALL, 1.0)),

@@ -1,4 +1,7 @@
-"""Proof part by part, for models with steps: operators whose result jumps when their input moves a little."""
+"""Verifies models with steps part by part.
+
+A step is an operator whose result jumps on tiny changes of input.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from .evaluator import Reference, ReferenceFailure, at_level, evaluate
 from .graphs import MOVING, SourceGraph, info
 from .tolerance import compared, work
 
-# A function into [-1, 1] that an output comes from is a step, too: it hides what it is given where that is
-# large, so that 1e-7 in place of 2e-7 says nothing of the model, and what it was given does.
+# A function into [-1, 1] before an output counts as a step, too: it hides large inputs, so that 1e-7 in place
+# of 2e-7 says nothing about the model, while its input does.
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -31,25 +34,26 @@ _QUANTISING = {
     "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMatMul", "QLinearMul", "QLinearSigmoid",
     "QLinearSoftmax", "QuantizeLinear",
 }  # fmt: skip
-# Operators that round what they compute inside, step by step, where nothing can be opened.
+# Operators that round internally, step by step, and that cannot be opened.
 _ROUNDING_INSIDE = {"DynamicQuantizeLSTM"}
 _CHOOSING = {
     "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN",
     "Less", "LessOrEqual", "Mod", "Round", "Sign", "TopK",
 }  # fmt: skip
 BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # Functions into [-1, 1]
-_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}  # Hide what they are given beyond a bound
-# What may give one value for many others, so that it says little of what it is given.
+# Operators that hide their inputs beyond a bound
+_CLIPPING = {"Clip", "HardSigmoid", "Relu", "ThresholdedRelu"}
+# Operators that may map many values to one, so that their results say little about their inputs.
 HIDING = {
     *_QUANTISING, *_CHOOSING, *BOUNDED, *_CLIPPING, "And", "DequantizeLinear", "Not", "Or", "Where", "Xor",
 }  # fmt: skip
 
-MOST_BYTES = 1 << 29  # Of values at the steps, for one probe
+MOST_BYTES = 1 << 29  # Largest total size of the values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiecewiseModel:
-    """A model whose steps stand apart: `model` reads what `feeds` gives, besides its own inputs.
+    """A model separated at its steps: `model` reads the values of `feeds` besides its own inputs.
 
     `before` are the values that steps read and other nodes make, `after` those that steps make; both as the
     original names them. In `model` a step reads `given[x]` in place of x and makes `made[q]` in place of q.
@@ -61,15 +65,15 @@ class PiecewiseModel:
     after: tuple[str, ...]
     given: Mapping[str, str]
     made: Mapping[str, str]
-    quantising: frozenset[str]  # Those of `after` that may be off by one
-    quanta: Mapping[str, float]  # Of those of `before` that constant scales round
+    quantising: frozenset[str]  # The values in `after` that may be off by one
+    quanta: Mapping[str, float]  # Quanta of the values in `before` that constant scales round
     bounded: frozenset[str]
     inside: frozenset[str]  # The outputs of `model` that operators make which round inside
     steps: int
 
     @property
     def only_quantises(self) -> bool:
-        """Whether all steps quantise."""
+        """Return whether all steps quantise."""
         return self.quantising.issuperset(self.after)
 
     def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
@@ -83,13 +87,16 @@ class PiecewiseModel:
 
 Opened = tuple[
     PiecewiseModel, Sequence[Arrays]
-]  # With what the reference gives for sets of inputs, also there
+]  # A model and the reference's values for sets of inputs, including those at the steps
 
 
 def quantising(model: onnx.ModelProto) -> PiecewiseModel | None:
-    """Open a model with static shapes whose steps all quantise; None where it is none, or they are large."""
+    """Open a model with static shapes whose steps all quantise.
+
+    None where some do not, or values are large.
+    """
     if not any(node.op_type in _QUANTISING for node in graphs.inlined(model).graph.node):
-        return None  # Far quicker than opening it
+        return None  # Opening the model takes far longer than this test
     apart = opened(model)
     return apart if apart is not None and apart.only_quantises and _small(apart) else None
 
@@ -139,7 +146,7 @@ def _apart(
     given: Mapping[str, str],
     made: Mapping[str, str],
 ) -> onnx.ModelProto:
-    """Return the model with its steps, by number, cut off from it by other names of their values.
+    """Return the model with the given steps disconnected, by renaming their values.
 
     A step reads `given[x]` in place of x and makes `made[q]` in place of q.
     """
@@ -162,9 +169,9 @@ def _apart(
 
 
 def moving(model: onnx.ModelProto, apart: PiecewiseModel, sizes: Mapping[str, float]) -> onnx.ModelProto:
-    """Return the model with noise added to what its steps read.
+    """Return the model with noise added to the inputs of its steps.
 
-    `sizes` says by value how large the noise is at most. Each run of the model adds other noise.
+    `sizes` gives the largest noise by value. Each run of the model adds other noise.
     """
     model = graphs.inlined(model)
     taken = set(apart.given.values()) | set(apart.made.values())
@@ -208,7 +215,7 @@ def exposing(model: onnx.ModelProto, apart: PiecewiseModel) -> onnx.ModelProto:
 
 
 def opened_with(model: onnx.ModelProto, inputs: Sequence[Arrays], limits: EvaluationLimits) -> Opened | None:
-    """Return a model opened at its steps, and what the reference gives, with the values there.
+    """Return a model opened at its steps, and the reference's values, also at the steps.
 
     Returns None where the model has no steps, or their values cannot be computed.
     """
@@ -243,7 +250,7 @@ def _is_step(
 
 
 def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
-    """Return the values that only go to outputs, moved or cast, each with the names of these outputs."""
+    """Return the values that only lead to outputs, moved or cast, each with the names of these outputs."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
         for name in {name for inner in graphs.within(node) for name in inner.input if name}:
@@ -287,7 +294,7 @@ def _unused(name: str, taken: set[str]) -> str:
 # selects in another order: an output that comes out in that order along one axis, however it was computed
 # from the selection, is compared as a set of rows (`honed.runtime.execution.verification`).
 
-_MOST_SELECTIONS = 8  # Selections that are looked at
+_MOST_SELECTIONS = 8  # Selections examined
 
 
 def selections(
@@ -369,37 +376,39 @@ def _reordered(
     return made
 
 
-# A value next to a rounding boundary falls to either side by the last bit of a sum, and what it then takes
-# is a whole quantum, or another branch: two right computations of a quantised network differ by tenths of
-# its range. So the model is opened at its steps. Each step is given the reference's own values, and so is
-# what reads its results; everything between the steps must agree as in any model, or to a hundredth of the
-# quantum that it is rounded to, and steps give the same, but that a quantising one may be off by one
-# quantum for one element in a hundred. How far the whole may then be off is read off the reference: its
-# values before the steps are moved by as much as the parts were found to differ, and it is run with its own
-# optimisations, which round elsewhere. Twice the largest change is allowed.
+# A value next to a rounding boundary falls to either side by the last bit of a sum, which changes the result
+# by a whole quantum, or selects another branch: two right computations of a quantised network differ by
+# tenths of its range. So the model is opened at its steps. Each step reads the reference's own values, and so
+# do the readers of its results; everything between the steps must agree as in any model, or to a hundredth of
+# the quantum that it is rounded to. Steps must give equal results, except that a quantising one may be off by
+# one quantum for one element in a hundred. The reference gives the tolerance of the whole: its values before
+# the steps are moved by the measured differences of the parts, and it is run with its own optimisations,
+# which round differently. Twice the largest change is allowed.
 
 Run = Callable[[onnx.ModelProto, Iterable[Arrays]], Iterable[Arrays]]
 
-_OFF_BY_ONE = 0.01  # Of a quantising step's elements, or one of them
-OF_A_QUANTUM = 0.01  # That what is rounded may be off: a sigmoid of -12 errs by more of its range
-# Functions into [-1, 1] are computed to so much of 1, not of a small result. It is four steps of the least
-# that fp16 can tell from 0.
+# Share of a quantising step's elements that may be off by one quantum; one element always may
+_OFF_BY_ONE = 0.01
+# Allowed error of a value to be rounded, in quanta: a sigmoid of -12 errs by more of its range
+OF_A_QUANTUM = 0.01
+# Functions into [-1, 1] are computed to this share of 1, not of a small result: four steps of the least
+# number that fp16 can tell from 0.
 _OF_ONE = 2.0**-22
-_INSIDE = 0.05  # Of its range, that an operator that rounds inside may be off
-_QUANTA = 255  # Of the range of what such an operator rounds
-_MOST = 0.25  # Of an output's range; whose reference moves by more is not determined by its inputs
+_INSIDE = 0.05  # Allowed error of an operator that rounds inside, as a share of its range
+_QUANTA = 255  # Quanta in the range that such an operator rounds
+_MOST = 0.25  # Share of an output's range; inputs do not determine an output whose reference moves by more
 _MOVES = 3  # Times that the reference's values are moved, for each probe
-_LEAST = 2.0**-22  # That they are moved by, as a share of the largest: a few roundings of float32
+_LEAST = 2.0**-22  # Least move as a share of the largest value: a few roundings of float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiecewiseVerification:
-    """What the proof part by part found.
+    """The result of a verification part by part.
 
-    `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then how far
-    each output of the whole may be off, and `note` tells the user so. `blamed` are a model and inputs on
-    which the node to blame can be looked for. `selections` are the outputs to compare as sets of rows.
-    `undetermined` is part of a sentence: which output rounding alone moves, each time, by more than may be
+    `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then the
+    allowed error of each output of the whole, and `note` says so to the user. `blamed` are a model and inputs
+    on which the faulty node can be searched for. `selections` are the outputs to compare as sets of rows.
+    `undetermined` is part of a sentence: which output moves by rounding alone, each time, by more than may be
     allowed; "" where there is none.
     """
 
@@ -421,12 +430,12 @@ def judge(
     limits: EvaluationLimits = DEFAULT_LIMITS,
     known: Opened | None = None,
 ) -> PiecewiseVerification | None:
-    """Prove a model with static shapes part by part; None where it has no steps, or they cannot be looked at.
+    """Verify a model with static shapes part by part; None where it has no steps, or they cannot be opened.
 
-    `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and gives its outputs for each,
-    by name, one set after the other: the first that is wrong ends it. `precision` is that of the arithmetic,
-    `tolerance` what the whole may be off by where it has no steps, both as in the module `tolerance`. `known`
-    is what `opened_with` gives for the model and inputs, where it is known already.
+    `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and returns its outputs for
+    each, by name, one set after the other, and stops at the first that is wrong. `precision` is that of the
+    arithmetic, `tolerance` the allowed error of the whole if it had no steps, both as in the module
+    `tolerance`. `known` is the result of `opened_with` for the model and inputs, if available.
     """
     found = known or opened_with(model, inputs, limits)
     if found is None:
@@ -477,10 +486,10 @@ def judge(
 def allowance(
     model: onnx.ModelProto, inputs: Sequence[Arrays], tolerance: Sequence[float], limits: EvaluationLimits
 ) -> tuple[float, ...]:
-    """Return how far each output of a model with static shapes may be off, from the reference alone.
+    """Return the allowed error of each output of a model with static shapes, from the reference alone.
 
-    That is its `tolerance`, or where the model has steps as much as the reference moves when it rounds
-    otherwise before them.
+    That is its `tolerance`, or where the model has steps, as much as the reference moves when it rounds
+    differently before them.
     """
     found = opened_with(model, inputs, limits)
     if found is None:
@@ -502,7 +511,7 @@ def _allowed(
 
 
 class _Parts:
-    """Compares what an opened model gave with the reference's values."""
+    """A comparison of an opened model's outputs with the reference's values."""
 
     def __init__(self, apart: PiecewiseModel, precision: str, limits: EvaluationLimits) -> None:
         self._original = {made: name for name, made in apart.made.items()}
@@ -513,7 +522,7 @@ class _Parts:
         self._work = work(apart.model, graphs.infer(apart.model))
 
     def compared_all(self, given: Arrays, reference: Arrays, found: Arrays) -> Iterator[Difference]:
-        """Yield the difference of each output of one run from the reference on what it was given."""
+        """Yield the difference of each output of one run from the reference on the same inputs."""
         for name in found:
             difference = self.compared(name, reference, found)
             if not difference.right and name in self._apart.inside:
@@ -569,7 +578,7 @@ class _Parts:
         return absolute / _largest([expected]) if absolute else 0.0
 
 
-_Pairs = Sequence[tuple[Arrays, Arrays]]  # Outputs of the reference, and those when it rounds otherwise
+_Pairs = Sequence[tuple[Arrays, Arrays]]  # Outputs of the reference, and those when it rounds differently
 
 
 def _shifted(
@@ -580,7 +589,7 @@ def _shifted(
     errors: Mapping[str, float],
     limits: EvaluationLimits,
 ) -> _Pairs:
-    """Return what the reference gives where its values before the steps are moved, beside what it gave."""
+    """Return the reference's outputs with its values before the steps moved, beside the original ones."""
     sizes = {
         name: max(errors.get(name, 0.0), _LEAST) * _largest([values[name] for values in reference])
         for name in apart.before
@@ -596,7 +605,7 @@ def _shifted(
 def _changes(
     pairs: _Pairs, chosen: Sequence[Selection], tolerance: Sequence[float]
 ) -> dict[str, list[float]]:
-    """Return by output how far each pair is apart, as shares of its range."""
+    """Return the distance of each pair by output, as shares of its range."""
     found: dict[str, list[float]] = {}
     for calm, other in pairs:
         names = list(other)

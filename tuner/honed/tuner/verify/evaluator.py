@@ -1,15 +1,14 @@
-"""Evaluates the original model with something that shares nothing with TVM or the frontend.
+"""Evaluates the original model with an evaluator that shares no code with TVM or the frontend.
 
-ONNX Runtime where it is installed and can run the model, else ONNX's reference evaluator; each in a child
-process of its own, bounded in time and memory, because the model is untrusted. What goes wrong is a value.
+It is ONNX Runtime where that is installed and can run the model, else ONNX's reference evaluator; each runs
+in a child process, with limits of time and memory, because the model is untrusted. Errors are return values.
 
 The child is `python -m honed.tuner.verify.evaluator FOLDER EVALUATOR ...`. It reads `model.onnx` and
 `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then answers
 `{"evaluator": "name version", "seconds": SECONDS}`, those of the shortest run, or
 `{"failure": "one sentence", "kind": KIND}` where KIND is "failed" (try another evaluator), "inputs" (it runs
-the model, but not on these inputs) or "memory". ONNX Runtime runs the graph as it stands, or optimised as far
-as the evaluator's name says (`at_level`); with `--write` it leaves the graph that it made of the model in
-`OPTIMISED`.
+the model, but not on these inputs) or "memory". ONNX Runtime runs the graph unchanged, or optimised to the
+level in the evaluator's name (`at_level`); with `--write` it writes its graph of the model to `OPTIMISED`.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from honed.runtime.engines import LEVELS, LOWEST, said, session_options
 from . import confined
 from .confined import DEFAULT_LIMITS, EvaluationLimits, LoadedEvaluator
 
-if TYPE_CHECKING:  # A child that runs ONNX Runtime does without, and starts in half the time
+if TYPE_CHECKING:  # A child that runs ONNX Runtime does not need it, and starts in half the time without it
     import onnx
 
-EVALUATORS = ("onnxruntime", "reference")  # In the order in which they are tried
+EVALUATORS = ("onnxruntime", "reference")  # Evaluators in the order of trial
 OPTIMISED = "optimised.onnx"
 
 
@@ -46,19 +45,19 @@ def at_level(level: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What the reference gave: for every set of inputs, the outputs by name, in the model's order."""
+    """The results of the reference: for every set of inputs, the outputs by name, in the model's order."""
 
     outputs: tuple[dict[str, np.ndarray], ...]
     evaluator: str  # Name and version, "onnxruntime 1.20.0"
-    note: str | None  # Why the first choice of evaluator was not used, one sentence
-    seconds: float  # Of the shortest run
+    note: str | None  # Reason why the first evaluator was not used, one sentence
+    seconds: float  # Time of the shortest run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceFailure:
-    """No evaluator could evaluate the model within its limits; `reason` is one sentence.
+    """The failure of all evaluators within their limits; `reason` is one sentence.
 
-    `inputs`: the last that was tried runs the model, but not on these inputs.
+    `inputs`: the last evaluator tried runs the model, but not on these inputs.
     """
 
     reason: str
@@ -81,10 +80,10 @@ def evaluate(
 ) -> Reference | ReferenceFailure:
     """Run the model, with static shapes and all its tensors inside, on every set of inputs.
 
-    `more` are sets of inputs after the others, of whose outputs the `first` alone are returned.
-    `evaluators` are tried in order ("onnxruntime", "reference"); one that runs out of time or memory ends
-    the evaluation, one that fails otherwise hands over to the next. Raises InvalidArgument where the
-    inputs or shapes of the model are not such as honed carries.
+    `more` are sets of inputs after the others, of whose outputs only the `first` are returned. `evaluators`
+    are tried in order ("onnxruntime", "reference"); one that runs out of time or memory ends the evaluation,
+    after other failures the next is tried. Raises InvalidArgument where honed does not support the inputs or
+    shapes of the model.
     """
     from . import graphs
 
@@ -131,7 +130,7 @@ def _read(folder: Path, sets: Sequence[Sequence[str]]) -> tuple[dict[str, np.nda
 
 
 class _Failed(Exception):
-    """The evaluation failed; the text is what follows "because"."""
+    """Raised when the evaluation failed; the text is what follows "because"."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -143,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0)
     args = parser.parse_args(argv)
     written = args.folder / OPTIMISED if args.write else None
-    keep_freed(32 << 20)  # Without an arena ONNX Runtime frees what each node made
+    keep_freed(32 << 20)  # Without an arena ONNX Runtime frees the values of each node
     return confined.answer(
         lambda: _evaluate(args, written),
         _one_line,

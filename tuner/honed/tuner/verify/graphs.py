@@ -1,4 +1,4 @@
-"""What those who evaluate an ONNX model as it was given ask of it: inputs, nodes in order, constants, shapes.
+"""Reads facts from an ONNX model in its original form: inputs, nodes in order, constants, shapes.
 
 ONNX's inference follows shapes that the graph computes (Shape, Gather, Concat, Reshape) in the newest
 operator sets only. So those small computations are done here, and inference is asked again, until nothing is
@@ -35,7 +35,7 @@ MOVING: dict[str, tuple[int, ...] | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedValue:
-    """A value whose type and shape are known: NumPy's name of the type, and static sizes."""
+    """A value with known type and shape: NumPy's name of the type, and static sizes."""
 
     name: str
     dtype: str
@@ -74,7 +74,7 @@ def bind_shapes(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def exact(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without leave for ONNX Runtime to quantise what products read (`accuracy_level`).
+    """Return the model without permission for ONNX Runtime to quantise products' operands (`accuracy_level`).
 
     The compiler takes no such leave: products are as exact as their types. Returns the model itself where it
     gives none.
@@ -105,7 +105,7 @@ def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
 
 
 def given(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the names of the inputs a caller must give, of whatever types and shapes, in order."""
+    """Return the names of the inputs a caller must provide, of any type and shape, in order."""
     fixed = {t.name for t in model.graph.initializer}
     return tuple(v.name for v in model.graph.input if v.name not in fixed)
 
@@ -146,7 +146,7 @@ def remade(
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
 ) -> onnx.ModelProto:
-    """Return a model of other nodes, with what these need of its constants."""
+    """Return a model of other nodes, with the constants that they need."""
     read = {value.name for value in outputs}.union(*map(reads, nodes))
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     graph = helper.make_graph(
@@ -249,7 +249,7 @@ def of_tensor(tensor: onnx.TensorProto) -> TypedValue | None:
 
 
 _ROUNDS = 16
-_MOST_FLOATS = 64  # That shapes are computed with: scales of a Resize, not weights
+_MOST_FLOATS = 64  # Floats that shapes may be computed with: scales of a Resize, not weights
 # Operators that shapes are computed with; none makes more elements than it is given.
 _FOLDED = {
     "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
@@ -308,7 +308,7 @@ def _fold(
     node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
     """Return the value of one node; None where it decides no shapes, or cannot be computed."""
-    from onnx.reference import ReferenceEvaluator  # Takes long to import, and children need none of it
+    from onnx.reference import ReferenceEvaluator  # Slow to import, and children do not need it
 
     values = {name: value for name, value in given.items() if value is not None}
     if not all(map(_decides_shapes, values.values())):
@@ -345,7 +345,7 @@ def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) ->
 
 
 class SourceGraph:
-    """A model as it was given, without functions of its own, and what is computed of it, once."""
+    """A model as given, without functions of its own, and facts about it, each computed once."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = inlined(model)

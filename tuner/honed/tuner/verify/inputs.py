@@ -1,4 +1,4 @@
-"""Fresh inputs of a model, seeded and of several distributions, in the ranges that its nodes allow."""
+"""Generates inputs of a model, seeded and of several distributions, in the ranges that its nodes allow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from . import graphs
 from .graphs import SourceGraph, TypedValue
 from .ranges import Range, of_inputs
 
-_WHOLE = 8  # Bound of integers that nothing else bounds, so that sums and products do not overflow
+_WHOLE = 8  # Bound of integers without another bound, so that sums and products do not overflow
 _AWAY = 0.125  # Least distance from zero where zero is not allowed
-_MET = 0.25  # The share of integers that equal what they are compared with
+_MET = 0.25  # The share of integers that equal a value they are compared with
 _AT_ENDS = 0.75  # The share of lengths that are the least or the next, in sets that have these
 _LEAST = 2  # `shrink` of the smallest ranges
 
@@ -38,7 +38,7 @@ class Inputs:
         preconditions: Sequence[Precondition] = (),
     ) -> None:
         self.values = graphs.inputs(model)
-        self.own = of_inputs(SourceGraph(model))  # By the model's nodes alone
+        self.own = of_inputs(SourceGraph(model))  # Ranges by the model's nodes alone
         more = of_inputs(SourceGraph(whole), shaping=True) if whole is not None else {}
         self.ranges = {name: more.get(name, each).meet(each) for name, each in self.own.items()}
         for bound in preconditions:
@@ -53,10 +53,10 @@ class Inputs:
         Set 0 is normally distributed, set 1 uniform and not negative, set 2 normal with half the elements
         zero, and so on in turn. Integers are drawn within the range their consumers allow, with negative
         indices in every third set only; booleans and masks are mixed. Equal models, counts and seeds give
-        equal arrays. With `shrink` 1 what no node bounds is a quarter as large, with 2 it lies in 0..1, for
-        models that refuse or saturate at more, and a single integer that nodes compare is what they compare
-        it with: a setting, of which a model may know no other value. Raises ModelRefused where no input can
-        be made.
+        equal arrays. With `shrink` 1 ranges that no node bounds are a quarter as large, with 2 they are 0..1,
+        for models that refuse or saturate at more, and a single integer that nodes compare has the value it
+        is compared with: it is a setting, and the model may accept no other value. Raises ModelRefused where
+        no input can be made.
         """
         sets = range(first, first + count)
         return [{v.name: _draw(v, self.ranges[v.name], i, seed, shrink) for v in self.values} for i in sets]
@@ -96,7 +96,7 @@ def _draw(value: TypedValue, allowed: Range, index: int, seed: int, shrink: int 
 def _with_hidden(rng: np.random.Generator, mask: np.ndarray, hidden: float, style: int) -> np.ndarray:
     """Return a mask of attention that hides a quarter of the keys, and all of them in one row.
 
-    It is as it was in every third set (`style` 1), and where it has one row in another (0).
+    Return `mask` unchanged in every third set (`style` 1), and where it has one row in another (0).
     """
     rows = math.prod(mask.shape[:-1])
     if style == 1 or not mask.size or not mask.ndim or (rows == 1 and style == 0):
@@ -115,7 +115,7 @@ def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def _marks(rng: np.random.Generator, shape: tuple[int, ...], style: int, leading: int) -> np.ndarray:
     """Return a mask: all ones in every third set (`style` 1), else zeros among ones, a one in each row.
 
-    With `leading` ones at least the zeros are behind the ones.
+    With `leading` ones at least, the zeros follow the ones.
     """
     if style == 1 or not shape:
         return np.ones(shape)
@@ -156,14 +156,14 @@ def _integers(
     compared = [each for each in allowed.compared if ends[0] <= each <= ends[1] and each == round(each)]
     if compared and shrink == _LEAST and math.prod(value.shape) == 1:
         return rng.choice(compared, value.shape)
-    whole = 255 if info.bits == 8 else _WHOLE  # Bytes are images and quantised values: all of them
+    whole = 255 if info.bits == 8 else _WHOLE  # Bytes are images and quantised values and use the full range
     if shrink:
         whole = 1 if shrink == _LEAST else whole // 4
         allowed = allowed.meet(Range(low=0 if shrink == _LEAST else -whole, high=whole))
     low = math.ceil(max(info.min, -whole if math.isinf(allowed.low) else allowed.low))
     high = math.floor(min(info.max, whole if math.isinf(allowed.high) else allowed.high))
     if style != 2 and high >= 0:
-        low = max(low, 0) if math.isfinite(allowed.low) or style == 1 else low  # Indices from the front
+        low = max(low, 0) if math.isfinite(allowed.low) or style == 1 else low  # Indices count from the front
     if high < low:
         if math.prod(value.shape) == 0:
             return np.zeros(value.shape, np.int64)
@@ -179,7 +179,7 @@ def _integers(
 
 
 def _lengths(rng: np.random.Generator, drawn: np.ndarray, low: int, high: int, style: int) -> np.ndarray:
-    """Return lengths: the most in every third set (`style` 1), the least and others in another (2)."""
+    """Return lengths: the greatest in every third set (`style` 1), the least and others in another (2)."""
     if style == 1:
         return np.full_like(drawn, high)
     few = rng.choice([low, min(low + 1, high)], drawn.shape)

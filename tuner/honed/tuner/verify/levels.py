@@ -1,10 +1,10 @@
-"""How far ONNX Runtime may optimise a model: to the highest level that gives its own unoptimised answers.
+"""Finds the highest level to which ONNX Runtime may optimise a model with equal answers.
 
 Optimisations have faults of their own: ONNX Runtime 1.31 pads a MaxPool with minus infinity where the file
-pads with zeros before it. So the graph is run as the CPU engine runs it, on the probes that a compiled form
-of it would have to answer, and is compared with the reference within the same tolerance. Where the highest
-level differs the next lower one is tried. The node to blame is looked for in the graph that ONNX Runtime
-made of the model: the first of its values that differs from the value of that name in the model.
+first pads with zeros. So the graph is run as the CPU engine runs it, on the probes of a compiled form, and is
+compared with the reference within the same tolerance. Where the highest level differs, the next lower one is
+tried. The faulty node is the first one in ONNX Runtime's graph whose value differs from the value of that
+name in the model.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .probes import ReferenceProbes
 from .tolerance import for_output
 
 _PROBES = 3
-_SIZES = (64, 256, 1, 16000)  # Tried for what a file leaves open, but for a first dimension, which is 1
-_MOST_TRIED = 3  # Numbers of rows, and the elements that inputs of them may have
+_SIZES = (64, 256, 1, 16000)  # Sizes tried for dynamic dimensions, except for the first, which is 1
+_MOST_TRIED = 3  # Numbers of rows tried, and the greatest number of elements of such inputs
 _MOST_ELEMENTS = 1 << 20
-_MOST_SHOWN = 4  # Operators that a fused node is said to stand for
+_MOST_SHOWN = 4  # Operators listed for a fused node
 _SEED = 0
 Arrays = Mapping[str, np.ndarray]
 Form = tuple[onnx.ModelProto, str]  # A model that answers in place of another, and its precision
@@ -52,7 +52,7 @@ def of_file(
 
 
 class _Unknown(Exception):
-    """The check cannot be done; the text is what follows "because"."""
+    """Raised when the check cannot be done; the text is what follows "because"."""
 
 
 def highest(
@@ -64,9 +64,8 @@ def highest(
     """Return the highest level at which ONNX Runtime answers as it does without optimisation.
 
     The answers are compared on generated inputs; where they cannot be, the level is the lowest. `model` is
-    what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` close sizes that it
-    leaves open, others are made up. `limits` are for each evaluation. Answers are those of `form` if that is
-    given.
+    what the CPU engine gives to ONNX Runtime, with all of its data inside; `shapes` set dynamic sizes, others
+    are made up. `limits` are for each evaluation. Answers are those of `form` if that is present.
     """
     begun = time.monotonic()
     try:
@@ -82,7 +81,7 @@ def highest(
 def _compared(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: EvaluationLimits, form: Form
 ) -> tuple[str, float, str]:
-    """Return the level, the largest error at the highest one, and what differs, "" where nothing does."""
+    """Return the level, the largest error at the highest one, and the difference, "" where there is none."""
     bound, expected = _probes(model, shapes, limits, form[1])
     inputs = expected.inputs
     if (more := _batched(model, bound, limits, form[1])) is not None:
@@ -146,10 +145,10 @@ def _probes(
 def _batched(
     model: onnx.ModelProto, bound: onnx.ModelProto, limits: EvaluationLimits, precision: str
 ) -> ReferenceProbes | None:
-    """Return one probe of more rows than 1, where the file leaves their number open and takes some.
+    """Return one probe of more rows than 1, where the file leaves their number dynamic and accepts some.
 
-    As many rows as another size is, if possible: what is done along the wrong axis shows there, or runs only
-    there.
+    The number of rows equals another size if possible: that reveals work along the wrong axis, or lets it run
+    at all.
     """
     wanted = {
         value.name: value.type.tensor_type.shape.dim
@@ -206,7 +205,7 @@ def _precision(model: onnx.ModelProto) -> str:
 
 
 def _objection(expected: ReferenceProbes, found: Sequence[Arrays] | str) -> tuple[str, float]:
-    """Return what differs most and the largest error.
+    """Return the largest difference in words, and the largest error.
 
     The text is "" where no output is off by more than its tolerance.
     """
@@ -228,7 +227,7 @@ def _objection(expected: ReferenceProbes, found: Sequence[Arrays] | str) -> tupl
 def _by_its_steps(
     bound: onnx.ModelProto, expected: ReferenceProbes, count: int, limits: EvaluationLimits
 ) -> ReferenceProbes:
-    """Return what is expected, compared as a model with steps is: near-equal scores may change places.
+    """Return the probes, compared as a model with steps is: near-equal scores may change places.
 
     The first `count` inputs are of the shapes of `bound`.
     """
@@ -269,13 +268,13 @@ class _Runs:
         if MISLED in result["failure"] and forget_names(self.model):
             self.__post_init__()
             return self.at(level, *more)
-        if result["kind"] not in ("failed", "inputs"):  # Inputs that it takes without optimisation
+        if result["kind"] not in ("failed", "inputs"):  # The unoptimised model accepts these inputs
             raise _Unknown(result["failure"])
         return str(result["failure"])
 
 
 def _blamed(runs: _Runs, level: str, given: Arrays) -> str:
-    """Return which node of the graph that ONNX Runtime makes at `level` differs first; "" for none found."""
+    """Return a sentence on the first node that differs in ONNX Runtime's graph at `level`; "" if none."""
     try:
         runs.at(level, "--write")
         made = onnx.load(runs.folder / OPTIMISED)
@@ -314,7 +313,7 @@ def _differs(plain: np.ndarray, made: np.ndarray) -> bool:
     try:
         return not compare(plain, made, for_output(plain.dtype.name, "fp32", depth=64)).right
     except InvalidArgument:
-        return False  # Laid out otherwise
+        return False  # The value is laid out differently
 
 
 def _values(graph: onnx.GraphProto) -> list[str]:

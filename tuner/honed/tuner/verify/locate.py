@@ -26,9 +26,9 @@ Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """What the search found; `str()` is one sentence for the user.
+    """The result of the search; `str()` is one sentence for the user.
 
-    `node` and `op` are None where no single node could be blamed; `value` and `error` are then those of the
+    `node` and `op` are None where no single node is at fault; `value` and `error` are then those of the
     earliest value that is known to differ, None where none did.
     """
 
@@ -37,7 +37,7 @@ class Located:
     value: str | None
     error: float | None  # Largest |difference| over largest |reference value|
     sentence: str
-    variants: int  # Compiled and run on the way
+    variants: int  # Variants compiled and run during the search
 
     def __str__(self) -> str:
         return self.sentence
@@ -54,21 +54,21 @@ def first_difference(
 ) -> Located:
     """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
 
-    `run(variant, inputs)` compiles and runs a model and gives its outputs by name; what it raises as
-    HonedError ends the search with what is known by then. `precision` is that of the arithmetic, as in
-    `tolerance`. `batch` values are looked at per variant, and no new variant is begun after `seconds`.
-    Values that cannot be looked at (those inside subgraphs, or of unknown shape) are passed over.
+    `run(variant, inputs)` compiles and runs a model and returns its outputs by name; a HonedError that it
+    raises ends the search with the results so far. `precision` is that of the arithmetic, as in `tolerance`.
+    `batch` values are compared per variant, and no new variant is begun after `seconds`. Values that cannot
+    be compared (those inside subgraphs, or of unknown shape) are skipped.
     """
     search = _Search(graphs.inlined(model), inputs, run, precision)
     return search.first(batch, time.monotonic() + seconds)
 
 
 class _Unanswered(Exception):
-    """A variant could not be run or evaluated; the text is a clause that says so."""
+    """Raised when a variant could not be run or evaluated; the text is a clause that says so."""
 
 
 class _Search:
-    """The state of one search: what is known of which value."""
+    """The state of one search: the values known to agree and to differ."""
 
     def __init__(
         self, model: onnx.ModelProto, inputs: Mapping[str, np.ndarray], run: Run, precision: str
@@ -103,7 +103,7 @@ class _Search:
         return self._found(worst)
 
     def _look(self, names: Sequence[str]) -> list[Difference]:
-        """Make `names` the outputs, run, and note what agrees; returns what differs."""
+        """Make `names` the outputs, run, and record those that agree; return the differences."""
         names = list(dict.fromkeys(names))
         nodes = [self.model.graph.node[i] for i in sorted(self._back(names))]
         outputs = [self._info(name) for name in names]
@@ -133,17 +133,17 @@ class _Search:
         return min(wrong, key=lambda d: self.maker.get(d.output, -1))
 
     def _behind(self, name: str) -> list[str]:
-        """Return the values that can be compared and may be why `name` differs, in topological order."""
+        """Return the values that can be compared and may cause the error of `name`, in topological order."""
         nodes = self._back([name], self.agrees) - {self.maker.get(name, -1)}
         outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
         return [o for o in outputs if o in self.known and o not in self.agrees]
 
     def _pick(self, name: str, behind: Sequence[str], count: int) -> list[str]:
-        """Return which of the values behind `name` to compare next.
+        """Return which of the values in `behind`, from which `name` is computed, to compare next.
 
-        These are the values that its node reads, which prove it right or wrong; a spread over the values from
-        which no agreeing value was made, where the fault is more likely; and a spread over all, because the
-        fault may be elsewhere.
+        These are the inputs of its node, which prove it right or wrong; a spread over the values on which no
+        agreeing value depends, where the fault is more likely; and a spread over all, because the fault may
+        be elsewhere.
         """
         vouched = self._back(self.agrees)
         suspects = [o for o in behind if self.maker[o] not in vouched]

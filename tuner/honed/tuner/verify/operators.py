@@ -1,4 +1,4 @@
-"""ONNX's reference evaluator, with operators that it computes otherwise than specified, or slowly.
+"""Extends ONNX's reference evaluator with operators that it computes slowly or not as specified.
 
 BatchNormalization of opsets 7 to 13 trains there instead of testing. The specification of these opsets
 (onnx/docs/Changelog.md) has a node with one output normalise by the mean and variance it is given; the
@@ -105,7 +105,7 @@ def convolved(
     auto_pad: str | None = None,
     dilations: Sequence[int] | None = None,
     group: int | None = None,
-    kernel_shape: Sequence[int] | None = None,  # The filters have it
+    kernel_shape: Sequence[int] | None = None,  # The shape of the filters if None
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:

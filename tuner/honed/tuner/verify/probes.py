@@ -1,10 +1,10 @@
-"""How much of each output a comparison says anything about.
+"""Chooses probes, and measures how much of each output a comparison verifies.
 
-An element says nothing where the reference has NaN or an infinity. Neither do elements that all have one
-value, or lie at the ends of their range, in nearly all of an output: a saturating function hides what a wrong
-kernel computes before it. Such outputs can still be verified by what comes before the choosing or saturating
-operators that they come from, where the model is opened (`opened`). Elements that not even inputs chosen to
-change them do change (`contrasts`) are constant by nature: that they are equal is their proof.
+An element is uninformative where the reference has NaN or an infinity. So are elements that all have one
+value, or lie at the ends of their range, in nearly all of an output: a saturating function hides the errors
+of earlier kernels. Such outputs can still be verified by the values before the choosing or saturating
+operators, where the model is opened (`opened`). Elements that even inputs chosen to change them (`contrasts`)
+do not change are constant by nature: equality verifies them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from .tolerance import HALF_MOST, compared, for_model
 
 Arrays = Mapping[str, np.ndarray]
 
-# Of outputs that are equal whatever the inputs are: what a last rounding leaves between two right ones.
+# Allowed difference of outputs that no input changes, by precision: the last rounding of two right
+# computations.
 _ROUNDING = {"fp16": 2.0**-9, "mixed": 2.0**-9, "fp32": 2.0**-20, "fp64": 2.0**-40}
 _CONSTANT = "has one value whatever the inputs are, and is compared for equality"
 ENOUGH = 0.5  # The share of an output that a verification has to cover
-_MOST = 0.9  # Of an output's elements that have one value, or one of two at the ends, where it is saturated
+# Share of an output's elements at one value, or one of two at the ends, from which on it is saturated
+_MOST = 0.9
 # Operators whose results depend on shapes alone.
 _OF_SHAPES = {"ConstantOfShape", "EyeLike", "Shape", "Size"}
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Shares of an output over all probes: elements that are finite, and that say something."""
+    """Shares of an output over all probes: elements that are finite, and that are informative."""
 
     finite: float
     varied: float
@@ -58,7 +60,7 @@ class Coverage:
 
 
 def of_values(values: Sequence[np.ndarray]) -> Coverage:
-    """Return how much one value says, as the reference has it for several probes."""
+    """Return how informative one value is, by the reference's values for several probes."""
     flat = np.concatenate([np.asarray(each).reshape(-1) for each in values])
     if not flat.size:
         return Coverage(1.0, 1.0)
@@ -68,7 +70,8 @@ def of_values(values: Sequence[np.ndarray]) -> Coverage:
         return Coverage(0.0, 0.0)
     if known.size == 1:
         return Coverage(finite, finite)
-    usual = np.partition(known, known.size // 2)[known.size // 2]  # What most have, where most have one value
+    # The value of most elements, where most are equal
+    usual = np.partition(known, known.size // 2)[known.size // 2]
     alike = np.count_nonzero(known == usual) / known.size
     if known.dtype.kind == "f" and alike < 1:
         ends = [np.count_nonzero(known == end) for end in (known.min(), known.max())]
@@ -92,8 +95,8 @@ def of_outputs(model: onnx.ModelProto, outputs: Sequence[Arrays]) -> dict[str, C
 def behind(apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Arrays], name: str) -> Coverage:
     """Return how much a verification at the steps of `apart` says about output `name`.
 
-    `reference` has the values at the steps for each probe. Looks behind operators that choose, saturate or
-    move only, as far as values that say enough or that the inputs hold; the least of them counts.
+    `reference` has the values at the steps for each probe. Traces back through operators that choose,
+    saturate or only move, to values that are informative or that the inputs hold; the least of them counts.
     """
     maker = {output: node for node in model.graph.node for output in node.output}
     decided, at_steps = graphs.varying(model, _OF_SHAPES), {*apart.before, *apart.after}
@@ -101,7 +104,7 @@ def behind(apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Ar
     while waiting:
         node = maker.get(waiting.pop())
         if node is None:
-            continue  # The inputs hold it
+            continue  # The value is an input's
         if node.op_type not in HIDING | MOVING.keys():
             return Coverage(1.0, 0.0)
         for each in {name for name in node.input if name in decided} - seen:
@@ -114,16 +117,16 @@ def behind(apart: PiecewiseModel, model: onnx.ModelProto, reference: Sequence[Ar
     return min(found, key=lambda each: each.varied, default=Coverage(1.0, 1.0))
 
 
-# A probe holds a few NaN and infinities. What it finds is told with the compiled form and refuses none:
-# ONNX Runtime itself gives one answer for some shapes and another for others (OPERATORS), and compilers of
-# devices may take NaN for impossible.
+# A probe holds a few NaN and infinities. Its findings are stored with the compiled form and refuse none: ONNX
+# Runtime itself gives one answer for some shapes and another for others (OPERATORS), and compilers of devices
+# may assume that NaN is impossible.
 
 _LEFT_OUT = "NaN is ignored; -inf stays -inf"
 _PLACE = "NaN is ignored; if all elements are NaN, the index is 0"
 _INTEGERS = "NaN and infinities become an arbitrary integer, which depends on the device"
 _TILES = "on Mali GPUs, from 256 channels on, NaN and infinities may spread within tiles of 2 x 2"
 _ROW = "the results of steps after NaN or infinities may differ"
-# By operator: its results for NaN or infinities, where they differ from ONNX Runtime's.
+# Results for NaN or infinities by operator, where they differ from ONNX Runtime's.
 OPERATORS: Mapping[str, str] = {
     **dict.fromkeys(("ReduceMax", "ReduceMin", "MaxPool", "NhwcMaxPool", "GlobalMaxPool"), _LEFT_OUT),
     **dict.fromkeys(("MaxRoiPool", "RoiAlign"), _LEFT_OUT),
@@ -135,13 +138,14 @@ OPERATORS: Mapping[str, str] = {
     **dict.fromkeys(("RNN", "LSTM", "GRU"), _ROW),
     **dict.fromkeys(("ScatterElements", "ScatterND"), "with max or min, NaN in data or updates gives NaN"),
 }  # fmt: skip
-_LEAST = 16  # Elements of an input: among fewer, three say more of the probe than of the model
+# Elements of an input: among fewer, three special ones say more about the probe than about the model
+_LEAST = 16
 _MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialProbe:
-    """Inputs with NaN and infinities among them, and what the reference gives for them."""
+    """Inputs with NaN and infinities among them, and the reference's outputs for them."""
 
     inputs: Mapping[str, np.ndarray]
     outputs: Mapping[str, np.ndarray]
@@ -198,24 +202,24 @@ def differences(executor: Executor, probe: SpecialProbe, tolerance: Mapping[str,
     ]
 
 
-# Inputs are chosen on which the reference itself is well determined. Some models amplify rounding: a
-# division by a small difference, an ArgMax between equals. There even two right computations differ. So the
-# reference is also evaluated on inputs moved by one unit in the last place, and inputs whose answers change
-# by more than a part of the tolerance are passed over for others. So are inputs that ONNX Runtime refuses,
-# and those whose answers say nothing (`coverage`): others are drawn, in smaller ranges.
+# Inputs are chosen on which the reference itself is well determined. Some models amplify rounding: a division
+# by a small difference, an ArgMax between equals. There even two right computations differ. So the reference
+# is also evaluated on inputs moved by one unit in the last place, and inputs whose answers change by more
+# than a share of the tolerance are replaced. So are inputs that ONNX Runtime refuses, and those whose answers
+# are uninformative (`Coverage`): others are drawn, in smaller ranges.
 
 _ROUNDS = 3  # Times that other inputs are drawn
-# The share of the tolerance that one rounding of the inputs may use up; the rounding inside a model is about
-# as large again at each of its steps, and the reference and the compiled form both have it.
+# The share of the tolerance that one rounding of the inputs may use up; each step of a model adds about as
+# much by its own rounding, in the reference and in the compiled form.
 _CALM = 0.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceProbes:
-    """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
+    """Probes: inputs, the reference's outputs for them, and the allowed errors of the compiled form.
 
-    `tolerance` is per output, as in `honed.runtime.compiled.model.Probe`. `behind` is what the last part,
-    where there is one, is to give, in its order; the others are of what is compiled.
+    `tolerance` is per output, as in `honed.runtime.compiled.model.Probe`. `behind` are the expected outputs
+    of the tail partition, if there is one, in its order; the others are of the compiled program.
     """
 
     evaluator: str
@@ -223,26 +227,28 @@ class ReferenceProbes:
     outputs: tuple[Mapping[str, np.ndarray], ...]
     tolerance: tuple[float, ...]
     behind: tuple[tuple[np.ndarray, ...], ...] = ()
-    notes: tuple[str, ...] = ()  # What the user should know, one sentence each
+    notes: tuple[str, ...] = ()  # Notes for the user, one sentence each
     special: SpecialProbe | None = None
     selections: tuple[Selection, ...] = ()  # Outputs that are compared as sets of rows
-    covered: tuple[float, ...] = ()  # Per output, the share of it that a comparison says something about
-    unproven: str = ""  # Why no comparison with these probes is a proof: part of a sentence
-    hidden: str = ""  # Why one is only at the model's steps: part of a sentence
-    needs_steps: bool = False  # Whether nothing but a comparison at the steps proves what is hidden
-    known: Opened | None = None  # The model that was given open, with what the reference gave at its steps
+    covered: tuple[float, ...] = ()  # Per output, the share of it that a comparison verifies
+    unproven: str = ""  # Reason why no comparison with these probes is a proof: part of a sentence
+    # Reason why a comparison proves the output only at the model's steps: part of a sentence
+    hidden: str = ""
+    needs_steps: bool = False  # Hidden outputs can only be verified at the steps
+    known: Opened | None = None  # The original model opened, with the reference's values at its steps
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
     inputs: dict[str, np.ndarray]
-    outputs: dict[str, np.ndarray]  # With the values at the steps of a model that is given open
-    noise: tuple[float, ...]  # Per output, how far one rounding of the inputs moves it, as `compare` says
-    covered: Mapping[str, Coverage]  # By output
+    outputs: dict[str, np.ndarray]  # Includes the values at the steps of an opened model
+    # Per output, how far one rounding of the inputs moves it, as `compare` measures it
+    noise: tuple[float, ...]
+    covered: Mapping[str, Coverage]  # Coverage by output
 
     @property
     def varied(self) -> float:
-        """The least share of an output that says something."""
+        """The least informative share of any output."""
         return min((share.varied for share in self.covered.values()), default=1.0)
 
 
@@ -260,12 +266,12 @@ def choose(
 ) -> ReferenceProbes | ReferenceFailure:
     """Choose `count` sets of inputs for the original model with static shapes, and evaluate them.
 
-    `given` are inputs of the user's, which come before generated ones. `precision` is that of the compiled
-    form's arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model
-    opened, where the values at its steps are wanted, if they can be had. Generated inputs keep to the
-    compiled form's `preconditions`. Where too few inputs
-    are well determined the best of the others are taken, and the tolerance of float outputs is widened to
-    eight times their noise, up to 5 %, which a note says. Raises as `Inputs` does.
+    `given` are the user's inputs, which precede generated ones. `precision` is that of the compiled form's
+    arithmetic, as in `tolerance`; `whole` is the model that `model` is a part of. `apart` is the model opened
+    at its steps, where the values there are needed and can be computed. Generated inputs keep to the compiled
+    form's `preconditions`. Where too few inputs are well determined the best of the others are used, and the
+    tolerance of float outputs is widened to eight times their noise, up to 5 %, which a note says. Raises as
+    `Inputs` does.
     """
     allowed, names = for_model(model, precision), graphs.outputs(model)
     fresh = Inputs(model, whole, preconditions)
@@ -280,7 +286,8 @@ def choose(
         last = rounds == _ROUNDS or bool(trials)
         evaluators = EVALUATORS if last else EVALUATORS[:1]
         found = _evaluated(shows, drawn, seed, limits, evaluators, len(names))
-        if isinstance(found, ReferenceFailure) and apart is not None:  # Its values may be too large
+        # The values of the opened model may be too large
+        if isinstance(found, ReferenceFailure) and apart is not None:
             return choose(
                 model,
                 count,
@@ -316,7 +323,7 @@ def choose(
         fixed = {name: _unchanged(trials, name) for name in lacking}
     flat = [trial for trial in trials if trial.varied < ENOUGH and _share(trial.noise, allowed) <= _CALM]
     if flat and best[0].varied >= ENOUGH and any(each.ends or each.hides for each in fresh.own.values()):
-        best.append(flat[0])  # Nothing is there to attend to: equal to what it shall be, and no proof alone
+        best.append(flat[0])  # Everything is masked: verifies equality, but is no proof alone
     tolerance, widened = _widened(allowed, best, names)
     made = ReferenceProbes(
         evaluator=evaluator,
@@ -329,7 +336,7 @@ def choose(
     return _covered(model, made, fixed, precision, limits)
 
 
-_SMALLEST = 2  # Of the ranges that inputs are drawn in, as `Inputs.draw` has them
+_SMALLEST = 2  # The smallest of the ranges that `Inputs.draw` draws from
 
 
 def _evaluated(
@@ -357,9 +364,9 @@ def _trials(model: onnx.ModelProto, drawn: Sequence[dict[str, np.ndarray]], foun
 def _best(
     model: onnx.ModelProto, trials: Sequence[_Trial], allowed: Sequence[float], count: int
 ) -> list[_Trial]:
-    """Return the `count` trials with the least noise, of those that vary whatever some trial varies.
+    """Return the `count` trials with the least noise, of those that vary every output that some trial varies.
 
-    Where they leave an output as it is that others change, one of the others takes the place of the last.
+    Where they leave an output unchanged that others change, one of the others replaces the last.
     """
     able = {
         name for name in trials[0].covered if any(trial.covered[name].varied >= ENOUGH for trial in trials)
@@ -377,7 +384,7 @@ def _best(
 
 
 def _lacking(model: onnx.ModelProto, trials: Sequence[_Trial]) -> list[str]:
-    """Return the outputs of which these trials say too little, though they are numbers."""
+    """Return the outputs about which these trials say too little, though they are numbers."""
     shares = of_outputs(model, [trial.outputs for trial in trials])
     return [
         name
@@ -398,7 +405,7 @@ def _contrasted(
     limits: EvaluationLimits,
     evaluators: Sequence[str],
 ) -> list[_Trial]:
-    """Return trials on inputs chosen to change what others do not, of those that the reference takes."""
+    """Return trials on inputs chosen to change further outputs, of those that the reference accepts."""
     first = len(graphs.outputs(model))
     found = _evaluated(shows, drawn, seed, limits, evaluators, first)
     if isinstance(found, Reference):

@@ -1,4 +1,4 @@
-"""Which values an input may take, read off the nodes that consume it, its name, and what the file says of it.
+"""Determines which values an input may take, from its consumers, its name, and the file's metadata.
 
 Indices must lie inside what they index, integer divisors must not be zero, logarithms want positive
 arguments, and what is multiplied by a number as large as -1e9 is a mask. The rules follow the ONNX operator
@@ -25,14 +25,14 @@ from .graphs import MOVING, SourceGraph, TypedValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The values allowed; both ends are included.
+    """A range of allowed values; both ends are included.
 
-    `mark`: only 0 and 1 (a mask). `leading`: at least so many ones, and no zero before them, in each row of a
-    mask (the filled places of a cache). `compared`: whole numbers that the values are compared with, which
-    some should equal. `ends`: lengths, of which some should be the least, the next and the most. `hides`: a
-    mask of attention along the last axis, of which some rows should hide everything. `distinct_axis`: along
-    this axis no value may come twice, counted modulo `high` + 1 (indices of a scatter). `rows`: the last axis
-    holds index tuples into an array of this shape, no tuple twice.
+    `mark`: only 0 and 1 (a mask). `leading`: at least this many ones, and no zero before them, in each row of
+    a mask (the filled places of a cache). `compared`: whole numbers that the values are compared with, which
+    some should equal. `ends`: lengths, of which some should be the least, the next and the greatest. `hides`:
+    a mask of attention along the last axis, of which some rows should hide everything. `distinct_axis`: no
+    value may occur twice along this axis, counted modulo `high` + 1 (indices of a scatter). `rows`: the last
+    axis holds index tuples into an array of this shape, no tuple twice.
     """
 
     low: float = -math.inf
@@ -48,11 +48,11 @@ class Range:
 
     @property
     def plain(self) -> bool:
-        """Whether the range is about single values, so that moving them about does not matter."""
+        """Return whether the range concerns single values, so that their order does not matter."""
         return self.distinct_axis is None and self.rows is None
 
     def meet(self, other: Range) -> Range:
-        """Return the range that both allow; where the two have nothing in common, the first's."""
+        """Return the range that both allow; where the two do not overlap, the first's."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         if low > high and self.low <= self.high and other.low <= other.high:
             low, high = self.low, self.high
@@ -72,13 +72,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class InputUse:
-    """A place where a value is consumed, and how the value comes of an input."""
+    """A place where a value is consumed, and its derivation from an input."""
 
     graph: SourceGraph
     node: onnx.NodeProto
     position: int
     path: _Path
-    whole: bool  # Whether the input holds integers
+    whole: bool  # The input holds integers
 
     def shape(self, position: int) -> tuple[int, ...]:
         """Return the static shape of an input of the node; raises _UnknownShape where it is unknown."""
@@ -96,7 +96,7 @@ class InputUse:
 
 
 class _UnknownShape(ModelRefused):
-    """What a node indexes has a shape that cannot be inferred."""
+    """Raised when the shape of an indexed value cannot be inferred."""
 
 
 # Inputs that decide shapes or axes: (operator, first position, last position).
@@ -110,12 +110,12 @@ _SHAPING: dict[str, tuple[int, int]] = {
     "Trilu": (1, 1), "Unsqueeze": (1, 1), "Upsample": (1, 1),
 }  # fmt: skip
 
-_KEEPING = {"Cast", "CastLike", "Dropout", "Identity"}  # Those that leave every value where it was
+_KEEPING = {"Cast", "CastLike", "Dropout", "Identity"}  # Operators that leave every value at its position
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """How a value comes of an input: as `scale` * input + `offset`, and whether each stays in its place."""
+    """The derivation of a value from an input: `scale` * input + `offset`, and whether positions are kept."""
 
     scale: float = 1.0
     offset: float = 0.0
@@ -123,7 +123,7 @@ class _Path:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the value holds the input's own numbers."""
+        """Return whether the value holds the input's own numbers."""
         return (self.scale, self.offset) == (1.0, 0.0)
 
     def then(self, scale: float, offset: float) -> _Path:
@@ -131,7 +131,7 @@ class _Path:
         return _Path(scale * self.scale, scale * self.offset + offset, self.kept)
 
     def back(self, allowed: Range) -> Range:
-        """Return what the input may hold where the value may hold what is `allowed`."""
+        """Return the allowed range of the input where the value may hold `allowed`."""
         if self.unchanged:
             return allowed
         low, high = sorted((end - self.offset) / self.scale for end in (allowed.low, allowed.high))
@@ -144,7 +144,7 @@ class _Path:
         )
 
 
-_MOST_PATHS = 4  # On which one input comes to one value; more are not followed
+_MOST_PATHS = 4  # Paths from one input to one value; more are not followed
 _UNBOUNDED = Range()
 
 
@@ -171,7 +171,7 @@ def of_inputs(graph: SourceGraph, *, shaping: bool = False) -> dict[str, Range]:
 
 
 def _pixels(model: onnx.ModelProto) -> Range | None:
-    """Return the range of pixels that the file declares, in the words that ONNX standardises."""
+    """Return the range of pixels that the file declares, in ONNX's standard metadata."""
     said = {each.key: each.value for each in model.metadata_props}.get("Image.NominalPixelRange", "")
     ends = {"NominalRange_0_255": (0, 255), "NominalRange_16_235": (16, 235)}
     ends |= {"Normalized_0_1": (0, 1), "Normalized_1_1": (-1, 1)}
@@ -179,7 +179,7 @@ def _pixels(model: onnx.ModelProto) -> Range | None:
 
 
 def _reached(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
-    """Return the values that depend on `name` by moving or by arithmetic with one constant, and how."""
+    """Return the values derived from `name` by moves or by arithmetic with one constant, and their paths."""
     reached: dict[str, set[_Path]] = {name: {_Path()}}
     waiting = [name]
     while waiting:
@@ -199,7 +199,7 @@ def _reached(name: str, graph: SourceGraph) -> dict[str, set[_Path]]:
 def _followed(
     node: onnx.NodeProto, position: int, path: _Path, ends: Mapping[str, tuple[float, float]]
 ) -> _Path | None:
-    """Return the path to what a node makes of a value; None where it makes something else."""
+    """Return the path to a node's result from a value; None where the node computes something else."""
     moved = MOVING.get(node.op_type, ())
     if moved is None or position in moved:
         return replace(path, kept=path.kept and node.op_type in _KEEPING)
@@ -244,7 +244,7 @@ def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:
     except _UnknownShape:
         if "Scatter" in node.op_type:
             raise
-        allowed = Range(low=0, high=0)  # The one index that every axis has
+        allowed = Range(low=0, high=0)  # Index 0 exists on every axis
     if allowed.plain:
         return path.back(allowed)
     if path.kept and path.unchanged:
@@ -256,7 +256,7 @@ def _of_use(name: str, use: InputUse, *, shaping: bool) -> Range:
     )
 
 
-_HIDING = 1e4  # What is multiplied by a constant as large, and added to scores, hides them
+_HIDING = 1e4  # Magnitude of a constant that, multiplied by a mask and added to scores, hides them
 
 
 def _compared(use: InputUse) -> Range:
@@ -269,7 +269,7 @@ def _compared(use: InputUse) -> Range:
     least, greatest = use.graph.ends[other]
     if least == greatest:
         return Range(compared=(least,))
-    return Range(low=least + 1, high=greatest + 1)  # How many places of a row count
+    return Range(low=least + 1, high=greatest + 1)  # The number of leading places in a row
 
 
 def _hidden(use: InputUse) -> Range:
@@ -389,22 +389,22 @@ def _below(position: int, axis: int) -> Callable[[InputUse], Range]:
 
 
 def _turns(use: InputUse) -> Range:
-    """Return the range of places to turn by: one for each, or the first of as many as the input is long."""
+    """Return the range of positions to rotate by: one for each, or the first if one covers all the input."""
     rows = use.shape(2)[0]
     first = math.prod(use.shape(1)) == 1
     return Range(low=0, high=rows - use.shape(0)[-2] if first else rows - 1)
 
 
 def _mask(use: InputUse) -> Range:
-    """Return the range of a mask of 0 and 1 for places, or of how many places there are to see."""
+    """Return the range of a mask of 0 and 1 for places, or of the number of visible places."""
     shape = use.shape(use.position)
     return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
 
 
 def _cache(use: InputUse) -> tuple[int, int, int | None, bool]:
-    """Return what GroupQueryAttention's lengths are about: new rows, those of its cache, all where known.
+    """Return GroupQueryAttention's new rows, cache rows and total rows (None: unknown), and whether prompts.
 
-    The last is whether several rows of several sequences are new, which then are prompts.
+    The last is true where several rows of several sequences are new, which then are prompts.
     """
     batch, new = use.shape(0)[:2]
     before = use.shape(3)[2] if use.node.input[3] else 0
@@ -415,14 +415,14 @@ def _cache(use: InputUse) -> tuple[int, int, int | None, bool]:
 
 
 def _cache_end(use: InputUse) -> Range:
-    """Return the range of the last row that GroupQueryAttention writes; a prompt may be padded behind it."""
+    """Return the range of the last row that GroupQueryAttention writes; a prompt may be padded after it."""
     new, rows, whole, prompts = _cache(use)
     prompt = rows == new or (prompts if whole is None else whole == new)
     return Range(low=0 if prompt else new - 1, high=rows - 1, ends=True)
 
 
 def _cache_whole(use: InputUse) -> Range:
-    """Return the range of the rows in all of GroupQueryAttention: those of its cache, or of a prompt."""
+    """Return the range of GroupQueryAttention's total rows: those of its cache, or of a prompt."""
     new, rows, _, prompts = _cache(use)
     before = use.shape(3)[2] if use.node.input[3] else 0
     if before < new:
@@ -431,12 +431,12 @@ def _cache_whole(use: InputUse) -> Range:
 
 
 def _filled(use: InputUse) -> Range:
-    """Return the range of how many keys are there for Attention."""
+    """Return the range of Attention's number of valid keys."""
     return Range(low=0, high=use.shape(1)[-2], ends=True)
 
 
 def _room_left(use: InputUse) -> Range:
-    """Return the range of the rows that are there already where a past of fixed length takes new ones."""
+    """Return the range of the existing rows where a past of fixed length receives new ones."""
     return Range(low=0, high=use.shape(6)[2] - use.shape(0)[1], ends=True)
 
 
@@ -453,20 +453,20 @@ def _up_to(axis: str, default: int = 0) -> Callable[[InputUse], Range]:
 def _lengths(value: TypedValue, given: Sequence[TypedValue]) -> Range:
     """Return the range of "x_lens", which counts places along an axis of "x".
 
-    Along which is not known, so the least bounds all.
+    The axis is unknown, so the smallest bounds all.
     """
     of = re.sub(r"_?len(s|gths?)?$", "", value.name.lower())
     axes = [min(one.shape[1:], default=math.inf) for one in given if one.name.lower() == of]
     return Range(low=1, high=max(1, min(axes, default=math.inf)))
 
 
-# Examples of rules are inputs, constants and nodes ("ms." stands for the domain of ONNX Runtime's operators).
-# The rule's input is called `i`, or is the first one for a name.
+# Examples of rules are inputs, constants and nodes ("ms." means the domain of ONNX Runtime's operators). The
+# rule's input is called `i`, or is the first one for a name.
 Draws = Range | Callable[[InputUse], Range]
 
 
 class Rule(NamedTuple):
-    """The range of what operators consume at a position, and an example that has one by this rule alone."""
+    """A range of the operators' inputs at a position, and an example that has it by this rule alone."""
 
     operators: str  # Names, with a space between
     position: int
@@ -476,7 +476,7 @@ class Rule(NamedTuple):
 
 
 class NameRule(NamedTuple):
-    """The range of inputs whose names match, integers or floats."""
+    """A range of the inputs whose names match, integers or floats."""
 
     pattern: str
     whole: bool
@@ -484,7 +484,7 @@ class NameRule(NamedTuple):
     example: str
 
     def matches(self, name: str) -> bool:
-        """Return whether an input is called so."""
+        """Return whether an input has a matching name."""
         return re.search(self.pattern, name.lower()) is not None
 
 

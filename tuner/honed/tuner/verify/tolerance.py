@@ -1,4 +1,4 @@
-"""How far an answer may be off: the largest |difference| over the largest |reference value| of an output.
+"""Defines allowed errors: the largest |difference| over the largest |reference value| of an output.
 
 Integers and booleans must be equal. Floats computed in float32 may be off by 1e-3, which every wrong kernel
 exceeds by far; in float64, by 1e-6. A sum keeps to a twentieth of that: its error is at most h u of the sum
@@ -40,9 +40,9 @@ _BYTES = {"fp16": 2, "mixed": 2, "fp32": 4, "fp64": 8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundingProfile:
-    """What a model does to rounding errors."""
+    """A model's sensitivity to rounding errors."""
 
-    depth: int  # Nodes that round on the longest way from an input to an output
+    depth: int  # Nodes that round on the longest path from an input to an output
     reduction: int  # Terms of the longest sum
 
     def allowed(self, dtype: str, precision: str) -> float:
@@ -111,7 +111,7 @@ def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Roun
 
 
 def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
-    """Return how many terms a node's sums have, at most; 1 where it has none or its shapes are unknown."""
+    """Return the largest number of terms in a node's sums; 1 where it has none or its shapes are unknown."""
     shapes = [known[n].shape for n in node.input if n in known]
     if not shapes or not shapes[0]:
         return 1

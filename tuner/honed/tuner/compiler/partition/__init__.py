@@ -1,4 +1,4 @@
-"""Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine."""
+"""Partitions a model that cannot be compiled whole into a compiled program and parts for the CPU engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .rows import by_rows
 
 
 class Extractor:
-    """Makes models of some nodes of one model, which keep its opsets and functions."""
+    """A builder of models from some nodes of one model; they keep its opsets and functions."""
 
     def __init__(self, model: onnx.ModelProto, found: NodeSurvey) -> None:
         self._model = model
@@ -43,7 +43,7 @@ class Extractor:
         self._sparse = {tensor.values.name: tensor for tensor in model.graph.sparse_initializer}
 
     def constant(self, name: str) -> bool:
-        """Return whether a value is known when compiling, or kept in the file."""
+        """Return whether a value is known when compiling, or stored in the file."""
         return name in self._survey.constants or name in self._initial or name in self._sparse
 
     def spec(self, name: str) -> StaticTensorSpec:
@@ -57,7 +57,7 @@ class Extractor:
             declared = next((v.type.tensor_type for v in self._model.graph.output if v.name == name), None)
             if declared is None or not declared.HasField("shape"):
                 raise NodeRefused(f"how many dimensions {name[:80]!r} has is not known")
-            # Sizes are not trusted: files state those of other inputs.
+            # Declared sizes are not trusted: files may state those of other inputs.
             open_ = (-1,) * len(declared.shape.dim)
             known = StaticTensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=open_)
         if known.dtype not in CARRIED:
@@ -87,7 +87,7 @@ class Extractor:
         )
 
     def without(self, behind: Collection[int], outputs: Sequence[StaticTensorSpec]) -> onnx.ModelProto:
-        """Return the original model without some of its nodes, by number, and without what only they need.
+        """Return the original model without some of its nodes, by number, and nodes that only they need.
 
         A value that is known while compiling, such as a shape, becomes a constant in place of its node.
         """
@@ -116,7 +116,7 @@ class Extractor:
     ) -> onnx.ModelProto:
         """Return a model of stretches of nodes, with one node for each partition between them.
 
-        The node holds the partition's number, what it reads and what it makes.
+        The node holds the partition's number, its inputs and its outputs.
         """
         nodes: list[onnx.NodeProto] = []
         read: set[str] = {spec.name for spec in outputs}
@@ -198,18 +198,18 @@ class CpuPartitionModel:
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
-        """What it takes and gives."""
+        """The names of the partition's inputs and outputs."""
         return [spec.name for spec in self.inputs], [spec.name for spec in self.outputs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionedModel:
-    """A model in parts.
+    """A partitioned model.
 
-    `program` is what is compiled, with a node of PART_DOMAIN for each part but those `tail`, which run one
-    after the other behind it on its outputs and the model's inputs. `given` is the same as the file has it,
-    for the reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled. ONNX Runtime
-    optimises the parts to `level`.
+    `program` is the compiled model, with a node of PART_DOMAIN for each partition except those in `tail`,
+    which run in turn after it on its outputs and the model's inputs. `given` is the same model with the
+    file's operators, for the reference. `outputs` are the model's. `nodes` and `flops` count what is
+    compiled. ONNX Runtime optimises the partitions to `level`.
     """
 
     program: onnx.ModelProto
@@ -223,23 +223,23 @@ class PartitionedModel:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Those of the model's outputs that parts behind make."""
+        """The names of the model's outputs that tail partitions compute."""
         made = {spec.name for n in self.tail for spec in self.parts[n].outputs}
         return tuple(spec.name for spec in self.outputs if spec.name in made)
 
     @property
     def between(self) -> Parts:
-        """The outputs of the parts that run within, by number."""
+        """The outputs of the partitions between compiled steps, by number."""
         return {n: part.outputs for n, part in enumerate(self.parts) if n not in self.tail}
 
     @property
     def share(self) -> float:
-        """Of the model's work, what is compiled."""
+        """The compiled share of the model's work, 0 to 1."""
         return self.flops / max(1, self.flops + sum(part.flops for part in self.parts))
 
     @property
     def sized_share(self) -> float:
-        """Of the model's work, what is compiled once it is known which sizes it meets."""
+        """The share of the work that is compiled once the data-dependent sizes are known, 0 to 1."""
         left = sum(part.flops for part in self.parts if not part.sized)
         return 1 - left / max(1, self.flops + sum(part.flops for part in self.parts))
 
@@ -250,7 +250,7 @@ def partition_model(
     worth: PartitionThresholds = WORTH,
     unbuilt: Mapping[str, str] = MappingProxyType({}),
 ) -> PartitionedModel | str:
-    """Cut a checked model into as few partitions as are worth it, or return why it is not cut.
+    """Cut a checked model into the fewest partitions worth having, or return why it is not cut.
 
     The reason is a clause, and "" where the model's inputs are the reason. `unbuilt` is as in `survey`.
     """
@@ -287,7 +287,7 @@ def partition_model(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The stage of each node; those from `behind` on run behind all that is compiled."""
+    """The stage of each node; stages from `behind` on run after the compiled program."""
 
     stages: tuple[int, ...]
     behind: int
@@ -304,7 +304,7 @@ class _Places:
 def _placed(divided: StageAssignment, last: Sequence[int], stages: Sequence[int]) -> _Places:
     """Place the nodes of the last partition in stages of their own; the lowest stage takes its place."""
     placed = list(divided.stages)
-    begin = max(placed, default=0) + 1  # The last part's is odd, and the highest
+    begin = max(placed, default=0) + 1  # The last partition's stage is odd, and the highest
     for n, stage in zip(last, stages, strict=True):
         placed[n] = begin + stage
     return _Places(tuple(placed), begin)
@@ -325,7 +325,7 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
 
 
 def _units(nodes: Sequence[SurveyedNode], found: NodeSurvey) -> tuple[list[PartitionNode], set[str]]:
-    """Return the nodes as units to divide, judged by a survey, and the values that cannot be handed over."""
+    """Return the nodes as units to divide, judged by a survey, and the values that cannot be transferred."""
     able = {one.index: not one.why for one in found.nodes}
     units = [
         PartitionNode(
@@ -348,11 +348,11 @@ def _sized_stages(
     outputs: Collection[str],
     worth: PartitionThresholds,
 ) -> list[int]:
-    """Return for each node of the last partition its stage; the CPU engine runs odd stages in any case.
+    """Return the stage of each node of the last partition; the CPU engine always runs odd stages.
 
     Even stages have enough work and could be compiled if the sizes that depend on the data were known. All
-    are 1 where there is none. Two sets of sizes are tried, made-up ones and those of a run, and the one that
-    compiles more is taken: the former are as large as work is estimated by, the latter fit each other.
+    are 1 where there is none. Two sets of sizes are tried, and the one that compiles more is used: made-up
+    sizes, which the estimates of work assume, and those of a run, which are consistent with each other.
     """
     found = [[1] * len(last)]
     for as_observed in (False, True):
@@ -422,7 +422,7 @@ def _cut(
 def _compiled_outputs(
     found: NodeSurvey, outputs: Sequence[StaticTensorSpec], behind: Sequence[CpuPartitionModel]
 ) -> tuple[StaticTensorSpec, ...]:
-    """Return the outputs of the compiled program: the model's own, and what partitions behind it read."""
+    """Return the outputs of the compiled program: the model's own, and values that tail partitions read."""
     by_parts = {spec.name for part in behind for spec in part.outputs}
     elsewhere = by_parts | {spec.name for spec in found.inputs}
     gives = {spec.name: spec for spec in outputs if spec.name not in by_parts}

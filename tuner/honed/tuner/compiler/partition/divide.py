@@ -1,8 +1,8 @@
-"""Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay.
+"""Divides a graph between compiled code and the CPU engine, in the fewest partitions worth having.
 
-Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
-last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
-leave the part that makes it. Work is estimated in operations.
+Compiled steps and partitions alternate: partitions run between steps, and one, the last, after all of them.
+Only the last may make values whose shape depends on data; a `tied` value (no tensor, or of such a shape) does
+not leave the partition that makes it. Work is estimated in operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx
 
 from honed.tuner.frontend.signature import StaticTensorSpec
 
-OPEN = 100  # What a size that depends on data is taken for
+OPEN = 100  # Assumed size of an axis whose size depends on data
 
 
 def flops(node: onnx.NodeProto, types: Mapping[str, StaticTensorSpec]) -> int:
@@ -49,11 +49,11 @@ def _sizes(spec: StaticTensorSpec | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionThresholds:
-    """What a compiled stretch beside parts must have, that it may be one: a share of all work, and so much.
+    """The least work of a compiled stretch between partitions: a share of all work, and an absolute number.
 
-    Handing over to a part and back takes as long as a small core takes for `work` operations: half a
-    millisecond. There are `most` parts between compiled steps. At least the share `whole` of all work must
-    be compiled, that a model is cut at all.
+    A transfer to a partition and back takes as long as a small core takes for `work` operations: half a
+    millisecond. There are at most `most` partitions between compiled steps. A model is cut only if at least
+    the share `whole` of all work is compiled.
     """
 
     share: float = 0.02
@@ -78,9 +78,9 @@ class PartitionNode:
 
 @dataclass(frozen=True, slots=True)
 class StageAssignment:
-    """Where each unit runs: its stage. Even ones are compiled; odd ones are parts; the last part is `behind`.
+    """The stage of each unit. Even ones are compiled; odd ones are partitions; the last one is `behind`.
 
-    What a unit reads is made in its own stage or in an earlier one.
+    A unit's inputs are made in its own stage or in an earlier one.
     """
 
     stages: tuple[int, ...]
@@ -97,16 +97,16 @@ def divide(
     outputs: Iterable[str],
     worth: PartitionThresholds = WORTH,
 ) -> StageAssignment:
-    """Divide units, given in topological order. `tied` values may be among the `outputs` of the graph.
+    """Divide units in topological order. `tied` values may be among the `outputs` of the graph.
 
-    Where no unit is left to compile, all are behind.
+    Where no unit is left to compile, all are in the last partition.
     """
     graph = _NodeGraph.of(units, frozenset(tied), frozenset(outputs))
     able = [unit.able for unit in units]
     while True:
         graph.close(able)
         behind = graph.behind(able)
-        if any(able[n] for n in behind):  # What they are handed may be tied, too
+        if any(able[n] for n in behind):  # Inputs of these units may be tied, too
             able = [one and n not in behind for n, one in enumerate(able)]
             continue
         stages = graph.stages(able, behind)
@@ -126,9 +126,9 @@ def with_less_to_hand_over(
     nbytes: Mapping[str, int],
     outputs: Container[str],
 ) -> StageAssignment:
-    """Let the last partition run what is `light` where fewer bytes are handed over to it then.
+    """Let the last partition run `light` units where that reduces the bytes transferred to it.
 
-    `nbytes` are of values that units make; what they read beside is there without being handed over.
+    `nbytes` are of values that units make; the partition reads other values without a transfer.
     """
     if found.behind is None:
         return found
@@ -161,9 +161,9 @@ def _give_up_least(
     stages: Sequence[int],
     worth: PartitionThresholds,
 ) -> bool:
-    """Let the CPU engine run the compiled stretch of least work, where that does not pay.
+    """Let the CPU engine run the compiled stretch of least work, where compiling it does not pay.
 
-    Returns whether any was given up. Other stretches may join then, and be worth their partitions; of very
+    Returns whether any was given up. Other stretches may merge then, and be worth their partitions; of very
     many, the lesser half goes at once.
     """
     total = sum(unit.work for unit in units)
@@ -192,7 +192,8 @@ class _NodeGraph:
     maker: Mapping[str, int]
     before: Sequence[Sequence[int]]
     after: Sequence[Sequence[int]]
-    group: list[int] = field(default_factory=list)  # Of each unit another that must be in its part, or itself
+    # A unit that must share each unit's partition, or the unit itself
+    group: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, units: Sequence[PartitionNode], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
@@ -205,12 +206,12 @@ class _NodeGraph:
         return cls(units, tied, outputs, maker, before, after, list(range(len(units))))
 
     def close(self, able: list[bool]) -> None:
-        """Join units between those that must be in one partition, until nothing is left in between."""
+        """Merge units that must be in one partition with those between them, until none remains between."""
         while self._tie(able) or self._fill(able):
             pass
 
     def _tie(self, able: list[bool]) -> bool:
-        """Join units that hand on a tied value if any is in a partition; return whether anything changed."""
+        """Merge units that pass on a tied value if any is in a partition; return whether anything changed."""
         changed = False
         readers: dict[str, list[int]] = {}
         for n, unit in enumerate(self.units):
@@ -227,7 +228,7 @@ class _NodeGraph:
         return changed
 
     def _root(self, unit: int) -> int:
-        """Return the unit that stands for a unit's group; one partition must hold the whole group."""
+        """Return the unit that represents a unit's group; one partition must hold the whole group."""
         while self.group[unit] != unit:
             self.group[unit] = self.group[self.group[unit]]
             unit = self.group[unit]
@@ -248,7 +249,7 @@ class _NodeGraph:
         return members
 
     def _fill(self, able: list[bool]) -> bool:
-        """Join to each group the units on paths that leave it and return; return whether any joined."""
+        """Add to each group the units on paths that leave it and return; return whether any were added."""
         members, changed = self._members(), False
         for group in members.values():
             if len(group) == 1:
@@ -302,8 +303,8 @@ class _NodeGraph:
     def _lead_there(
         self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
     ) -> None:
-        """Add the groups of parts that lead to what was found alone, and those that lead to these."""
-        elsewhere = dict.fromkeys(members, 0)  # Ways out of each group to what was not found
+        """Add the groups of partitions that lead to the found ones alone, and those that lead to these."""
+        elsewhere = dict.fromkeys(members, 0)  # Edges from each group to others than those found
         for n in range(len(self.units)):
             for m in self.before[n]:
                 elsewhere[self._root(m)] += n not in found and self._root(m) != self._root(n)
@@ -320,7 +321,7 @@ class _NodeGraph:
                     waiting.append(root)
 
     def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
-        """Return the earliest stage of each unit; 0 for the units that run behind all stages."""
+        """Return the earliest stage of each unit; 0 for the units that run after all stages."""
         members = self._members()
         stage = [0] * len(self.units)
         changed = True

@@ -1,4 +1,4 @@
-"""Whether a part computes each row of its inputs by itself, so that more rows than there are do no harm."""
+"""Decides whether rows of a partition's inputs are independent, so that extra rows do no harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper
 from honed.tuner.frontend.signature import StaticTensorSpec
 from honed.tuner.frontend.survey import NodeSurvey, survey
 
-_ROWS = 97  # That the part is looked at with; no size of a model's own is likely to be as many
+_ROWS = 97  # Rows assumed for the analysis; no size of a model's own is likely to be as many
 _ELEMENTWISE = """
 Abs Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip Cos Div Dropout Elu Equal
 Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less
@@ -23,7 +23,7 @@ Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor
 _OF_IMAGES = """
 AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
 InstanceNormalization LRN MaxPool SpaceToDepth
-"""  # What they do to the first axis is to go along it
+"""  # Operators that affect the first axis only when they work along it
 _REDUCTIONS = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"}
 _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
@@ -52,14 +52,17 @@ def by_rows(
 
 @dataclass()
 class _KnownRows:
-    """Values that consist of `rows`, and `counts`, which hang on how many there are; others on neither."""
+    """Values that consist of `rows`, and `counts` that depend on their number.
+
+    Other values depend on neither.
+    """
 
     survey: NodeSurvey
     rows: set[str]
     counts: set[str] = field(default_factory=set)
 
     def follow(self, node: onnx.NodeProto, *, folded: bool) -> bool:
-        """Note what the node makes; False where rows may see each other, or how many there are."""
+        """Record the node's outputs; False where rows may affect each other, or their number matters."""
         reads, makes = [name for name in node.input if name], [name for name in node.output if name]
         if self.rows.isdisjoint(reads) and self.counts.isdisjoint(reads):
             return not any(attribute.HasField("g") for attribute in node.attribute)
@@ -95,7 +98,7 @@ class _KnownRows:
         return all((name in self.rows) == (n in places) for n, name in enumerate(node.input) if name)
 
     def _aligned(self, node: onnx.NodeProto) -> bool:
-        """Return whether rows meet rows only, and all else is equal for each."""
+        """Return whether rows are combined only with rows, or with values equal for each row."""
         rank = len(self.shape(node.output[0]))
         shapes = [(name in self.rows, self.shape(name)) for name in node.input if name]
         return all(len(s) == rank if row else len(s) < rank or s[:1] == (1,) for row, s in shapes)
@@ -116,7 +119,7 @@ class _KnownRows:
         return [] if given is None else [int(axis) for axis in given]
 
     def _changes_axes(self, node: onnx.NodeProto) -> bool:
-        """Return whether a node drops or inserts axes behind the first."""
+        """Return whether a node drops or inserts axes after the first."""
         axes = self.axes(node)
         rank = max(len(self.shape(node.input[0])), len(self.shape(node.output[0])))
         return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes)
@@ -147,7 +150,7 @@ _RULES: Mapping[str, Callable[[_KnownRows, onnx.NodeProto], bool]] = {
     "Gather": _KnownRows._gathers,
     "Gemm": _KnownRows._gemm,
     "MatMul": _KnownRows._multiplies,
-    # Each row stays one: all sizes but the first are its own.
+    # Rows stay whole: the sizes after the first are a row's own.
     "Reshape": lambda known, node: node.input[0] in known.rows,
     "RoiAlign": lambda known, node: known._only(node, 1, 2),
     "Slice": _KnownRows._slices,

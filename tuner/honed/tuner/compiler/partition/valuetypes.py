@@ -1,14 +1,13 @@
-"""Types and shapes of values that ONNX's inference does not know, as of operators that others define.
+"""Finds types and shapes of values that ONNX's inference lacks, as those of other domains' operators.
 
-ONNX Runtime is asked, in a child process that is bounded as the reference is, because the model is untrusted:
-`python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and
-one set of inputs from FOLDER and answers with what it knows, by name: a NumPy dtype, and sizes, -1 where they
-depend on the data.
+ONNX Runtime infers them, in a child process with the limits of the reference, because the model is untrusted:
+`python -m honed.tuner.compiler.partition.valuetypes FOLDER ...`. It reads `model.onnx`, `names.json` and one
+set of inputs from FOLDER and answers by name with a NumPy dtype, and sizes, -1 where they depend on the data.
 
-ONNX Runtime tells the same of a scalar as of a tensor of unknown rank, so the model runs, too, and gives the
-shapes of values, not these: ranks that nothing else tells, and sizes that show where an inference is wrong.
-Of a value without elements no rank is learnt: what a Loop gathers over no steps has one dimension, however
-many it has else.
+ONNX Runtime does not distinguish a scalar from a tensor of unknown rank, so the child also runs the model and
+returns the shapes of values, not the values: ranks that are unknown otherwise, and sizes that show where an
+inference is wrong. The rank of a value without elements remains unknown: the output that a Loop gathers over
+no steps has one dimension, whatever its rank otherwise.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from honed.tuner.verify import confined
 from honed.tuner.verify.inputs import generate
 
 LIMITS = confined.EvaluationLimits(seconds=60.0)
-_RUNS = 3  # At most
+_RUNS = 3  # Runs at most
 _log = logging.getLogger(__name__)
 _NAMES = {"float": "float32", "double": "float64"}
 
 
 def ask(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, Learnt]:
-    """Return what ONNX Runtime knows of values of a model with static inputs.
+    """Return ONNX Runtime's types and shapes of values of a model with static inputs.
 
     Returns nothing where ONNX Runtime cannot load the model.
     """
@@ -74,7 +73,7 @@ def _inputs(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Answer with what is known of the values; the exit status is 0 wherever it answered."""
+    """Answer with the types of the values; the exit status is 0 wherever it answered."""
     args = confined.parser("honed.tuner.compiler.partition.valuetypes").parse_args(argv)
     return confined.answer(lambda: {"types": _types(args.folder, args.sets)})
 
@@ -112,7 +111,7 @@ def _run(folder: Path, model: onnx.ModelProto, names: Sequence[str], sets: int) 
             break
         try:
             found = zip(names, _session(model).run(None, given), strict=True)
-        except Exception as error:  # noqa: BLE001  what is known without a run stands
+        except Exception as error:  # noqa: BLE001  types that are known without a run remain valid
             _log.debug("the model does not run: %s", error)
             break
         observed = {name: shape.tolist() for name, shape in found if shape.all()} | observed

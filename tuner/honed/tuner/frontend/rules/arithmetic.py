@@ -1,4 +1,4 @@
-"""Elementwise operators."""
+"""Rewriting rules of elementwise operators."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNARY = (
 )  # fmt: skip
 _BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
-Activation = Callable[..., Value]  # Of a builder, a tensor and numbers
+Activation = Callable[..., Value]  # Takes a builder, a tensor and numbers
 
 
 @rule(*_UNARY)
 def unary(b: Builder, c: NodeCall) -> Value:
-    """Itself, elementwise."""
+    """The operator itself, elementwise."""
     return b(c.op, c.x())
 
 
@@ -41,7 +41,7 @@ def sign(b: Builder, c: NodeCall) -> Value:
 
 
 def pair(b: Builder, c: NodeCall) -> tuple[Value, Value]:
-    """Both inputs, the second placed by the `axis` attribute that opsets below 7 broadcast by."""
+    """Return both inputs, the second placed by the `axis` attribute by which opsets below 7 broadcast."""
     x, y = c.x(0), c.x(1)
     if c.opset < 7 and c.integer("broadcast") and y.rank < x.rank and "axis" in c.attrs:
         axis = normal_axis(c.integer("axis"), x.rank)
@@ -51,7 +51,7 @@ def pair(b: Builder, c: NodeCall) -> tuple[Value, Value]:
 
 @rule(*_BINARY, *_BITWISE, "LessOrEqual", "GreaterOrEqual")
 def binary(b: Builder, c: NodeCall) -> Value:
-    """Itself, with NumPy broadcasting."""
+    """The operator itself, with NumPy broadcasting."""
     x, y = pair(b, c)
     if c.op == "Div" and x.dtype.kind in "iu" and y.data is not None and not y.data.all():
         raise NodeRefused("it divides integers by a constant 0")
@@ -78,10 +78,10 @@ def power(b: Builder, c: NodeCall) -> Value:
 
 @rule("Mod")
 def modulo(b: Builder, c: NodeCall) -> Value:
-    """Itself, with the sign of the divisor; with fmod, of the dividend."""
+    """The operator itself, with the sign of the divisor; with fmod, of the dividend."""
     x, y = c.x(0), c.x(1)
     if not x.is_float:
-        # Narrow integers are computed in 32 bits: OpenCL's select has no form for mixed widths.
+        # Narrow integers are computed in 32 bits, because OpenCL's select has no variant for mixed widths.
         wide = x.dtype if x.dtype.itemsize >= 4 else np.int32
         return b.cast(b("Mod", b.cast(x, wide), b.cast(y, wide), fmod=c.integer("fmod")), x.dtype)
     return b("Mod", x, y, fmod=1)
@@ -105,7 +105,7 @@ def variadic(b: Builder, c: NodeCall) -> Value:
 
 @rule("Where")
 def where(b: Builder, c: NodeCall) -> Value:
-    """Selection."""
+    """A selection of one of two values."""
     return b("Where", c.x(0), c.x(1), c.x(2))
 
 
@@ -125,7 +125,7 @@ def activation(op: str, **defaults: float) -> Callable[[Activation], Activation]
 
 @activation("Reciprocal")
 def reciprocal(b: Builder, x: Value) -> Value:
-    """1 / x."""
+    """The quotient 1 / x."""
     return b("Div", 1, x)
 
 
@@ -158,7 +158,7 @@ def clip(b: Builder, c: NodeCall) -> Value:
 
 
 def _bounded(b: Builder, op: str, x: Value, bound: Value | None) -> Value:
-    """The larger or smaller of both, and `x` where the bound is NaN."""
+    """Return the larger or smaller of both, and `x` where the bound is NaN."""
     if bound is None:
         return x
     if not x.is_float or (bound.data is not None and not np.isnan(bound.data).any()):
@@ -186,7 +186,7 @@ def bit_cast(b: Builder, c: NodeCall) -> Value:
         raise NodeRefused(f"it takes {x.dtype.name} for {to.name}")
     if not kinds.isdisjoint(
         {"float16", "float64"}
-    ):  # Which are computed in other types where devices lack them
+    ):  # Devices may lack these types and compute them in others
         raise NodeRefused(f"it takes {x.dtype.name} for {to.name}; of floats only float32 is supported")
     if x.data is not None:
         return b.constant(x.data.view(to))
@@ -218,18 +218,18 @@ def dropout(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
-    """`share` of the old value, the rest of the new one."""
+    """Return `share` of the old value plus the rest of the new one."""
     return b("Add", b("Mul", old, share), b("Mul", new, 1 - share))
 
 
 def plus(b: Builder, x: Value, *others: Value | None) -> Value:
-    """The sum of `x` and the others that are there."""
+    """Return the sum of `x` and the others that are not None."""
     return functools.reduce(lambda y, other: y if other is None else b("Add", y, other), others, x)
 
 
 @rule("Relu")
 def relu(b: Builder, c: NodeCall) -> Value:
-    """max(x, 0)."""
+    """The larger of x and 0, max(x, 0)."""
     x = c.x()
     return b("Relu", x) if x.is_float else b("Max", x, 0)
 
@@ -269,7 +269,7 @@ def elu(b: Builder, c: NodeCall) -> Value:
 
 @activation("HardSigmoid", alpha=0.2, beta=0.5)
 def hard_sigmoid(b: Builder, x: Value, alpha: float, beta: float) -> Value:
-    """max(0, min(1, alpha * x + beta))."""
+    """The linear function limited to 0..1, max(0, min(1, alpha * x + beta))."""
     return b("Min", b("Max", b("Add", b("Mul", x, alpha), beta), 0), 1)
 
 
@@ -294,8 +294,8 @@ def shrink(b: Builder, x: Value, lambd: float, bias: float) -> Value:
 
 @activation("Softplus")
 def softplus(b: Builder, x: Value) -> Value:
-    """log(1 + exp(x))."""
-    # Without overflow: max(x, 0) + log(1 + exp(-|x|)).
+    """The softened maximum log(1 + exp(x))."""
+    # Computed without overflow: max(x, 0) + log(1 + exp(-|x|)).
     small = b("Exp", b("Neg", b("Abs", x)))
     return b("Add", b("Max", x, 0), b("Log", b("Add", small, 1)))
 
@@ -308,7 +308,7 @@ def softsign(b: Builder, x: Value) -> Value:
 
 @activation("Mish")
 def mish(b: Builder, x: Value) -> Value:
-    """`x` * tanh(softplus(x))."""
+    """The product `x` * tanh(softplus(x))."""
     return b("Mul", x, b("Tanh", softplus(b, x)))
 
 
@@ -319,7 +319,7 @@ def swish(b: Builder, x: Value, alpha: float) -> Value:
 
 
 def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
-    """`x` times the normal distribution function of x, by erf or by tanh (Hendrycks and Gimpel 2016)."""
+    """Return `x` times the normal distribution function of x, by erf or tanh (Hendrycks and Gimpel 2016)."""
     if tanh:
         cubed = b("Mul", b("Mul", b("Mul", x, x), x), 0.044715)
         curve = b("Tanh", b("Mul", b("Add", x, cubed), np.sqrt(2 / np.pi)))

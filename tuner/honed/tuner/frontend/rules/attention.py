@@ -27,9 +27,9 @@ DOMAIN = "com.microsoft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What is asked, keys and values: [B, N, S, H], [B, N, T, H] and [B, N, T, H of values].
+    """The queries, keys and values: [B, N, S, H], [B, N, T, H] and [B, N, T, H of values].
 
-    `past` of the T places were before what is asked first.
+    `past` of the T places precede the first query.
     """
 
     q: Value
@@ -39,7 +39,7 @@ class Heads:
 
 
 def _apart(b: Builder, x: Value, heads: int) -> Value:
-    """[B, L, N * H] to [B, N, L, H]."""
+    """Return [B, L, N * H] as [B, N, L, H]."""
     batch, length, width = x.shape
     if heads < 1 or width % heads:
         raise NodeRefused(f"its {heads} heads do not divide {width} numbers")
@@ -50,7 +50,7 @@ def _apart(b: Builder, x: Value, heads: int) -> Value:
 
 
 def _together(b: Builder, x: Value, heads: int) -> Value:
-    """[B, N, L, H], or with groups of heads for N and their rows for L, to [B, L, N * H]."""
+    """Return [B, N, L, H], or with groups of heads for N and their rows for L, as [B, L, N * H]."""
     batch, size = x.shape[0], x.shape[-1]
     length = x.size // (batch * heads * size)
     if length > 1:
@@ -59,10 +59,10 @@ def _together(b: Builder, x: Value, heads: int) -> Value:
 
 
 def _mask(b: Builder, c: NodeCall, place: int, heads: Heads) -> Value | None:
-    """What a mask adds to scores, to broadcast over [B, N, S, T]; None without one."""
+    """Return the addend of a mask for scores, which broadcasts over [B, N, S, T]; None without a mask."""
     given = c.opt(place)
     if given is None or (given.rank == 2 and given.shape[1] == 1):
-        return None  # A column is the same for all places
+        return None  # A column is equal for all places
     batch, _, asking, _ = heads.q.shape
     total = heads.k.shape[2]
     seen: Value
@@ -83,7 +83,7 @@ def _mask(b: Builder, c: NodeCall, place: int, heads: Heads) -> Value | None:
 
 
 def _attend(b: Builder, c: NodeCall, heads: Heads, mask: Value | None, bias: Value | None) -> Value:
-    """[B, S, N * H of values]: values averaged by softmax of the scaled products of queries with keys."""
+    """Return [B, S, N * H of values]: values averaged by softmax of scaled products of queries with keys."""
     _, _, asking, width = heads.q.shape
     total = heads.k.shape[2]
     scale = c.number("scale", 0.0) or 1.0 / math.sqrt(width)
@@ -92,14 +92,14 @@ def _attend(b: Builder, c: NodeCall, heads: Heads, mask: Value | None, bias: Val
     scores = plus(b, scores, mask, bias)
     if c.integer("unidirectional") and asking > 1:
         before = np.tri(asking, total, heads.past, dtype=np.bool_)
-        before[-1] = True  # For ONNX Runtime the last one sees all that there is
+        before[-1] = True  # ONNX Runtime lets the last query attend to all keys
         scores = b("Where", b.constant(before), scores, b.constant(np.finfo(scores.dtype).min, scores.dtype))
     shares = b("Softmax", scores, axis=3) if total > 1 else b.constant(np.ones(scores.shape, scores.dtype))
     return _together(b, matmul(b, shares, heads.v), heads.q.shape[1])
 
 
 def _projected(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias: int) -> list[Value]:
-    """Attention over [B, S, queries, keys and values], and the state."""
+    """Return attention over [B, S, queries, keys and values], and the state."""
     if c.integer("past_present_share_buffer") or c.integer("do_rotary"):
         raise NodeRefused(
             "it keeps its state in a shared buffer, or turns positions itself; export it without that"
@@ -122,7 +122,7 @@ def _projected(b: Builder, c: NodeCall, whole: Value, mask: int, past: int, bias
 
 @rule("Attention", domain=DOMAIN)
 def attention(b: Builder, c: NodeCall) -> list[Value]:
-    """One product for queries, keys and values, then attention with masks, bias and past."""
+    """A product for queries, keys and values together, then attention with masks, bias and past."""
     whole, bias = matmul(b, c.x(0), c.x(1)), c.opt(2)
     if c.opt(6) is not None:
         raise NodeRefused("it keeps its state in a shared buffer; export it without that")
@@ -163,7 +163,7 @@ def multi_head_attention(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def _over_a_shared_buffer(b: Builder, c: NodeCall, q: Value, new: tuple[Value, Value]) -> list[Value]:
-    """Attention over a past of fixed length, of which `past_sequence_length` rows are there already."""
+    """Return attention over a past of fixed length, whose first `past_sequence_length` rows are valid."""
     past, count = (c.x(6), c.x(7)), c.x(8)
     if c.opt(4) is not None or count.size != 1:
         raise NodeRefused("it has a mask beside a past of fixed length; export it without that")
@@ -205,7 +205,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
             positions = b("Add", cache.first, b.constant(np.arange(asking, dtype=np.int32)))
         else:
             b.rely(positions, 0, c.x(7).shape[0] - 1, "rows of its tables of angles")
-            if cache.is_prompt:  # Of which ONNX Runtime reads the first position alone
+            if cache.is_prompt:  # ONNX Runtime reads only the first position of a prompt
                 positions = cut(b, reshape(b, positions, [positions.size]), 0, 0, 1)
         interleaved = bool(c.integer("rotary_interleaved"))
         turn = _turns(b, positions, (c.x(7), c.x(8)), asking, interleaved=interleaved)
@@ -219,7 +219,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
     bias = _grouped_bias(b, c.opt(10), scores, few, asking)
     scores = plus(b, scores, bias)
     causal, window = bool(c.integer("causal", 1)), c.integer("local_window_size", -1)
-    # For ONNX Runtime's flash attention alone, what pads a prompt is behind the window of its last row.
+    # ONNX Runtime's flash attention alone places the padding of a prompt outside the window of its last row.
     flash = c.x(0).dtype == np.float32 and not cap and c.opt(11) is None and c.integer("smooth_softmax") <= 0
     seen = cache.seen(b, group, causal=causal, window=window, clipped=not flash)
     hidden = b.constant(np.finfo(scores.dtype).min, scores.dtype)
@@ -231,7 +231,7 @@ def group_query_attention(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def _refuse_of_groups(c: NodeCall) -> None:
-    """Raise a refusal of what GroupQueryAttention may be given or asked for that is not compiled."""
+    """Raise a refusal of the inputs and attributes of GroupQueryAttention that are not compiled."""
     past = c.opt(3)
     if c.integer("sliding_window_cache"):
         raise NodeRefused("it evicts from its cache; export it with a cache of all positions")
@@ -245,45 +245,45 @@ def _refuse_of_groups(c: NodeCall) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cache:
-    """A cache of `length` rows; `first` [B, 1] is the row that the first of the `new` ones is written to.
+    """A cache of `length` rows; the first of the `new` rows is written to row `first` [B, 1].
 
-    `last` [B, 1] is the last row that is there then, None for the last of the new ones: new rows behind it
-    pad a prompt.
+    `last` [B, 1] is the last valid row then, None for the last of the new ones: new rows after it pad a
+    prompt.
     """
 
     first: Value
     length: int
     new: int
     last: Value | None = None
-    keeps: bool = False  # Whether the rows behind the new ones stay; else they become zeros
+    keeps: bool = False  # The rows after the new ones stay; else they become zeros
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it is known that nothing is before the new rows."""
+        """Return whether it is known that no rows precede the new ones."""
         return self.first.data is not None and not self.first.data.any()
 
     @property
     def padded(self) -> bool:
-        """Whether new rows may be behind the last that is there."""
+        """Return whether new rows may follow the last valid one."""
         return self.new > 1 and self.last is not None
 
     @classmethod
     def of(cls, b: Builder, c: NodeCall, batch: int, new: int) -> _Cache:
-        """Return where the cache of a call is written, for requests that it is the cache of.
+        """Return where the cache of a call is written, for requests that fit the cache.
 
-        ONNX Runtime refuses all others but those of a larger cache.
+        ONNX Runtime refuses all others except those of a larger cache.
         """
         past, ends, total = c.opt(3), c.x(5), c.x(6)
         if ends.size != batch:
             raise NodeRefused(f"it has {ends.size} lengths for {batch} sequences")
         before = past.shape[2] if past is not None else 0
         known = None if total.data is None else int(total.data.reshape(-1)[0])
-        grown = before + new if before < new else before  # Where the total is given at run time
+        grown = before + new if before < new else before  # Length where the total is an input at run time
         length, whole = max(before, grown if known is None else known), known
         if length < new:
             raise NodeRefused(f"its cache has no room for {new} new rows; give its past that length")
         if known is None:
-            # ONNX Runtime takes several new rows of several sequences as prompts alone.
+            # ONNX Runtime accepts several new rows of several sequences only as prompts.
             prompts = batch > 1 and new > 1 and before >= new
             least, most = (new, new) if prompts else (new if before >= new else grown, grown)
             if c.integer("do_rotary"):
@@ -301,7 +301,7 @@ class _Cache:
         last = reshape(b, b.cast(ends, np.int32), [batch, 1])
         first = b("Sub", last, new - 1)
         start = b.constant(np.zeros((batch, 1), np.int32))
-        if prompt:  # As in ONNX Runtime a prompt begins at 0, whatever its padded length
+        if prompt:  # A prompt begins at 0 as in ONNX Runtime, whatever its padded length
             first = start
         elif whole is None:
             first = b("Where", b("Equal", reshape(b, b.cast(total, np.int32), []), new), start, first)
@@ -348,7 +348,7 @@ class _Cache:
 
 
 def _grouped_bias(b: Builder, bias: Value | None, scores: Value, few: int, asking: int) -> Value | None:
-    """Return what is added to the scores of groups of queries, [B or 1, few or 1, queries, length]."""
+    """Return the addend for the scores of groups of queries, [B or 1, few or 1, queries, length]."""
     if bias is None:
         return None
     batch, heads, _, length = bias.shape
@@ -362,7 +362,7 @@ def _grouped_bias(b: Builder, bias: Value | None, scores: Value, few: int, askin
 
 
 def _shares_beside_sinks(b: Builder, c: NodeCall, scores: Value, group: int) -> Value:
-    """Return the softmax of scores, of which a score that nothing stands behind may take a share."""
+    """Return the softmax of scores, in which a sink, a score without a value, may take a share."""
     batch, few, asking, length = scores.shape
     sink = c.opt(11)
     if sink is None and c.integer("smooth_softmax") <= 0:
@@ -399,7 +399,7 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
     elif group > 1:
         k, v = (_repeated(b, x, group) for x in kept)
     scores = matmul(b, b("Mul", q, c.number("scale", width**-0.5)), transpose(b, k, [0, 1, 3, 2]))
-    shown = [scores]  # By qk_matmul_output_mode
+    shown = [scores]  # Candidates by qk_matmul_output_mode
     if cap := c.number("softcap", 0.0):
         scores = b("Mul", b("Tanh", b("Div", scores, cap)), cap)
     shown.append(scores)
@@ -435,7 +435,7 @@ def attention_of_onnx(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def _seen(b: Builder, c: NodeCall, asking: int, total: int, past: int) -> Value | None:
-    """Return which keys each query of ONNX's Attention attends to, but for float masks; None: all."""
+    """Return which keys each query of ONNX's Attention attends to, except by float masks; None: all."""
     found: list[Value] = []
     mask, filled = c.opt(3), c.opt(6)
     if mask is not None and mask.dtype.kind == "b":
@@ -454,7 +454,7 @@ def _seen(b: Builder, c: NodeCall, asking: int, total: int, past: int) -> Value 
 
 
 def _widened(b: Builder, mask: Value, total: int, fill: float) -> Value:
-    """Return a mask of at least two dimensions that is as long as there are keys; those behind are hidden."""
+    """Return a mask of at least two dimensions extended to the number of keys; additional ones are hidden."""
     mask = reshape(b, mask, [1] * (2 - mask.rank) + list(mask.shape))
     missing = total - mask.shape[-1]
     if missing <= 0:
@@ -465,7 +465,7 @@ def _widened(b: Builder, mask: Value, total: int, fill: float) -> Value:
 
 
 def _repeated(b: Builder, x: Value, times: int) -> Value:
-    """Return [B, N, L, H] with each head so many times in a row."""
+    """Return [B, N, L, H] with each head repeated `times` times in a row."""
     batch, few, length, size = x.shape
     each = expand(b, with_axis(b, x, 2), [batch, few, times, length, size])
     return reshape(b, each, [batch, few * times, length, size])
@@ -487,7 +487,7 @@ def _may_hide(seen: Value | None, bias: Value | None, hidden: Value) -> bool:
 
 
 def _all_ask(seen: Sequence[Array]) -> bool:
-    """Return whether each row of masks together has a key that it attends to."""
+    """Return whether in each row the masks together show at least one key."""
     return bool(np.any(functools.reduce(np.logical_and, seen), axis=-1).all())
 
 
@@ -516,9 +516,10 @@ def rotary_embedding(b: Builder, c: NodeCall) -> Value:
 def _turns(
     b: Builder, positions: Value, tables: tuple[Value, Value], length: int, *, interleaved: bool
 ) -> Callable[[Value], Value]:
-    """Return what turns [B, N, L, H] by the angles of [B or 1, L] positions, or of those from a first one.
+    """Return a function that rotates [B, N, L, H] by the angles of [B or 1, L] positions.
 
-    `tables` are of cosines and sines, a row for each position.
+    The positions may be those from a first one on. `tables` are of cosines and sines, a row for each
+    position.
     """
     if positions.size == 1:
         first = reshape(b, positions, [1])
@@ -539,7 +540,7 @@ def _turns(
 
 
 def _turned(b: Builder, x: Value, cosine: Value, sine: Value, *, interleaved: bool) -> Value:
-    """Pairs along the last axis: neighbours, or one of each half."""
+    """Return pairs along the last axis rotated: neighbours, or one of each half."""
     *outer, width = x.shape
     half = width // 2
     pairs = reshape(b, x, [*outer, half, 2] if interleaved else [*outer, 2, half])

@@ -1,7 +1,7 @@
 """Weights of few bits in blocks that share a scale, as language models have them (com.microsoft).
 
-They stay packed in the compiled file, with the lowest bits of a byte first. What unpacks them is part of the
-graph; the lowering joins it with the product that reads it.
+They stay packed in the compiled file, with the lowest bits of a byte first. The nodes that unpack them are
+part of the graph; the lowering fuses them with the product that reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BITS = (2, 4, 8)
 _FOUR_BITS = {
     "uint4": 0,
     "int4": 8,
-}  # Types of numbers of 4 bits, with what is added so that none is negative
+}  # Types of numbers of 4 bits, with the addend that makes all of them positive or 0
 _LEAST_BLOCK = 16
 
 
@@ -48,7 +48,7 @@ def matmul_few_bits(b: Builder, c: NodeCall) -> Value:
     if zeros is None:
         middle = b.like(1 << (bits - 1), x)
     else:
-        if zeros.dtype == np.uint8:  # They stay bytes, too
+        if zeros.dtype == np.uint8:  # Zero points in bytes stay bytes, too
             zeros = _numbers(zeros.reshape(columns, -1), bits, blocks)
         middle = b.cast(b.held(zeros.reshape(columns, blocks).T[:, None, None, :]), x.dtype)
     scale = scales.reshape(columns, blocks).T[:, None, None, :].astype(x.dtype)
@@ -106,7 +106,7 @@ def _in_bytes(b: Builder, v: Value) -> Value:
 
 
 def _unpacked(b: Builder, packed: Array | Value, bits: int, axis: int) -> Value:
-    """Return the numbers of bytes or words, those of one along an axis of 1 that becomes as long."""
+    """Return the numbers in bytes or words; those of one lie along an axis of 1, which becomes as long."""
     held = packed if isinstance(packed, Value) else b.held(packed)
     width = 8 * held.dtype.itemsize
     if bits == width:

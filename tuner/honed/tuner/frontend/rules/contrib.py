@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators (com.microsoft), which its optimiser and quantiser write into models."""
+"""Rewriting rules of ONNX Runtime's own operators (com.microsoft), as its optimiser and quantiser write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .recurrence import activate
 from .reduction import reduce, standardised
 
 DOMAIN = "com.microsoft"
-_NEWEST = 13  # As which an operator is read whose inputs are those of this opset
+_NEWEST = 13  # The opset for operators whose inputs are those of this opset
 
 
 @rule("FusedMatMul", "TransposeMatMul", domain=DOMAIN)
@@ -61,7 +61,7 @@ def fused_gemm(b: Builder, c: NodeCall) -> Value:
 
 @rule("Gelu", domain=DOMAIN)
 def gelu_microsoft(b: Builder, c: NodeCall) -> Value:
-    """Gelu, by erf."""
+    """The Gelu function by erf."""
     return gelu_of(b, c.x(), tanh=False)
 
 
@@ -123,7 +123,7 @@ def less_zero(b: Builder, x: Value, zero: Value | None) -> Value:
 
 
 def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
-    """What a quantised tensor stands for, in float32."""
+    """Return the real values of a quantised tensor, in float32."""
     return b("Mul", single(b, less_zero(b, x, zero)), scale)
 
 
@@ -295,7 +295,7 @@ def qlinear_softmax(b: Builder, c: NodeCall) -> Value:
     if flat.shape[axis] == 1:
         raise NodeRefused("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
     shares = reshape(b, b("Softmax", flat, axis=axis), x.shape)
-    # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
+    # ONNX Runtime maps 1 to a whole number of steps: 254 of them where 1 / 255 was rounded up.
     steps = b("Floor", b("Div", 1, c.x(3)))
     return requantise(b, b("Mul", shares, steps), _zero_or(b, c.opt(4), c.x(0)))
 
@@ -329,7 +329,10 @@ def quantised_embed_layer_normalisation(b: Builder, c: NodeCall) -> list[Value]:
 def _embedded(
     b: Builder, c: NodeCall, tables: Sequence[Value | None], positions: Value | None
 ) -> list[Value]:
-    """`tables` are of words, positions and segments, which may be left out; then come gamma and beta."""
+    """Return the outputs; `tables` are of words, positions and segments, which may be left out.
+
+    Then gamma and beta.
+    """
     words, segments, mask = c.x(0), c.opt(1), c.opt(7)
     of_words, of_positions, of_segments, gamma, beta = tables
     for numbers, table in ((words, of_words), (positions, of_positions), (segments, of_segments)):

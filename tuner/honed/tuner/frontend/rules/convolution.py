@@ -1,4 +1,4 @@
-"""Convolutions with explicit padding."""
+"""Rewriting rules of convolutions, with explicit padding."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def spatial_pads(
 
 
 def without_negative(b: Builder, x: Value, before: list[int], after: list[int]) -> Value:
-    """Negative padding cuts the input; both lists are left with what remains to pad."""
+    """Cut the input by negative padding; both lists keep the amounts that remain to pad."""
     for axis, (low, high) in enumerate(zip(before, after, strict=True)):
         if low < 0 or high < 0:
             x = cut(b, x, axis + 2, max(0, -low), x.shape[axis + 2] - max(0, -high))
@@ -71,7 +71,7 @@ def taps(
     dilations: Sequence[int],
     outputs: Sequence[int],
 ) -> Iterator[Value]:
-    """For each place in a window, the input elements it meets: tensors with the extents of the output."""
+    """Yield, for each place in a window, its input elements: tensors with the extents of the output."""
     for place in itertools.product(*map(range, kernel)):
         tap = padded
         for axis, (k, s, d, n) in enumerate(zip(place, strides, dilations, outputs, strict=True), start=2):
@@ -104,7 +104,7 @@ class Geometry:
 
 
 def _spatial(x: Value, w: Value) -> int:
-    """How many dimensions are convolved."""
+    """Return the number of convolved dimensions."""
     if not 1 <= x.rank - 2 <= MAX_SPATIAL or w.rank != x.rank:
         raise NodeRefused(
             f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported"
@@ -173,10 +173,10 @@ def conv_transpose(b: Builder, c: NodeCall) -> Value:
 
 
 def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
-    """By definition: zeros between the input's elements, then a convolution with the flipped kernel.
+    """Return a transposed convolution: zeros between input elements, then a convolution by flipped kernels.
 
-    `g.before` and `g.after` are cut off the full output; negative amounts add to it. `w` is laid out
-    [input channels, output channels / groups, ...].
+    `g.before` and `g.after` are cut off the full output; negative amounts add to it. `w` is laid out [input
+    channels, output channels / groups, ...].
     """
     stretched = _stretch(b, x, g.strides)
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], g.dilations, strict=True)]
@@ -197,7 +197,10 @@ def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 def _transposed_pads(
     c: NodeCall, extents: Sequence[int], reach: list[int], strides: list[int], extra: list[int]
 ) -> tuple[list[int], list[int]]:
-    """What is cut off the full output; from `output_shape` or `auto_pad` where they are given."""
+    """Return the amounts cut off the full output.
+
+    From `output_shape` or `auto_pad` where the node has them.
+    """
     spatial, mode = len(extents), c.text("auto_pad", "NOTSET")
     full = [s * (n - 1) + r + 1 + e for s, n, r, e in zip(strides, extents, reach, extra, strict=True)]
     wanted = c.ints("output_shape")

@@ -23,7 +23,7 @@ from .reduction import reduce
 
 MAX_RANGE = 1 << 23  # Elements of a constant made by Range
 MAX_WORK = 1 << 33  # Comparisons one rewritten scatter may cost
-BEST_PLACES = "Scan"  # In a normalised graph: see `_best_places`
+BEST_PLACES = "Scan"  # Represents a sort in a normalised graph: see `_best_places`
 # Elements of a row, and comparisons in all, up to which counting ranks is quicker than sorting.
 _PAIRS, _PAIRS_IN_ALL = 512, 1 << 26
 _SCANNED = 64  # Elements of a running total that are compared with each other
@@ -31,7 +31,7 @@ _VALUES = "the shape of its output depends on the values of its inputs; honed co
 
 
 def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Value:
-    """Indices counted from the front; requests with one out of range are not served.
+    """Return indices counted from the front; requests with one out of range are not served.
 
     Constant ones are checked here: raises NodeRefused for one out of range.
     """
@@ -45,7 +45,7 @@ def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Val
 
 
 def _counted(b: Builder, indices: Value, extent: int) -> Value:
-    """Indices counted from the front, of which negative ones counted from the end."""
+    """Return indices counted from the front, also for negative ones, which count from the end."""
     negative = b("Less", indices, 0)
     return b("Where", negative, b("Add", indices, extent), indices)
 
@@ -78,7 +78,7 @@ def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
         for i, extent in enumerate(indices.shape)
         if i != axis and extent > 1
     ]
-    # One constant for all axes, unless it is large.
+    # A single constant serves all axes, unless it is large.
     bases = starts if indices.size > MAX_RANGE else [sum(starts, np.zeros(indices.shape, np.int64))]
     # The clamp keeps a wrong index from reaching into a neighbouring row as well as out of the buffer.
     bounded = b("Min", b("Max", wide, 0), x.shape[axis] - 1)
@@ -90,7 +90,7 @@ def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
 
 @rule("GatherElements")
 def gather_elements_rule(b: Builder, c: NodeCall) -> Value:
-    """One element for each index."""
+    """The elements of one axis at the indices."""
     x = c.x(0)
     axis = normal_axis(c.integer("axis"), x.rank)
     return gather_elements(b, x, wrapped(b, c.x(1), x.shape[axis]), axis)
@@ -113,10 +113,10 @@ def gather_nd(b: Builder, c: NodeCall) -> Value:
 
 
 def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
-    """Flat positions of the tuples along the last axis of `indices` in a tensor of `shape`, int64."""
+    """Return flat positions of the tuples along the last axis of `indices` in a tensor of `shape`, int64."""
     total: Value | None = None
     most = max(shape, default=1)
-    if indices.data is None:  # Of which a precondition says one thing for all columns
+    if indices.data is None:  # A precondition has one range for all columns
         b.rely(indices, -most, most - 1, f"tuples of indices into {list(shape)}")
     for i, (extent, stride) in enumerate(zip(shape, strides_of(shape), strict=True)):
         picked = pick(b, indices, indices.rank - 1, i)
@@ -187,7 +187,7 @@ def scatter_nd(b: Builder, c: NodeCall) -> Value:
 
 
 def _by_map(b: Builder, x: Value, updates: Value, places: Array) -> Value:
-    """Known places: one gather from data and updates laid end to end."""
+    """Return the result for known places: one gather from data and updates laid end to end."""
     source = np.arange(x.size, dtype=np.int64)
     source[places.reshape(-1)] = x.size + np.arange(updates.size)
     if updates.size == x.size and np.array_equal(source, x.size + np.arange(x.size)):
@@ -223,7 +223,7 @@ def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: s
 
 
 def _reduction(x: Value, name: str) -> tuple[float, str, str]:
-    """What changes nothing, the reduction of updates, and how it joins the data."""
+    """Return the neutral element, the reduction of updates, and the operator to combine it with the data."""
     low, high = (-np.inf, np.inf) if x.is_float else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
     table = {
         "add": (0, "ReduceSum", "Add"),
@@ -238,7 +238,7 @@ def _reduction(x: Value, name: str) -> tuple[float, str, str]:
 
 @rule("OneHot")
 def one_hot(b: Builder, c: NodeCall) -> Value:
-    """Each index compared with every position; an index out of range matches none."""
+    """A comparison of each index with every position; an index out of range matches none."""
     indices, values = c.x(0), c.x(2)
     (depth, *_) = c.numbers(1, "depth")
     axis = normal_axis(c.integer("axis", -1), indices.rank + 1)
@@ -275,7 +275,7 @@ def top_k(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def _places_by_pairs(b: Builder, rows: Value, count: int, *, largest: bool) -> Value:
-    """The rank of each element, by counting, and the place of each rank."""
+    """Return the place of each rank; ranks are found by counting."""
     size = rows.shape[1]
     if rows.is_float:
         rows = b("Where", b("IsNaN", rows), -np.inf if largest else np.inf, rows)
@@ -290,9 +290,9 @@ def _places_by_pairs(b: Builder, rows: Value, count: int, *, largest: bool) -> V
 
 
 def _best_places(b: Builder, rows: Value, count: int, *, largest: bool) -> Value:
-    """A Scan over rows whose body is a TopK: the one form of it in ONNX that has the places as its output.
+    """Return a Scan over rows whose body is a TopK, the only ONNX construct with the places as its output.
 
-    The importer makes a sort of it.
+    The importer turns it into a sort.
     """
     body = helper.make_graph(
         [helper.make_node("TopK", ["row", "k"], ["best", "places"], axis=0, largest=int(largest))],
@@ -314,7 +314,7 @@ def running_total(b: Builder, c: NodeCall) -> Value:
     reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
     def scanned(x: Value, *, exclusive: bool) -> Value:
-        """Blocks by comparing places, each with the total of all blocks before it (Blelloch 1990)."""
+        """Return totals of blocks, by comparing places, plus those of all earlier blocks (Blelloch 1990)."""
         outer, size, inner = x.shape
         block = min(size, _SCANNED)
         count = -(-size // block)

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: shapes, slices, joins, padding."""
+"""Rewriting rules of operators that move elements without computing: shapes, slices, joins, padding."""
 
 from __future__ import annotations
 
@@ -32,19 +32,22 @@ def expand(b: Builder, x: Value, shape: Sequence[int]) -> Value:
 
 
 def cut(b: Builder, x: Value, axis: int, start: int, end: int, step: int = 1) -> Value:
-    """Elements start, start + step, ... before end along one axis; itself where that is all of it."""
+    """Return elements start, start + step, ... before end along one axis.
+
+    `x` itself where that is all of it.
+    """
     if (start, step) == (0, 1) and end >= x.shape[axis]:
         return x
     return b("Slice", x, b.ints(start), b.ints(end), b.ints(axis), b.ints(step))
 
 
 def backwards(b: Builder, x: Value, axis: int) -> Value:
-    """All elements along an axis, the last first."""
+    """Return all elements along an axis in reverse order."""
     return b("Slice", x, b.ints(-1), b.ints(-x.shape[axis] - 1), b.ints(axis), b.ints(-1))
 
 
 def join(b: Builder, parts: Sequence[Value], axis: int) -> Value:
-    """Parts along an axis, at most _MOST_JOINED at once; empty ones are left out."""
+    """Return parts joined along an axis, at most _MOST_JOINED at once; empty ones are left out."""
     kept = [p for p in parts if p.size] or list(parts[:1])
     while len(kept) > _MOST_JOINED:
         groups = (kept[n : n + _MOST_JOINED] for n in range(0, len(kept), _MOST_JOINED))
@@ -73,12 +76,12 @@ def flattened(b: Builder, x: Value, axis: int) -> Value:
 
 
 def along(array: Array, axis: int, rank: int) -> Array:
-    """One-dimensional data so that it broadcasts along an axis of a tensor of `rank` dimensions."""
+    """Return one-dimensional data shaped to broadcast along an axis of a tensor of `rank` dimensions."""
     return array.reshape([-1] + [1] * (rank - axis - 1))
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
-    """How far apart the neighbours along each axis lie."""
+    """Return the distance, in elements, between neighbours along each axis."""
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
@@ -117,7 +120,7 @@ def reshape_rule(b: Builder, c: NodeCall) -> Value:
 
 
 def given_axes(c: NodeCall, since: int) -> list[int] | None:
-    """Axes as an attribute before opset `since`, as input 1 after; None where not given."""
+    """Return the axes, an attribute before opset `since`, input 1 after; None where they are missing."""
     return c.ints("axes") if c.opset < since else c.opt_numbers(1, "axes")
 
 
@@ -163,7 +166,7 @@ def transpose_rule(b: Builder, c: NodeCall) -> Value:
 
 @rule("Shape")
 def shape(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant, known while compiling."""
     dims = list(c.x().shape)
     end = c.attrs.get("end")
     return b.ints(*dims[c.integer("start") : None if end is None else int(end)])
@@ -171,7 +174,7 @@ def shape(b: Builder, c: NodeCall) -> Value:
 
 @rule("Size")
 def size(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant, known while compiling."""
     return b.constant(np.array(c.x().size, np.int64))
 
 
@@ -184,7 +187,7 @@ def concat(b: Builder, c: NodeCall) -> Value:
 
 @rule("Split")
 def split(b: Builder, c: NodeCall) -> list[Value]:
-    """Slices."""
+    """Slices along one axis."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
     sizes = c.ints("split") if c.opset < 13 else None
@@ -199,7 +202,7 @@ def split(b: Builder, c: NodeCall) -> list[Value]:
 
 
 def pieces(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> list[Value]:
-    """Consecutive parts of the sizes given along an axis."""
+    """Return consecutive parts of these sizes along an axis."""
     ends = list(np.cumsum(sizes))
     return [cut(b, x, axis, int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
 
@@ -225,13 +228,16 @@ def slice_rule(b: Builder, c: NodeCall) -> Value:
         if step > 0:
             x = cut(b, x, place, first, last, step)
         else:
-            past = last if last >= 0 else -x.shape[place] - 1  # One before the first element
+            past = last if last >= 0 else -x.shape[place] - 1  # The place before the first element
             x = b("Slice", x, b.ints(first), b.ints(past), b.ints(place), b.ints(step))
     return x
 
 
 def _clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """Start and end as ONNX clamps them; end is -1 where a backward slice takes the first element too."""
+    """Return start and end as ONNX clamps them.
+
+    End is -1 where a backward slice includes the first element.
+    """
     start, end = (v + extent if v < 0 else v for v in (start, end))
     if step > 0:
         return min(max(start, 0), extent), min(max(end, 0), extent)
@@ -266,7 +272,7 @@ def tile(b: Builder, c: NodeCall) -> Value:
 
 @rule("Constant")
 def constant(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant, known while compiling."""
     name, given = next(iter(c.attrs.items()), ("", None))
     if name == "value":
         return b.constant(numpy_helper.to_array(given), hint=c.outputs[0])
@@ -279,7 +285,7 @@ def constant(b: Builder, c: NodeCall) -> Value:
 
 @rule("ConstantOfShape")
 def constant_of_shape(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant, known while compiling."""
     dims = c.numbers(0, "shape")
     value = numpy_helper.to_array(c.attrs["value"]) if "value" in c.attrs else np.zeros(1, np.float32)
     return expand(b, b.constant(value.reshape([1] * len(dims))), dims)
@@ -287,7 +293,7 @@ def constant_of_shape(b: Builder, c: NodeCall) -> Value:
 
 @rule("EyeLike")
 def eye_like(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant, known while compiling."""
     x = c.x()
     if x.rank != 2:
         raise NodeRefused("its input does not have two dimensions")
@@ -373,7 +379,7 @@ def _amounts(c: NodeCall, rank: int) -> tuple[list[int], list[int]]:
 
 
 def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
-    """For each output position along an axis, the input position it copies."""
+    """Return, for each output position along an axis, the input position it copies."""
     places = np.arange(-before, extent + after)
     if mode == "edge":
         return np.clip(places, 0, extent - 1)
@@ -390,7 +396,7 @@ def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
 
 @rule("CenterCropPad")
 def center_crop_pad(b: Builder, c: NodeCall) -> Value:
-    """Each axis cropped or padded around its centre to a constant size."""
+    """The input, cropped or padded around the centre of each axis to a constant size."""
     x = c.x()
     sizes = c.numbers(1, "shape")
     axes = [normal_axis(a, x.rank) for a in c.ints("axes") or range(x.rank)]

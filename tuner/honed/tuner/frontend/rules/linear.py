@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Rewriting rules of matrix products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layout import expand, reshape, transpose
 
 
 def matmul(b: Builder, x: Value, y: Value) -> Value:
-    """A matrix product; over a single element it is a product of numbers, which needs no reduction."""
+    """Return a matrix product; over a single element it is a product of numbers, which needs no reduction."""
     if x.rank >= 2 and y.rank >= 2 and x.shape[-1] == 1:
         return b("Mul", x, y)
     return b("MatMul", x, y)
@@ -23,7 +23,7 @@ def matmul(b: Builder, x: Value, y: Value) -> Value:
 
 @rule("MatMul")
 def matmul_rule(b: Builder, c: NodeCall) -> Value:
-    """A matrix product."""
+    """A product of matrices, or of stacks of them."""
     return matmul(b, c.x(0), c.x(1))
 
 
@@ -66,7 +66,7 @@ def einsum(b: Builder, c: NodeCall) -> Value:
 
 
 def _terms(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
-    """Labels of every operand and of the result, with the ellipsis written out in capitals not used."""
+    """Return the labels of every operand and of the result, with the ellipsis replaced by unused letters."""
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(operands):
@@ -90,7 +90,7 @@ def _terms(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
 
 
 def _diagonal(b: Builder, x: Value, term: str) -> tuple[Value, str]:
-    """Where a label stands twice in a term, its diagonal: all else is masked, then summed away."""
+    """Return the diagonal where a label occurs twice in a term: the rest is masked, then summed away."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
             first, second = term.index(label), term.rindex(label)

@@ -1,4 +1,4 @@
-"""Operators of ONNX's other domains: optimisers' steps (training), and feature preparation (ml)."""
+"""Rewriting rules of ONNX's other domains: optimisers' steps (training), and feature preparation (ml)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .arithmetic import mixed
 from .layout import reshape
 
 TRAINING, CLASSIC = "ai.onnx.preview.training", "ai.onnx.ml"
-# One tensor's step: learning rate, count of steps as a float, the tensor, its gradient, its state.
+# The step of one tensor: learning rate, count of steps as a float, the tensor, its gradient, its state.
 _Step = Callable[[Value, Value, Value, Value, Sequence[Value]], Sequence[Value]]
 
 
 def _each(b: Builder, c: NodeCall, states: int, step: _Step) -> list[Value]:
-    """The step for every tensor: all new tensors, then all new states of each kind."""
+    """Return the step for every tensor: all new tensors, then all new states of each kind."""
     rate, count, tensors = c.x(0), c.x(1), c.tensors()[2:]
     n = len(tensors) // (2 + states)
     if n < 1 or len(tensors) != n * (2 + states):
@@ -75,7 +75,7 @@ def adam(b: Builder, c: NodeCall) -> list[Value]:
         root = b("Add", b("Sqrt", square), c.number("epsilon", 1e-6))
         one = b.like(1, x)
         later = b("Less", 0, count)
-        steps = b("Where", later, count, one)  # At no step the quotient is not used, and must exist
+        steps = b("Where", later, count, one)  # At step 0 the quotient is not used, but must exist
         mean_bias, square_bias = (b("Sub", one, b("Pow", k, steps)) for k in (alpha, beta))
         adjusted = b("Where", later, b("Div", b("Mul", rate, b("Sqrt", square_bias)), mean_bias), rate)
         moved = b("Sub", x, b("Mul", adjusted, b("Div", mean, root)))

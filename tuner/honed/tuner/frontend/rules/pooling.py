@@ -1,4 +1,4 @@
-"""Pooling over windows."""
+"""Rewriting rules of pooling over windows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Window:
     dilations: list[int]
     before: list[int]
     after: list[int]
-    beyond: list[int]  # Of `after`, what lies past the padding the model asked for
+    beyond: list[int]  # Additional amounts in `after`, beyond the padding that the model requests
     outputs: list[int]
 
 
@@ -78,7 +78,8 @@ def max_pool(b: Builder, c: NodeCall) -> list[Value]:
     small = all(
         p < (k - 1) * d + 1 for p, k, d in zip(w.before + w.after, w.kernel * 2, w.dilations * 2, strict=True)
     )
-    if plain and small and math.prod(w.kernel) > 1:  # Else nothing is reduced: strided slices do
+    # Windows of one element reduce nothing: strided slices suffice
+    if plain and small and math.prod(w.kernel) > 1:
         return [_pooled(b, "MaxPool", x, w)]
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
     best, *others = _taps(b, x, w, lowest)
@@ -101,7 +102,7 @@ def _taps(b: Builder, x: Value, w: Window, fill: float) -> list[Value]:
 
 
 def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
-    """For each place in the window, the flat position in the channel's plane of the elements it meets."""
+    """Return, for each place in the window, the flat position of its elements in the channel's plane."""
     extents = x.shape[2:]
     weights = strides_of(extents[::-1])[::-1] if column_major else strides_of(extents)
     found: list[Array] = []
@@ -121,7 +122,7 @@ def average_pool(b: Builder, c: NodeCall) -> Value:
 
 
 def averaged(b: Builder, c: NodeCall, x: Value, *, counted: bool) -> Value:
-    """Averages over the call's windows of `x`; `counted` padding is among what is divided by."""
+    """Return averages over the call's windows of `x`; with `counted` the divisor includes the padding."""
     w = _window(c, x)
     total = _average(b, x, w)
     numbers = _counts(x, w, padding=counted)
@@ -132,14 +133,14 @@ def averaged(b: Builder, c: NodeCall, x: Value, *, counted: bool) -> Value:
 
 
 def _average(b: Builder, x: Value, w: Window) -> Value:
-    """Sums over each window, padding taken as 0, over the window's size."""
+    """Return sums over each window, with padding as 0, over the window's size."""
     if math.prod(w.kernel) == 1:
         return _taps(b, x, w, 0)[0]
     return _pooled(b, "AveragePool", x, w, count_include_pad=1)
 
 
 def _counts(x: Value, w: Window, *, padding: bool) -> Array:
-    """How many elements (or elements and asked-for padding) each window meets: shape [1, 1, *outputs]."""
+    """Return the number of elements (or elements and requested padding) in each window: [1, 1, *outputs]."""
     numbers = np.ones([1, 1, *[1] * len(w.outputs)])
     for i, extent in enumerate(x.shape[2:]):
         starts = np.arange(w.outputs[i])[:, None] * w.strides[i] - w.before[i]
@@ -190,7 +191,7 @@ def max_unpool(b: Builder, c: NodeCall) -> Value:
     ]
     shape = c.opt_numbers(2, "output_shape") or [*x.shape[:2], *least]
     b.rely(places, 0, math.prod(x.shape[:2]) * math.prod(least) - 1, "places of its output")
-    # The places count in the least tensor; a larger one asked for has zeros on its far sides.
+    # The places count in the smallest tensor; a larger requested one has zeros on its far sides.
     zeros = b.constant(np.zeros(math.prod(x.shape[:2]) * math.prod(least), x.dtype))
     flat = scatter_elements(b, zeros, reshape(b, places, [x.size]), reshape(b, x, [x.size]), 0, "none")
     missing = [wanted - have for wanted, have in zip(shape[2:], least, strict=True)]

@@ -1,4 +1,4 @@
-"""Integer arithmetic and its scales.
+"""Rewriting rules of integer arithmetic and its scales.
 
 Products and convolutions by constant weights are of signed bytes, which devices may have instructions for.
 Zero points stay out of them: a sum of n terms (x - p) (w - q) is the sum of x w, less p times that of w and
@@ -26,12 +26,12 @@ from .linear import matmul
 from .reduction import reduce
 
 MAX_TAPS = 128  # Kernel elements an integer convolution may have
-_MIDDLE = 128  # Of unsigned bytes
+_MIDDLE = 128  # Middle of the range of unsigned bytes
 _MOST_TERMS = (1 << 31) // _MIDDLE**2 - 1  # Sums of more may not fit int32, whatever their order
 
 
 def single(b: Builder, x: Value) -> Value:
-    """`x` in float32."""
+    """Return `x` cast to float32."""
     return b.cast(x, np.float32)
 
 
@@ -82,7 +82,7 @@ def qlinear_matmul(b: Builder, c: NodeCall) -> Value:
     """Integer product, scaled and rounded to the type of the output."""
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
     if z_zero.dtype.kind == "i" and z_scale.data is None:
-        # Where scales were calibrated, saturation is meant, as ONNX's text and ONNX Runtime have it.
+        # Calibrated scales mean saturation, as in ONNX's text and ONNX Runtime.
         raise NodeRefused("on int8 overflow ONNX's text and its evaluator contradict each other; use uint8")
     product = integer_product(b, x, x_zero, y, y_zero)
     if x_scale.rank == 1 and x_scale.size > 1:
@@ -196,7 +196,7 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     high = b("Max", reduce(b, "ReduceMax", x, axes, keepdims=False), nought)
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
     spread = b("Sub", high, low)
-    # Where all is 0, ONNX's text divides 0 by 0 and ONNX Runtime takes a scale of 1.
+    # ONNX's text divides 0 by 0 where all is 0, and ONNX Runtime uses a scale of 1.
     scale = b("Where", b("Equal", spread, nought), 1, b("Div", spread, 255))
     zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), 255)
     point = b("Cast", zero, to=TensorProto.UINT8)
@@ -204,12 +204,12 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _is_bytes(x: Value) -> bool:
-    """Whether elements are of 8 bits."""
+    """Return whether elements are of 8 bits."""
     return x.dtype in (np.int8, np.uint8)
 
 
 def _signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | None]:
-    """Bytes in int8, and what of them stands for 0: in int32, None where that is 0."""
+    """Return bytes as int8, and their zero point: in int32, None where that is 0."""
     moved = None if zero is None else b("Cast", zero, to=TensorProto.INT32)
     if x.dtype == np.uint8:
         wide = b("Sub", b("Cast", x, to=TensorProto.INT32), b.constant(np.int32(_MIDDLE)))
@@ -223,7 +223,7 @@ def _signed(b: Builder, x: Value, zero: Value | None) -> tuple[Value, Value | No
 def _signed_product(
     b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None
 ) -> Value | None:
-    """A product in int32; None where `y` is no constant.
+    """Return a product in int32; None where `y` is no constant.
 
     A zero point of one dimension is for the rows of `x`, or for the columns of `y`.
     """
@@ -249,7 +249,7 @@ def _less_zeros(
     sums: Array,
     terms: int,
 ) -> Value:
-    """`times(w)`, each of sums of so many terms, as if the zero points had been taken from both before.
+    """Return `times(w)`, sums of that many terms each, as if the zero points had been subtracted before.
 
     `ones` are weights that sum up the other operand, `sums` those of the weights.
     """
@@ -263,9 +263,9 @@ def _less_zeros(
 def _signed_convolution(
     b: Builder, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None, g: Geometry
 ) -> Value | None:
-    """A convolution of two spatial dimensions in int32; None where `w` is no constant.
+    """Return a convolution of two spatial dimensions in int32; None where `w` is no constant.
 
-    What is padded stands for 0. A zero point of one dimension is for the output channels.
+    Padding stands for 0. A zero point of one dimension is for the output channels.
     """
     if w.data is None or x.rank != 4 or not (_is_bytes(x) and _is_bytes(w)):
         return None

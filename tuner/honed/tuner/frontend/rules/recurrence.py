@@ -1,4 +1,4 @@
-"""Recurrent layers (LSTM, GRU, RNN), unrolled: voice models give them a frame or a few at a time.
+"""Rewriting rules of recurrent layers (LSTM, GRU, RNN), unrolled: voice models have a few frames at a time.
 
 Their weights are floats, or integers where ONNX Runtime's quantiser was over them.
 """
@@ -29,8 +29,8 @@ def _elu(b: Builder, x: Value, alpha: float) -> Value:
     return b("Where", b("Less", x, 0), b("Mul", grown, alpha), x)
 
 
-# By the names in lower case: as many of activation_alpha and activation_beta as each takes, with what it has
-# without them, and the function of these.
+# Activations by lower-case name: the defaults of those of activation_alpha and activation_beta that each
+# takes, and the function.
 _ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[..., Value]]] = {
     "relu": ((), lambda b, x: b("Relu", x)),
     "tanh": ((), lambda b, x: b("Tanh", x)),
@@ -48,7 +48,7 @@ _WITHOUT_DEFAULTS = ("affine", "scaledtanh")
 
 
 def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Value:
-    """An activation of recurrent layers by its name in lower case."""
+    """Return an activation of recurrent layers by its name in lower case."""
     if name not in _ACTIVATIONS:
         raise NodeRefused(f"its activation {name!r} is not one of ONNX's")
     defaults, function = _ACTIVATIONS[name]
@@ -77,10 +77,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Direction:
-    """One direction of a layer: weights laid out for products from the left, and what it starts from.
+    """A direction of a layer: weights laid out for products from the left, and the initial state.
 
-    `w` is [input, gates * hidden] and `r` [hidden, gates * hidden]; `wb` and `rb` are [gates * hidden];
-    `h` and `c` are [batch, hidden], None where they are 0; `peepholes` is [3 * hidden].
+    `w` is [input, gates * hidden] and `r` [hidden, gates * hidden]; `wb` and `rb` are [gates * hidden]; `h`
+    and `c` are [batch, hidden], None where they are 0; `peepholes` is [3 * hidden].
     """
 
     reverse: bool
@@ -96,7 +96,7 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What a step gives to the next: [batch, hidden] each, None where it is 0."""
+    """The state between two steps: [batch, hidden] each, None where it is 0."""
 
     h: Value | None
     c: Value | None = None
@@ -106,7 +106,7 @@ Step = Callable[[Builder, NodeCall, Direction, Value, RecurrentState], Recurrent
 
 
 def _gates(b: Builder, x: Value, count: int) -> list[Value]:
-    """The columns of each gate."""
+    """Return the columns of each gate."""
     hidden = x.shape[-1] // count
     return [cut(b, x, x.rank - 1, i * hidden, (i + 1) * hidden) for i in range(count)]
 
@@ -116,7 +116,7 @@ def _recurrent(b: Builder, d: Direction, h: Value | None) -> Value | None:
 
 
 def lstm_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
-    """`x` is what the input gives to the gates i, o, f, c, biases within."""
+    """Return the next state; `x` is the input's share of the gates i, o, f, c, with biases."""
     f, g, h = d.activations
     gate_i, gate_o, gate_f, gate_c = _gates(b, plus(b, x, _recurrent(b, d, state.h)), 4)
     peep_i, peep_o, peep_f = [None] * 3 if d.peepholes is None else _gates(b, d.peepholes, 3)
@@ -133,7 +133,7 @@ def lstm_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: Recurre
 
 
 def gru_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
-    """`x` is what the input gives to the gates z, r, h, its biases within."""
+    """Return the next state; `x` is the input's share of the gates z, r, h, with its biases."""
     f, g = d.activations
     x_z, x_r, x_h = _gates(b, x, 3)
     bias = None if d.rb is None else _gates(b, d.rb, 3)[2]
@@ -156,13 +156,13 @@ def gru_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: Recurren
 
 
 def rnn_step(b: Builder, call: NodeCall, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
-    """`x` is what the input gives, biases within."""
+    """Return the next state; `x` is the input's share, with biases."""
     return RecurrentState(d.activations[0](b, plus(b, x, _recurrent(b, d, state.h))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """An operator: its gates, which activations it has by default, whether it has cells, and its step."""
+    """An operator: its gates, its default activations, whether it has cells, and its step."""
 
     gates: int
     activations: tuple[str, ...]
@@ -206,7 +206,7 @@ def _unrolled(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
     active = _active(b, c, steps, batch)
     sequences, finals = zip(*(_run(b, c, layer, d, x, active) for d in directions), strict=True)
     whole = join(b, sequences, 1)
-    sides = [[state.h for state in finals], [state.c for state in finals]]  # No cells but an LSTM's
+    sides = [[state.h for state in finals], [state.c for state in finals]]  # Cells exist in an LSTM only
     last = [
         join(b, [with_axis(b, v, 0) for v in side if v is not None], 0)
         for side in sides
@@ -220,9 +220,9 @@ def _unrolled(b: Builder, c: NodeCall, layer: Layer) -> list[Value]:
 def _run(
     b: Builder, c: NodeCall, layer: Layer, d: Direction, x: Value, active: Sequence[Value | None]
 ) -> tuple[Value, RecurrentState]:
-    """The hidden states as [steps, 1, batch, hidden], and the last state."""
+    """Return the hidden states as [steps, 1, batch, hidden], and the last state."""
     steps, batch, width = x.shape
-    # One product for all steps: [steps * batch, gates * hidden].
+    # A single product serves all steps: [steps * batch, gates * hidden].
     given = plus(b, d.w.product(b, reshape(b, x, [steps * batch, width])), d.wb)
     state = RecurrentState(d.h, d.c)
     shown: dict[int, Value] = {}
@@ -243,7 +243,10 @@ def _chosen(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Va
 
 
 def _active(b: Builder, c: NodeCall, steps: int, batch: int) -> list[Value | None]:
-    """For each step which sequences it is of, as [batch, 1]; None where it is of all."""
+    """Return, for each step, the sequences that it belongs to, as [batch, 1].
+
+    None where it belongs to all.
+    """
     lengths = c.opt_const(4, "sequence lengths")
     if lengths is None:
         return [None] * steps
@@ -299,7 +302,7 @@ def _direction(
 
 
 def _merged_biases(b: Builder, c: NodeCall, wb: Value, rb: Value) -> tuple[Value, Value | None]:
-    """Biases of the recurrence added to those of the input, but that of a GRU's last gate."""
+    """Return the biases of the recurrence added to those of the input, except that of a GRU's last gate."""
     if c.op != "GRU":
         return b("Add", wb, rb), None
     hidden = rb.shape[0] // 3
@@ -308,7 +311,7 @@ def _merged_biases(b: Builder, c: NodeCall, wb: Value, rb: Value) -> tuple[Value
 
 
 def _activations(c: NodeCall, layer: Layer, directions: int) -> list[tuple[Activation, ...]]:
-    """Each direction's activations, clipped where the node says so."""
+    """Return each direction's activations, clipped where the node says so."""
     count = len(layer.activations)
     given = [n.decode() if isinstance(n, bytes) else str(n) for n in c.attrs.get("activations", [])]
     names = [n.lower() for n in given] or list(layer.activations) * directions
@@ -327,12 +330,12 @@ def _activations(c: NodeCall, layer: Layer, directions: int) -> list[tuple[Activ
             )
         alpha = alphas.pop(0) if alphas and defaults else (*defaults, 0.0)[0]
         beta = betas.pop(0) if betas and len(defaults) == 2 else (*defaults, 0.0, 0.0)[1]
-        # ONNX Runtime bounds what goes into the gates, and not the cell.
+        # ONNX Runtime bounds the inputs of the gates, and not the cell.
         bound = clip if index % count < 2 else 0.0
         made.append(partial(_clipped, name=name, alpha=alpha, beta=beta, bound=bound))
     return [tuple(made[i * count : (i + 1) * count]) for i in range(directions)]
 
 
 def _clipped(b: Builder, x: Value, *, name: str, alpha: float, beta: float, bound: float) -> Value:
-    """An activation of what is bounded on both sides, where `bound` is not 0."""
+    """Return an activation of `x` clipped to -`bound`..`bound`, unless that is 0."""
     return activate(b, b("Min", b("Max", x, -bound), bound) if bound > 0 else x, name, alpha, beta)

@@ -1,4 +1,4 @@
-"""Reductions along axes, searches for an extreme, softmax and normalisations."""
+"""Rewriting rules of reductions along axes, searches for an extreme, softmax and normalisations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _axes(c: NodeCall, rank: int) -> list[int] | None:
 
 @rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 def plain(b: Builder, c: NodeCall) -> Value:
-    """A reduction."""
+    """A reduction along axes."""
     x = c.x()
     axes = _axes(c, x.rank)
     if not axes:
@@ -63,7 +63,10 @@ def composed(b: Builder, c: NodeCall) -> Value:
 
 
 def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
-    """The largest element is taken out first, so that exp cannot overflow; infinities are left in."""
+    """Return the result; the largest element is subtracted first, so that exp cannot overflow.
+
+    Infinities stay.
+    """
     if not x.is_float:
         raise NodeRefused(f"it works on {x.dtype.name}; cast to a floating point type first")
     most = float(np.finfo(x.dtype).max)
@@ -121,7 +124,7 @@ def hardmax(b: Builder, c: NodeCall) -> Value:
 
 
 def channelwise(b: Builder, v: Value, rank: int) -> Value:
-    """One number for each channel, shaped to broadcast over a tensor of `rank` dimensions."""
+    """Return one number for each channel, shaped to broadcast over a tensor of `rank` dimensions."""
     return reshape(b, v, [v.size] + [1] * (rank - 2))
 
 
@@ -130,13 +133,13 @@ def _compute_in_single(b: Builder, x: Value) -> Value:
 
 
 def moments(b: Builder, x: Value, axes: list[int]) -> tuple[Value, Value]:
-    """`x` less its mean, and its variance, over axes that are kept with size 1."""
+    """Return `x` less its mean, and its variance, over axes that are kept with size 1."""
     centred = b("Sub", x, reduce(b, "ReduceMean", x, axes))
     return centred, reduce(b, "ReduceMean", b("Mul", centred, centred), axes)
 
 
 def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value:
-    """`x` with mean 0 and variance 1 over axes, computed in float32 at least."""
+    """Return `x` with mean 0 and variance 1 over axes, computed in float32 at least."""
     centred, variance = moments(b, _compute_in_single(b, x), axes)
     result = b("Div", centred, b("Sqrt", b("Add", variance, epsilon)))
     return b.cast(result, x.dtype)
@@ -144,7 +147,7 @@ def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value
 
 @rule("BatchNormalization")
 def batch_normalisation(b: Builder, c: NodeCall) -> Value | list[Value]:
-    """One factor and one offset per channel (inference only), folded if constant."""
+    """A factor and an offset for each channel (inference only), folded if constant."""
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
     if c.opset >= 14 and c.integer("training_mode"):
         return _by_own_statistics(b, c)

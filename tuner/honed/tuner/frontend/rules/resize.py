@@ -1,7 +1,7 @@
-"""Resizing: along each axis every output element is a few input elements times fixed weights.
+"""Rewriting rules of resizing: along each axis an output element is a weighted sum of a few input elements.
 
 Positions and weights are computed while compiling, from ONNX's definition of Resize, so that every coordinate
-transformation, interpolation, antialiasing and cropping comes to the same few gathers and products.
+transformation, interpolation, antialiasing and cropping compiles to a few gathers and products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_TAPS = 64  # Input elements one output element may take along an axis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """How one axis is resized."""
+    """The resizing of an axis."""
 
     extent: int
     output: int
@@ -54,7 +54,7 @@ def resize(b: Builder, c: NodeCall) -> Value:
 
 
 def _plan(c: NodeCall, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
-    """What happens to each axis, from scales or sizes.
+    """Return the resizing of each axis, from scales or sizes.
 
     Lengths are as in ONNX Runtime: products in float32, in which 2.35 times 20 is 47, of the whole axis even
     where a region of interest is less.
@@ -93,9 +93,9 @@ def _from_sizes(policy: str, extents: list[int], sizes: list[int]) -> tuple[list
 
 
 def coordinates(how: Axis, mode: str) -> Array:
-    """For each output position, the position in the input it samples.
+    """Return, for each output position, the position in the input it samples.
 
-    In float32: nearest neighbours at ties are whatever single precision makes of them, as in ONNX Runtime.
+    Computed in float32: nearest neighbours at ties follow single precision, as in ONNX Runtime.
     """
     out, half = np.arange(how.output, dtype=np.float32), np.float32(0.5)
     scale, last = np.float32(how.scale), how.extent - 1
@@ -184,7 +184,7 @@ def taps(c: NodeCall, how: Axis, positions: Array) -> tuple[list[Array], list[Ar
 
 
 def _kernel(mode: str, a: float) -> tuple[Callable[[Array], Array], float]:
-    """The interpolation kernel and half its width (Keys 1981 for cubic, with his coefficient `a`)."""
+    """Return the interpolation kernel and half its width (Keys 1981 for cubic, with his coefficient `a`)."""
     if mode in ("linear", "bilinear"):
         return lambda d: np.maximum(0.0, 1.0 - np.abs(d)), 1.0
     if mode != "cubic":

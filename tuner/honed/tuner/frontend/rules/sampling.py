@@ -54,7 +54,7 @@ def grid_sample(b: Builder, c: NodeCall) -> Value:
 
 
 def _position(b: Builder, place: Value, extent: int, *, corners: bool) -> Value:
-    """From -1..1 to element positions, bounded so that index arithmetic stays exact."""
+    """Return element positions of places in -1..1, bounded so that index arithmetic stays exact."""
     moved = b("Add", place, 1)
     found = b("Mul", moved, (extent - 1) / 2) if corners else b("Sub", b("Mul", moved, extent / 2), 0.5)
     far = float(1 << 20)

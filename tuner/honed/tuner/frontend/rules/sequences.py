@@ -1,4 +1,4 @@
-"""Sequences and optionals: they exist while compiling only, as lists of tensors."""
+"""Rewriting rules of sequences and optionals, which exist while compiling only, as lists of tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .layout import join, pieces, with_axis, without_axes
 
 @rule("SequenceConstruct")
 def construct(b: Builder, c: NodeCall) -> Listing:
-    """A list of tensors."""
+    """A list of the tensors."""
     return Listing(tuple(c.tensors()))
 
 
 @rule("SequenceEmpty")
 def empty(b: Builder, c: NodeCall) -> Listing:
-    """An empty list."""
+    """An empty list of tensors."""
     return Listing(())
 
 
@@ -29,7 +29,7 @@ def _position(c: NodeCall, index: int, length: int, *, end: bool) -> int:
 
 @rule("SequenceAt")
 def at(b: Builder, c: NodeCall) -> Value:
-    """One tensor of a list."""
+    """A tensor of a list."""
     items = c.listing().items
     return items[_position(c, 1, len(items), end=False)]
 
@@ -52,7 +52,7 @@ def erase(b: Builder, c: NodeCall) -> Listing:
 
 @rule("SequenceLength")
 def length(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant, known while compiling."""
     return b.constant(np.array(len(c.listing().items), np.int64))
 
 
@@ -92,13 +92,13 @@ def split(b: Builder, c: NodeCall) -> Listing:
 
 @rule("Optional")
 def optional(b: Builder, c: NodeCall) -> Item:
-    """The value, or nothing."""
+    """The value, or an empty optional."""
     return c.inputs[0] if c.inputs and c.inputs[0] is not None else EmptyOptional()
 
 
 @rule("OptionalHasElement")
 def has_element(b: Builder, c: NodeCall) -> Value:
-    """A constant."""
+    """A constant that says whether there is a value."""
     there = bool(c.inputs) and c.inputs[0] is not None and not isinstance(c.inputs[0], EmptyOptional)
     return b.constant(np.array(there))
 

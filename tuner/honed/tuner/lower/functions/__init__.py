@@ -1,1 +1,1 @@
-"""Operators to fused functions of TIR."""
+"""Turns operators into fused functions of TIR."""

@@ -53,7 +53,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return relax.Call(new.op, [self.widened(one) for one in new.args], new.attrs)
 
     def widened(self, bytes_: relax.Expr) -> relax.Expr:
-        """Return bytes converted to int32."""
+        """Return the byte tensor converted to int32."""
         if isinstance(bytes_, ir.GenericConst):
             return relax.const(bytes_.value.numpy().astype(np.int32))
         return self.builder_.emit(relax.op.astype(bytes_, "int32"))

@@ -1,9 +1,9 @@
 """Largest and smallest elements along axes and in windows, and their places, where some are not finite.
 
-TVM starts them from the lowest finite number, and places from -1: what is -inf throughout becomes -3.4e38,
-and its place lies outside of the tensor. Here they start from infinities and from place 0. Softmax keeps
-TVM's start, which gives the same for whole rows; where a part of a row is -inf throughout, its exponentials
-would be NaN if they started from -inf.
+TVM starts them from the lowest finite number, and places from -1: an extreme of nothing but -inf becomes
+-3.4e38, and its place lies outside of the tensor. Here they start from infinities and from place 0. Softmax
+keeps TVM's start, which gives equal results for whole rows; where a part of a row is all -inf, its
+exponentials would be NaN if they started from -inf.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def register() -> None:
 
 
 def _known(count: int, combine: Callable[..., Any], start: Callable[..., Any]) -> None:
-    """Tell TVM's table of a reduction, which lives until the process ends.
+    """Register a reduction in TVM's table, which lives until the process ends.
 
-    The table is freed after the interpreter, which it must then not call: so the functions are never freed.
+    The table is freed after the interpreter, when it must not call Python: so the functions are never freed.
     """
     functions = [tvm_ffi.convert(function) for function in (combine, start)]
     for function in functions:
@@ -75,7 +75,7 @@ def _better(*, largest: bool) -> Callable[[Sequence[Any], Sequence[Any]], list[A
     def better(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         (at, value), (other, found) = a, b
         beats = found > value if largest else found < value
-        as_good = found >= value if largest else found <= value  # First: that it is not is the usual case
+        as_good = found >= value if largest else found <= value  # First, because usually it is not
         first = tirx.all(as_good, tirx.any(beats, other < at))
         return [tirx.Select(first, other, at), tirx.Select(beats, found, value)]
 

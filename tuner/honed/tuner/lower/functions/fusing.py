@@ -1,4 +1,4 @@
-"""What is fused: moves stay out of fused functions, chains of functions become one, and calls are traced."""
+"""Fuses functions: keeps moves out of fused functions, turns chains into one function, and traces calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from honed.tuner.lower.statements import loads, nodes, reduced_axes
 
 from .views import bindings, cut_at, extents, is_call, is_fixed, readers, variables
 
-# Which operators each call of a fused module computes. Fusing makes new functions, one for all calls that do
-# the same, and new variables. What a call computes is found by following it into its function: an operator is
-# known by what it calls and what it is given, as equal ones were made one before.
+# The operators that each call of a fused module computes. Fusing makes new functions, one for all equal
+# calls, and new variables. The operators of a call are found by following it into its function: an operator
+# is identified by what it calls and its operands, as equal ones were merged before.
 
-Traced = Mapping[relax.Var, tuple[relax.Var, ...]]  # By the variable of a call, those of its operators
+Traced = Mapping[relax.Var, tuple[relax.Var, ...]]  # Variables of operators, by the variable of their call
 Known = dict[relax.Var, Hashable]
 
 
@@ -50,7 +50,7 @@ def trace(plain: relax.Function, fused: IRModule) -> Traced:
 def _follow(
     function: relax.Function, known: Known, operators: Mapping[Hashable, relax.Var]
 ) -> tuple[relax.Var, ...]:
-    """Return the operators of a function whose parameters are known, and make its variables known."""
+    """Return the operators of a function whose parameters are known, and add its variables to `known`."""
     found = []
     for binding in bindings(function):
         if isinstance(binding.value, relax.Call):
@@ -92,20 +92,20 @@ def _key(expr: relax.Expr, known: Known) -> Hashable:
     return found
 
 
-# Concatenations and slices that could be in place are kept out of fused functions, where that pays. Whether
-# they are in place the program decides (`moved_in_place`); here a function is told that all it does is to
-# move. A concatenation that is fused with what makes or reads it costs no launch of its own, and stays so
-# unless without it no more launches are left, and less is moved.
+# Concatenations and slices that could be in place are kept out of fused functions, where that pays. The
+# program decides whether they are in place (`moved_in_place`); here a function is only marked as a move. A
+# concatenation that is fused with its producer or reader costs no launch of its own, and stays fused unless
+# separating it adds no launch and reduces the bytes moved.
 
 _OFFSETS, _CUTS = "honed.move.offsets", "honed.move.cuts"
-_OPAQUE = 8  # Of relax.analysis.OpPatternKind: fused with nothing
-# What takes no launch by itself.
+_OPAQUE = 8  # An OpPatternKind of relax.analysis: fused with nothing
+# Operators that need no launch by themselves.
 _RESHAPES = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a function does that does nothing but move: it joins its operands or cuts (`cuts`) out of one.
+    """The action of a function that only moves: it concatenates its operands or slices (`cuts`) one operand.
 
     `offsets` (bytes) say where each operand begins in the result, or the result in the operand.
     """
@@ -115,16 +115,16 @@ class Move:
 
 
 def move_of(function: tirx.PrimFunc) -> Move | None:
-    """Return the move that a function was set apart for; None for any other function."""
+    """Return the move that a function is separate for; None for any other function."""
     if not isinstance(function, tirx.PrimFunc) or not function.attrs or _OFFSETS not in function.attrs:
         return None
     return Move(tuple(int(n) for n in function.attrs[_OFFSETS]), bool(function.attrs[_CUTS]))
 
 
 def fused(module: IRModule) -> tuple[IRModule, Traced]:
-    """Return a module, annotated for fusion, with its operators fused, and what each call computes.
+    """Return a module, annotated for fusion, with its operators fused, and the operators of each call.
 
-    Operators stand apart where an element of the fused function would read more than _MOST_READ others.
+    Operators are kept separate where an element of the fused function would read more than _MOST_READ others.
     """
     reads: dict[str, tuple[int, ...]] = {}
     while True:
@@ -135,25 +135,26 @@ def fused(module: IRModule) -> tuple[IRModule, Traced]:
         module = _with_functions(module, dict.fromkeys(apart))
 
 
-# Each operator of a fused function is computed where the next reads it, once for each time that it is read.
-# An erf reads its operand forty times: four of them, one of the other, are 2.5 million reads in one.
-# What a choice depends on counts more: TVM simplifies the expression once more under each condition.
+# An operator of a fused function is computed where the next reads it, once for each time that it is read. An
+# erf reads its operand forty times: a chain of four of them makes 2.5 million reads. Operands of conditions
+# count more, because TVM simplifies the expression once more under each condition.
 _MOST_READ = 512
 _FOR_CONDITION = 8
-_REDUCES = 3  # Of relax.analysis.OpPatternKind: this and what is above it is stored before it is read
+_REDUCES = 3  # An OpPatternKind of relax.analysis: this and higher ones are stored before they are read
 
 
 def _too_large(
     module: IRModule, groups: Iterable[Sequence[relax.Var]], reads: dict[str, tuple[int, ...]]
 ) -> set[relax.Var]:
-    """Return the operators that are to stand apart so that no group is too large.
+    """Return the operators to keep separate so that no group is too large.
 
-    `reads` has, by functions' names, how often an element reads each operand; those that it lacks are added.
+    `reads` has, by functions' names, how often an element reads each operand; missing ones are added.
     """
     calls = {b.var: b.value for b in bindings(module["main"])}
     found: set[relax.Var] = set()
     for group in groups:
-        within: dict[relax.Var, int] = {}  # What an element reads, if it is computed where it is read
+        # Reads of an element whose operators are computed where they are read
+        within: dict[relax.Var, int] = {}
         for var in group if len(group) > 1 else ():
             call: Any = calls.get(var)
             if not is_call(call, "relax.call_tir"):
@@ -200,14 +201,17 @@ def fused_without_moves(annotated: IRModule, operators: IRModule, alignment: int
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """`main`: operators by their variables, what each is given, and the variables seen from outside."""
+    """The operators of `main` by their variables, with operands, and the variables visible from outside."""
 
     calls: Mapping[relax.Var, relax.Call]
     given: Mapping[relax.Var, tuple[relax.Var, ...]]
     outside: set[relax.Var]
 
     def move(self, var: relax.Var, alignment: int) -> Move | None:
-        """Return what an operator would move in place; None where it moves nothing or cannot do so."""
+        """Return the move that an operator could make in place.
+
+        None where it moves nothing or cannot do so.
+        """
         call = self.calls[var]
         name = str(getattr(call.op, "name", ""))
         found: Move | None = None
@@ -226,7 +230,8 @@ class _Graph:
     def pays(self, var: relax.Var, group: Iterable[relax.Var], move: Move) -> bool:
         """Return whether setting a move apart pays.
 
-        It pays where what is fused with the move takes no more launches without it, and less is moved.
+        It pays where the operators fused with the move need no more launches without it, and fewer bytes are
+        moved.
         """
         others = set(group) - {var}
         parts = [part for part in self._components(others) if not all(map(self._reshapes, part))]
@@ -312,7 +317,7 @@ def _with_functions(module: IRModule, apart: Mapping[relax.Var, Move | None]) ->
 
 
 def given_back(module: IRModule) -> set[relax.Var]:
-    """Return the variables that the result of `main` is made of without an operator."""
+    """Return the variables from which the result of `main` is made without an operator."""
     made = {b.var: b.value for b in bindings(module["main"]) if not isinstance(b.value, relax.Call)}
     found, new = set[relax.Var](), set(variables(module["main"].body.body))
     while new:
@@ -321,13 +326,13 @@ def given_back(module: IRModule) -> set[relax.Var]:
     return found
 
 
-# Functions that follow each other as one, which TVM fuses each for itself: attentions, convolutions of each
+# Chains of functions as one function, which TVM fuses only separately: attentions, convolutions of each
 # channel by itself with the pointwise one that reads them, and norms of one row with the products of it.
 
 _Form = tuple[object, ...]
-_BLOCKED_AXES = 5  # Of images whose channels lie in blocks
+_BLOCKED_AXES = 5  # Axes of images whose channels lie in blocks
 _MATRIX_AXES = 2
-FEW_ROWS = 8  # Of a batch: those of an attention for which a group may have one row
+FEW_ROWS = 8  # Rows of a batch: with up to this many in an attention a group may have one row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -337,23 +342,23 @@ class NamedFunction:
     name: str
     func: tirx.PrimFunc
     constants: frozenset[int]
-    outputs: int  # Of its last parameters
+    outputs: int  # Number of its last parameters that are outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FusionCandidate:
-    """Functions of which each is read by the next alone, and the one that they would become."""
+    """A chain of functions, each read by the next alone, and the one that could replace it."""
 
     apart: tuple[NamedFunction, ...]
     joined: NamedFunction
-    calls: int  # In `main`
+    calls: int  # Number of calls in `main`
 
 
-Joins = Callable[[FusionCandidate], bool]  # Whether to join them
+Joins = Callable[[FusionCandidate], bool]  # Decides whether to fuse the functions
 
 
 def never(_forms: FusionCandidate) -> bool:
-    """Join nothing."""
+    """Return False: no functions are fused."""
     return False
 
 
@@ -365,25 +370,25 @@ class Chain:
 
     @property
     def functions(self) -> list[ir.GlobalVar]:
-        """What they call."""
+        """The functions that the calls run, in order."""
         return [_function(binding) for binding in self.bindings]
 
     @property
     def given(self) -> list[relax.Expr]:
-        """What they read that none of them makes, each once."""
+        """The values that the calls read and none of them makes, each once."""
         made = {binding.var for binding in self.bindings}
         read = (argument for binding in self.bindings for argument in binding.value.args[1])
         return [argument for argument in dict.fromkeys(read) if argument not in made]
 
     @property
     def results(self) -> list[relax.Var]:
-        """What none of them reads."""
+        """The results that none of the calls reads."""
         read = {argument for binding in self.bindings for argument in binding.value.args[1]}
         return [binding.var for binding in self.bindings if binding.var not in read]
 
     @property
     def form(self) -> _Form:
-        """What is equal for chains that become the same function."""
+        """A key that is equal for chains that become one and the same function."""
         names = {value: n for n, value in enumerate((*self.given, *(b.var for b in self.bindings)))}
         read = [tuple(names[argument] for argument in binding.value.args[1]) for binding in self.bindings]
         return tuple(str(one.name_hint) for one in self.functions), tuple(read)
@@ -394,8 +399,8 @@ def join_functions(
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
     """Return a module of fused functions in which each chain of `main` accepted by `joins` is one function.
 
-    With `rows` there are chains of products of one row, and of attentions of few rows with what makes these.
-    Also return, by the variable of each such call, the variables of the calls that it replaces.
+    With `rows` there are chains of products of one row, and of attentions of few rows with the calls that
+    make these. Also return, by the variable of each such call, the variables of the calls that it replaces.
     """
     builder = relax.BlockBuilder(module)
     names: dict[_Form, ir.GlobalVar | None] = {}
@@ -432,8 +437,8 @@ def _chains(module: IRModule, *, rows: bool) -> Iterator[Chain]:
     """Yield chains of calls that may be one function.
 
     These are an attention, two convolutions of blocked tensors, or products of one row. In the first two each
-    call is read by the next one only. An attention is a product, reductions of its rows, and another product;
-    before it may stand what makes few rows. The longest of several chains comes first.
+    call is read by the next one only. An attention is a product, reductions of its rows, and another product,
+    perhaps after the call that makes a few rows. The longest of several chains comes first.
     """
     calls, read = _calls(module["main"]), readers(module["main"])
     sums = {name: _sums(module[name]) for name in map(_function, calls.values())}
@@ -497,9 +502,9 @@ def _products_of_a_row(
     read: Mapping[relax.Var, int],
     sums: Mapping[ir.GlobalVar, Sequence[int]],
 ) -> Iterator[Chain]:
-    """Yield the chain that ends with a product of one row, if it may be one function with what it reads.
+    """Yield the chain that ends with a product of one row, if it may be one function with its operands.
 
-    That is another product of the row, which this one alone reads, or a norm that makes the row for them
+    These are another product of the row, which this one alone reads, or a norm that makes the row for them
     alone, or both.
     """
 
@@ -546,13 +551,13 @@ def _function(binding: relax.VarBinding) -> ir.GlobalVar:
 
 
 def _sums(func: tirx.PrimFunc) -> tuple[int, ...]:
-    """Return how many elements each block of a function makes that reduces, 0 where that is not fixed."""
+    """Return the number of elements that each reducing block of a function makes; 0 where it varies."""
     blocks = (block for block in nodes(func.body, s_tir.SBlock) if reduced_axes(block))
     return tuple(math.prod(map(_extent, block.iter_vars)) for block in blocks)
 
 
 def _extent(axis: tirx.IterVar) -> int:
-    """Return the extent of an axis that is not reduced, of others 1; 0 where it is not fixed."""
+    """Return the extent of an axis that is not reduced, 0 where it is not fixed; 1 for other axes."""
     if axis.iter_type != tirx.IterVar.DataPar:
         return 1
     return int(axis.dom.extent) if isinstance(axis.dom.extent, tirx.IntImm) else 0
@@ -591,7 +596,7 @@ def _outputs(binding: relax.VarBinding) -> int:
 
 
 def one_function(module: IRModule, chain: Chain) -> tuple[str, tirx.PrimFunc]:
-    """Return the one function that the calls of a chain become, preceded by a name for it.
+    """Return the function that the calls of a chain become, preceded by a name for it.
 
     It has an output for each result.
     """

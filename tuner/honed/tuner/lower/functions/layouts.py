@@ -1,4 +1,4 @@
-"""Regions of the graph around convolutions are computed on tensors whose channels lie in blocks."""
+"""Computes regions of the graph around convolutions on tensors whose channels lie in blocks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from honed.machine.profile import DeviceProfile
 
 from .views import INJECTIVE, PRODUCT, Shape, extents, is_fixed, variables
 
-# Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W] as [N, C/c, H, W, c]. What is
-# computed channel by channel has whole vectors then, whatever the extents of an image. The last block is
-# filled up with zeros, which what is elementwise keeps finite, and which weights of zero keep out of sums.
+# Tensors whose channels lie in blocks: a vector of them innermost, [N, C, H, W] as [N, C/c, H, W, c].
+# Channelwise computations then have whole vectors, whatever the extents of an image. The last block is filled
+# up with zeros, which elementwise operators keep finite, and which weights of zero keep out of sums.
 
 Array = npt.NDArray[np.float32]
 
@@ -70,9 +70,9 @@ def unblocking(blocked: te.Tensor, channels: int) -> te.Tensor:
 class BlockedConvolution:
     """A convolution of images by one constant, its result blocked."""
 
-    channels: int  # Of the result
-    depthwise: bool  # Each channel by itself; else all with all
-    blocked: bool  # How the image is given
+    channels: int  # Channels of the result
+    depthwise: bool  # True: each channel is convolved by itself; else all with all
+    blocked: bool  # The image is blocked
     window: tuple[int, int]
     strides: tuple[int, int]
     dilation: tuple[int, int]
@@ -157,11 +157,12 @@ def concatenated(channels: Sequence[int], lanes: int) -> bool:
 
 
 _DTYPE = "float32"
-_TYPES = frozenset({_DTYPE, "int32", "int8", "uint8"})  # Those of what quantises between convolutions, too
+# Includes the types of quantisation between convolutions
+_TYPES = frozenset({_DTYPE, "int32", "int8", "uint8"})
 _BYTES = 4
 _LAYOUT = "NCHW"
 _LAUNCH = 1 << 17  # Bytes that move in the time of a launch
-# Of zeros they make no infinities, so what fills up the last block stays finite.
+# Operators that make no infinities from zeros, so that the padding of the last block stays finite.
 _UNARY = frozenset(
     {
         *("relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negative", "relax.abs"),
@@ -170,7 +171,7 @@ _UNARY = frozenset(
 )
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
 _DIVIDE = "relax.divide"
-_BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # By infinities, too
+_BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # Bounds may be infinities, too
 _REDUCTIONS: Mapping[str, Callable[..., relax.Expr]] = {
     "relax.mean": relax.op.mean,
     "relax.sum": relax.op.sum,
@@ -189,7 +190,7 @@ def block_lanes(profile: DeviceProfile) -> int:
 
 
 def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[relax.Var, relax.Var]]:
-    """Return a Relax module that computes convolutions, and what surrounds them, in blocks of channels.
+    """Return a Relax module that computes convolutions, and their surroundings, in blocks of channels.
 
     Also return, by each variable of the new module, the variable of the old one whose operator's result it
     holds.
@@ -236,7 +237,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
 def _saved(call: relax.Call, what: BlockedConvolution) -> int:
     """Return how many bytes less a convolution moves when its channels lie in blocks.
 
-    No result is taken apart into rows, and no image in blocks is laid out, or padded, in memory.
+    No result is then separated into rows, and no blocked image is laid out, or padded, in memory.
     """
     image = _nbytes(call.args[0]) if what.depthwise or (what.blocked and any(what.padding)) else 0
     return _nbytes(call) + (2 * image + _LAUNCH if image else 0)
@@ -254,16 +255,16 @@ def _nbytes(expr: relax.Expr) -> int:
 
 @dataclass()
 class _Regions:
-    """Blocked values by which read each other, with what each region gains and what its borders move."""
+    """Blocked values grouped by reads, with the gain of each region and the moves at its borders."""
 
     parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
     gained: Counter[relax.Var] = field(default_factory=Counter)  # Bytes moved less, by values of a region
     borders: dict[relax.Var, relax.Var] = field(
         default_factory=dict
-    )  # By what is moved, a value of the region
+    )  # A value of the region, by the values moved at its borders
 
     def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
-        """Add a value to the region of the values that it is made of; those regions become one."""
+        """Add a value to the region of the values that it is made from, and merge their regions."""
         self.parents[var] = var
         for other in others:
             root = self._root(other)
@@ -372,7 +373,10 @@ def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes:
 
 @dataclass()
 class _Writer:
-    """Writes `main` anew. `plain` and `blocked` have the new forms of the old values, as far as needed."""
+    """A writer of a new `main`.
+
+    `plain` and `blocked` map old values to their new counterparts, as far as needed.
+    """
 
     builder: relax.BlockBuilder
     lanes: int
@@ -500,7 +504,7 @@ class _Writer:
         if _lies_alike(var, self.lanes):
             made = self.builder.lookup_binding(given)
             if isinstance(made, relax.Call) and str(made.op.name) == "relax.reshape":
-                given = made.args[0]  # One reshape is a view, two are a kernel
+                given = made.args[0]  # A single reshape is a view, two are a kernel
             return self.builder.emit(relax.op.reshape(given, shape))
         made = self.builder.call_te(
             lambda blocked: unblocking(blocked, shape[1]),

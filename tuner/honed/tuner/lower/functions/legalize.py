@@ -1,4 +1,4 @@
-"""Relax operators to fused PrimFuncs."""
+"""Turns Relax operators into fused PrimFuncs."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from .packed import multiply_packed
 from .views import annotate_views, bindings, is_call, read_by_strides
 
 Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
-# Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
-# that are joined, and sliced and joined again, takes minutes to compile.
+# Most operators in a function. Those of models have 20 at most (LightGlue); TVM's code for a hundred slices
+# that are concatenated, and sliced and concatenated again, takes minutes to compile.
 MOST_FUSED = 64
 _VECTOR = 4  # Output channels of a vector on Malis
-_INJECTIVE = 2  # TVM's pattern of what moves elements, which is not fused with a convolution before it
-# What unrolled recurrences have by the hundred.
+# TVM's pattern of operators that move elements, which are not fused with a convolution before them
+_INJECTIVE = 2
+# Operators that unrolled recurrences have by the hundred.
 _REPEATED = [
     f"relax.{name}"
     for name in ("add", "matmul", "multiply", "reshape", "sigmoid", "strided_slice", "subtract", "tanh")
 ]
-# Reductions, which TVM does not fuse with the conversion of what they read.
+# Reductions, which TVM does not fuse with the conversion of their operands.
 _REDUCTIONS = [
     f"relax.{name}" for name in ("nn.layer_norm", "nn.log_softmax", "nn.softmax", "mean", "prod", "sum")
 ]
 _SATURATED = 3.55
-# Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
+# Coefficients of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4,
+# generic_fast_erf_float).
 _NUMERATOR = (
     -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
     -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
@@ -54,11 +56,11 @@ _DENOMINATOR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionPasses:
-    """What is done beside TVM's own fusion; benchmarks and tests leave some of it out."""
+    """The passes beside TVM's own fusion; benchmarks and tests leave some of them out."""
 
-    views: bool = True  # Products read values where they lie; else operands are copied
+    views: bool = True  # Products read moved values in place by strides; else operands are copied
     blocked: bool = True  # Channels lie in blocks where that pays; else as in the model
-    in_place: bool = True  # What could be in place is not fused, where devices take parts of buffers
+    in_place: bool = True  # Moves that could be in place are not fused, where devices support sub-buffers
 
 
 ALL_PASSES = FusionPasses()
@@ -116,7 +118,7 @@ def legalize(
 def _as_before(
     before: dict[object, tuple[relax.Call, list[int]]], builder: relax.BlockBuilder, call: relax.Call
 ) -> relax.Expr:
-    """Return TVM's legalisation; calls that differ only in the values they are given share a function.
+    """Return TVM's legalisation; calls that differ only in their tensors share a function.
 
     Making one takes 0.4 ms. `before` has the first such call, and which of its operator's arguments it takes.
     """
@@ -171,7 +173,7 @@ def _rational_erf(x: te.Tensor) -> te.Tensor:
         square = given * given
         quotient = given * _polynomial(square, _NUMERATOR) / _polynomial(square, _DENOMINATOR)
         one = tirx.const(1.0, "float32")
-        # Comparisons with NaN are false, so it takes the quotient, which is NaN too.
+        # Comparisons with NaN are false, so that NaN yields the quotient, which is NaN too.
         above = tirx.Select(given >= _SATURATED, one, quotient)
         return tirx.Select(given <= -_SATURATED, -one, above).astype(x.dtype)
 
@@ -218,9 +220,9 @@ def _bits(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Return a mean. A mean of squares computes the squares itself, and converts what they are made of.
+    """Return a mean. A mean of squares computes the squares itself, and converts their operands.
 
-    TVM does not fuse what a mean reads into it: squares and converted values would be stored.
+    TVM does not fuse a mean's operand into it: squares and converted values would be stored.
     """
     square: Any = made.get(call.args[0])
     if not is_call(square, "relax.multiply") or not square.args[0].same_as(square.args[1]):
@@ -241,9 +243,10 @@ def _mean(made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, cal
 def _of_halves(
     made: Mapping[relax.Var, relax.Expr], builder: relax.BlockBuilder, call: relax.Call
 ) -> relax.Expr:
-    """Return TVM's legalisation, where singles that were halves are converted by what reduces them.
+    """Return TVM's legalisation, where a reduction converts singles that were halves itself.
 
-    Else what makes the halves would store them as singles, which takes twice the memory both ways.
+    Otherwise the operator that makes the halves would store them as singles, which doubles the memory
+    traffic.
     """
     cast: Any = made.get(call.args[0])
     if is_call(cast, "relax.astype") and str(cast.args[0].ty.dtype) == "float16":
@@ -354,8 +357,9 @@ def _convolved(profile: DeviceProfile, builder: relax.BlockBuilder, call: relax.
 def _outputs_added(profile: DeviceProfile, call: relax.Call) -> int:
     """Return how many output channels with weights of 0 a convolution gets, so that its outputs fill vectors.
 
-    It gets some only if it has a window, constant weights, and more outputs than one vector holds, of which
-    half a vector is no divisor. With fewer outputs the additions would take longer than vectors save.
+    It gets some only if it has a window, constant weights, and more outputs than one vector holds, and if
+    half a vector does not divide their number. With fewer outputs the additions would take longer than
+    vectors save.
     """
     attrs, weights = call.attrs, call.args[1]
     plain = attrs.kernel_layout in ("OIW", "OIHW") and attrs.out_layout in ("NCW", "NCHW")

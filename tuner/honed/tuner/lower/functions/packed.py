@@ -1,8 +1,9 @@
-"""Products with packed constants in blocks that share a scale: each block is summed, and its sum scaled once.
+"""Multiplies by packed constants in blocks that share a scale: sums each block, and scales its sum once.
 
-Numbers of few bits are not converted. Where they lie they are bits of the significand of a float that 2^23
-(of halves 2^10) is then taken from, exactly. Their place there is made up for by the other operand, and of
-halves, whose range is too small for that, by the float itself. Others are shifted first, several at once.
+Numbers of few bits are not converted. In place they are bits of the significand of a float, from which 2^23
+(for halves 2^10) is then subtracted, exactly. Their position is compensated by a factor of the other operand,
+or for halves, whose range is too small for that, of the float itself. Other numbers are shifted first,
+several at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from .views import PRODUCT, bindings, extents, is_call, is_fixed
 
 _WORD = 32  # Bits, as models are normalised
-_MOST_ZERO = 255  # That a float of 2^10 and more is added to exactly
+_MOST_ZERO = 255  # Largest zero point that is added exactly to a float of 2^10 and more
 _PACKED_AXES = 4  # Blocks, words of a block, numbers of a word, columns
 
 
@@ -46,7 +47,7 @@ class _Packed:
 
     words: ir.GenericConst  # [blocks, words of a block, 1, columns]
     bits: int
-    zeros: ir.GenericConst  # One, or [blocks, 1, 1, columns]
+    zeros: ir.GenericConst  # A single element, or [blocks, 1, 1, columns]
     scales: ir.GenericConst  # [blocks, 1, 1, columns]
 
 
@@ -88,7 +89,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         )
 
     def _packed(self, call: relax.Call) -> _Packed | None:
-        """Return the packed constants that a call multiplies by; None where it is another call."""
+        """Return the packed constants that a call multiplies by; None for another call."""
         if (
             not is_call(call, "relax.matmul")
             or str(call.ty.dtype) not in _FLOATS
@@ -109,7 +110,7 @@ class _Products(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return _Packed(words=words, bits=_WORD // shifts.value.numpy().size, zeros=zeros, scales=scales)
 
     def _given(self, expr: relax.Expr | None, name: str) -> tuple[relax.Expr | None, ...]:
-        """Return what the operator that makes a value is given; Nones where it is another operator."""
+        """Return the operands of the operator that makes a value; Nones where it is another operator."""
         made = self._made.get(expr)
         return tuple(made.args) if made is not None and is_call(made, f"relax.{name}") else (None, None)
 
@@ -134,11 +135,12 @@ def _product(
     *,
     whole: bool,
 ) -> te.Tensor:
-    """Return x [..., terms] times what is packed, [..., columns]; zeros may be `whole` numbers."""
+    """Return x [..., terms] times the packed constants, [..., columns]; zeros may be `whole` numbers."""
     blocks, of_block, _, columns = (int(extent) for extent in words.shape)
     outer, as_float = list(x.shape[:-1]), _FLOATS[kind]
     each, halves = 8 * np.dtype(as_float.word).itemsize // bits, kind == "float16"
-    # Of singles, those of a product of one row only: the other operand of several would be multiplied anew.
+    # Numbers of a word used in place: of singles more than one only for one row, as each row scales `x`
+    # again.
     beside = as_float.significand // bits if halves or math.prod(map(int, outer)) == 1 else 1
     terms = of_block * each
     term, block = te.reduce_axis((0, terms), "k"), te.reduce_axis((0, blocks), "b")

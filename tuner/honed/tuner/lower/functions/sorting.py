@@ -1,9 +1,9 @@
-"""The places of the best elements of rows, in order, by merging ordered runs (Knuth, volume 3, 5.2.4).
+"""Finds the places of the best elements of rows, in order, by merging ordered runs (Knuth, vol. 3, 5.2.4).
 
-Each element of a merged run is found by itself: a binary search along a diagonal says how many of the
+Each element of a merged run is found independently: a binary search along a diagonal says how many of the
 elements before it come from either run (Odeh et al. 2012, "Merge path"). So a launch merges all pairs of
-runs, every element costs a logarithm of their length, no element is stored to a computed place, and what is
-held is one place for each element. A run is never longer than the number of elements that are wanted.
+runs, every element costs a logarithm of their length, no element is stored to a computed place, and memory
+holds one place for each element. A run is never longer than the requested number of elements.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tvm.tirx.script import builder as T  # noqa: N812  as TVM's own code calls 
 
 _FIRST = 16  # Elements of the first runs, whose order is found by comparing all pairs
 _PLACE = "int32"
-_OPAQUE = 8  # Of relax.analysis.OpPatternKind: fused with nothing
+_OPAQUE = 8  # An OpPatternKind of relax.analysis: fused with nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRuns:
-    """Ordered runs, one behind the other in each row: all of `length`, but that the last may be shorter."""
+    """Ordered runs, one after the other in each row: all of `length`, except that the last may be shorter."""
 
     rows: int
     size: int  # Elements of a row that are sorted
@@ -43,7 +43,7 @@ class SortedRuns:
         return cls(rows=rows, size=size, length=length, held=others * length + last)
 
     def merged(self, wanted: int) -> SortedRuns:
-        """Return the runs that pairs of these become, of which the best `wanted` elements are kept."""
+        """Return the runs that result from merging pairs, with the best `wanted` elements of each."""
         length = min(2 * self.length, wanted)
         pairs = -(-self.count // 2)
         last = min(self.held - 2 * (pairs - 1) * self.length, length)
@@ -51,9 +51,9 @@ class SortedRuns:
 
 
 def best_places(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Return the places of the best elements along the last of two axes, as the importer asks for them.
+    """Return the places of the best elements along the last of two axes, as the importer requests them.
 
-    Of equal elements the one at the lower place is better. NaN is taken for the worst number.
+    Of equal elements the one at the lower place is better. NaN counts as the worst number.
     """
     given = call.args[0]
     rows, size = (int(extent) for extent in given.ty.shape)
@@ -80,7 +80,7 @@ def _called(
 
 
 def _key(value: ir.Expr, dtype: str, *, largest: bool) -> ir.Expr:
-    """Return what an element is compared by."""
+    """Return the key by which elements are compared."""
     if "float" not in dtype:
         return value
     worst = tirx.FloatImm(dtype, -math.inf if largest else math.inf)
@@ -150,7 +150,7 @@ def _merge(given: SortedRuns, merged: SortedRuns, dtype: str, *, largest: bool) 
                 """Return whether element `other` of the second run is better than `one` of the first."""
                 return _better(key(second + other), key(start + one), largest=largest)
 
-            # How many of the elements before this one are of the first run.
+            # Finds how many of the elements before this one are in the first run.
             T.buffer_store(least, tirx.max(0, rank - second_end), [0])
             T.buffer_store(most, tirx.min(rank, first_end), [0])
             with T.serial(given.length.bit_length()):

@@ -1,4 +1,4 @@
-"""Outputs that keep most of an input, as a cache does that new rows are written into.
+"""Computes outputs that keep most of an input, like a cache that new rows are written into.
 
 Only the elements that change are computed and stored. The others are those of the input: both lie in one
 buffer (`honed.tuner.lower.plan`), so that nothing is copied.
@@ -18,7 +18,7 @@ from honed.tuner.lower.statements import loads, nodes, substituted
 from .fusing import Chain, given_back, one_function, rebound
 from .views import INJECTIVE, bindings, is_call, readers, variables
 
-_UPDATE = "honed.update"  # Of the block that stores what changes
+_UPDATE = "honed.update"  # Marks the block that stores the changed elements
 
 
 def updated(module: IRModule) -> Set[relax.Var]:
@@ -39,9 +39,9 @@ def where(
     builder: relax.BlockBuilder,
     call: relax.Call,
 ) -> relax.Expr:
-    """Return a Where that stores only the elements that it does not take from one of `inputs`, else TVM's.
+    """Return a Where that stores only the elements that do not come from one of `inputs`, else TVM's.
 
-    A Where that it reads becomes part of it: each element is computed in the branch that is taken, alone.
+    A Where that it reads becomes part of it: each element is computed only in its branch.
     """
     made = ir.Op.get("relax.where").get_attr("FLegalize")(builder, call)
     place = next((n for n in (1, 2) if call.args[n] in inputs), 0)
@@ -81,7 +81,7 @@ def where(
 
 
 def _in_branches(store: tirx.BufferStore, value: tirx.PrimExpr, past: ir.Var) -> tirx.Stmt | None:
-    """Return the store of a value, each choice in it a branch; None for what is there."""
+    """Return the store of a value, with each choice in it as a branch; None if the value is there already."""
     if isinstance(value, ir.TensorLoad) and value.source.same_as(past):
         return None
     if not isinstance(value, tirx.Select):
@@ -93,9 +93,9 @@ def _in_branches(store: tirx.BufferStore, value: tirx.PrimExpr, past: ir.Var) ->
 
 
 def kept(function: tirx.PrimFunc) -> tuple[int, ...]:
-    """Return the parameters of a function that hold what it does not store, one for each of its outputs.
+    """Return the parameters of a function whose elements it keeps, one for each of its outputs.
 
-    Return none where it stores all.
+    Return none where it stores all elements.
     """
     if not any(_UPDATE in block.annotations for block in nodes(function.body, s_tir.SBlock)):
         return ()
@@ -149,7 +149,10 @@ def _pairs(module: IRModule) -> Iterator[Chain]:
 
 
 def _in_one_block(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """Return a function of two updates with a single block; None where not all before them is elementwise."""
+    """Return a function of two updates with a single block.
+
+    None where an earlier block is not elementwise.
+    """
     plain = s_tir.Schedule(function.with_attr("global_symbol", "main"))
     for block in plain.get_child_blocks(plain.get_sblock("root")):
         if _UPDATE not in plain.get(block).annotations:

@@ -1,7 +1,7 @@
-"""Products, and what is added to them, read values where they lie, by strides, and products write transposes.
+"""Lets products and sums with them read values in place, by strides, and lets products write transposes.
 
-Instead of copies that were transposed, sliced or repeated. Values are other values seen with strides: NumPy
-knows how.
+This saves copies that are transposed, sliced or repeated. NumPy's strides show how a value is a view of
+another.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-# What a function is to TVM's fusion (relax.analysis.OpPatternKind), which tells it wrongly of views.
+# The kind of a function for TVM's fusion (relax.analysis.OpPatternKind), which TVM gets wrong for views.
 _KIND = "honed.pattern"
 _ELEMENTWISE, INJECTIVE, PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 2}, {_KIND: 4}, {_KIND: 8}
 
 Shape = tuple[int, ...]
-_FEW_ROWS = 8  # For which copying the second operand takes longer than reading it column by column
+_FEW_ROWS = 8  # Rows up to which copying the second operand takes longer than reading it column by column
 Lookup = Callable[[relax.Var], relax.Expr | None]
 _Bytes = npt.NDArray[np.int8]
 
@@ -48,9 +48,9 @@ def readers(function: relax.Function) -> Counter[relax.Var]:
 
 @dataclass(frozen=True, slots=True)
 class StridedIndex:
-    """Of one dimension: `start`, plus or minus (`sign`) the index along `axis` of what is seen.
+    """The index along one dimension: `start`, plus or minus (`sign`) the view's index along `axis`.
 
-    `sign` 0: the same for all of it. It is also the same for each `times` neighbours along the axis.
+    `sign` 0: constant. Each `times` neighbours along the axis share an index.
     """
 
     axis: int
@@ -59,7 +59,7 @@ class StridedIndex:
     times: int = 1
 
     def at(self, indices: Sequence[tirx.Expr]) -> tirx.Expr:
-        """Return the index of the dimension for an element of what is seen."""
+        """Return the index of the dimension for an element of the view."""
         if not self.sign:
             return tirx.IntImm("int64", self.start)
         along = indices[self.axis] if self.times == 1 else indices[self.axis] // self.times
@@ -68,7 +68,7 @@ class StridedIndex:
 
 @dataclass(frozen=True, slots=True)
 class StridedView:
-    """What is seen of `source`, once that has the shape `dimensions`: an index for each of them."""
+    """A view of `source` in the shape `dimensions`: an index for each of them."""
 
     source: relax.Expr
     dimensions: Shape
@@ -77,7 +77,7 @@ class StridedView:
 
     @property
     def moves(self) -> bool:
-        """Whether it is more than the source with another shape."""
+        """Return whether the view is more than the source with another shape."""
         axes = [index.axis for index in self.indices if index.sign]
         whole = math.prod(self.shape) == math.prod(self.dimensions)
         return not whole or axes != sorted(axes) or any(index.sign < 0 for index in self.indices)
@@ -98,12 +98,12 @@ class StridedView:
 
 
 def view(expr: relax.Expr, lookup: Lookup) -> StridedView | None:
-    """Return an expression as a view of the value furthest behind it; None where it has no elements."""
+    """Return an expression as a view of the earliest value it moves; None where it has no elements."""
     return next(views(expr, lookup), None)
 
 
 def views(expr: relax.Expr, lookup: Lookup) -> Iterator[StridedView]:
-    """Yield an expression as views of the values behind it, furthest first; none if it has no elements."""
+    """Yield an expression as views of the values it moves, earliest first; none if it has no elements."""
     steps: list[_Step] = []
     sources = [expr]
     while (step := _moving(sources[-1], lookup)) is not None:
@@ -140,7 +140,7 @@ def is_fixed(expr: relax.Expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A call that only moves the elements of `source`; or makes `times` of each place along an axis."""
+    """A call that only moves the elements of `source`, or repeats each place along an axis `times` times."""
 
     call: relax.Call
     source: relax.Expr
@@ -159,7 +159,7 @@ def _moving(expr: relax.Expr, lookup: Lookup) -> _Step | None:
 def _repeating(call: relax.Call, lookup: Lookup) -> _Step | None:
     """Return how a Reshape repeats places, as exporters write heads that share keys; None where it does not.
 
-    A new axis is added behind one, broadcast, and made one axis with it.
+    A new axis is added after another, broadcast, and merged with it.
     """
     broadcast: Any = lookup(call.args[0]) if isinstance(call.args[0], relax.Var) else None
     if not (is_call(call, "relax.reshape") and is_call(broadcast, "relax.broadcast_to")):
@@ -180,7 +180,7 @@ def _repeating(call: relax.Call, lookup: Lookup) -> _Step | None:
 
 
 def _seen(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None, list[int]]:
-    """Return memory as it is seen after steps, and how often each place along its axes is repeated.
+    """Return memory as seen after the steps, and the repetitions of each place along its axes.
 
     None where that takes a copy.
     """
@@ -200,14 +200,14 @@ def _seen(memory: _Bytes, steps: Sequence[_Step]) -> tuple[_Bytes | None, list[i
 
 
 def _repeated(found: StridedView, times: Sequence[int]) -> StridedView:
-    """Return a view of which each place along an axis is seen so many times."""
+    """Return a view that repeats each place along an axis `times` times."""
     indices = tuple(replace(one, times=times[one.axis]) if one.sign else one for one in found.indices)
     shape = tuple(extent * n for extent, n in zip(found.shape, times, strict=True))
     return replace(found, indices=indices, shape=shape)
 
 
 def _axes(transpose: relax.Call) -> list[int]:
-    """Return the axes of what is transposed in their new order."""
+    """Return the axes of a transpose's operand in their new order."""
     return [int(axis) for axis in transpose.attrs.axes or reversed(range(len(extents(transpose))))]
 
 
@@ -220,7 +220,7 @@ def _reshaped(seen: _Bytes, call: relax.Call) -> _Bytes | None:
     try:
         found.shape = extents(call)
     except AttributeError:
-        return None  # That takes a copy
+        return None  # Strides alone cannot express it
     return found
 
 
@@ -236,7 +236,7 @@ def _sliced(seen: _Bytes, call: relax.Call) -> _Bytes:
 
 
 def cut_at(call: relax.Call) -> int | None:
-    """Return how many elements stand before a slice's; None if it has none, or they are not adjacent."""
+    """Return how many elements precede a slice's; None if it has none, or they are not adjacent."""
     memory: _Bytes = np.empty(extents(call.args[0]), np.int8)
     seen = _sliced(memory, call)
     return _address(seen) - _address(memory) if seen.size and seen.flags.c_contiguous else None
@@ -365,8 +365,8 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
         The second operand is read along its rows, as a copy would be: otherwise vectors of columns would be
         gathered, and no pair of halves would be adjacent. The first operand is read along rows or columns,
-        because each step of the sum needs several rows; and so is the second, where these are few. Where both
-        can be views of one value, they are.
+        because each step of the sum needs several rows; and so is the second, where these are few. Both are
+        views of one value where that is possible.
         """
         first, second = (self.visit_expr(expr) for expr in call.args)
         rank, last = len(extents(first)), len(extents(second)) - 1
@@ -377,7 +377,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         return [next(iter((*shared, *lefts)), whole(first)), right]
 
     def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[StridedView]:
-        """Yield the views of an operand in which whole rows lie along one of the axes, the furthest first."""
+        """Yield the views of an operand with whole rows along one of the axes, the earliest value first."""
         return (one for one in views(expr, self.lookup_binding) if one.moves and one.has_rows_along(axes))
 
     def product(self, operands: Sequence[StridedView], call: relax.Call, axes: Sequence[int]) -> relax.Expr:

@@ -1,4 +1,4 @@
-"""Winograd's convolutions F(2x2, 3x3): products of transformed weights and transformed tiles of the image.
+"""Computes Winograd's convolutions F(2x2, 3x3): products of transformed weights and transformed image tiles.
 
 Tiles of 4 x 4 pixels, which overlap by two, become 16 points each; for every point, weights [outputs,
 channels] are multiplied with points [channels, tiles]; 16 sums make 2 x 2 pixels (Lavin and Gray, "Fast
@@ -16,15 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import ir, relax, te, tirx
 
-POINTS = 16  # Of a tile
+POINTS = 16  # Points of a tile
 IMAGE = "winograd_image"  # The block that transforms an image
 _TILE, STEP = 4, 2  # Pixels of a tile of the image, and of the result
 _WINDOW = 3
 _OPAQUE = 8  # TVM's pattern of an operator that is fused with none
 _ALIGNED = 4  # Tiles: products with a multiple have a table
-# Below, transforms or reading the weights take what the multiplications save, by the bench for Malis.
+# Limits below which transforms or reading the weights cost what multiplications save, by the bench for Malis.
 _LEAST_CHANNELS, _LEAST_TILES = 256, 40
-# Rows are points, columns pixels of a tile; points and steps of the window; pixels and points.
+# Matrices with points as rows and pixels of a tile as columns; points and steps of the window; pixels and
+# points.
 _INTO = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
 _WEIGHTS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 _BACK = ((1, 1, 1, 0), (0, 1, -1, -1))
@@ -32,7 +33,7 @@ _BACK = ((1, 1, 1, 0), (0, 1, -1, -1))
 
 @dataclass(frozen=True, slots=True)
 class WinogradConvolution:
-    """What is convolved: `tiles` along rows and columns of each image."""
+    """The extents of a convolution, with `tiles` along rows and columns of each image."""
 
     images: int
     channels: int
@@ -41,12 +42,12 @@ class WinogradConvolution:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Along rows and columns."""
+        """Numbers of tiles along rows and columns."""
         return math.ceil(self.rows / STEP), math.ceil(self.columns / STEP)
 
     @property
     def count(self) -> int:
-        """All tiles, and so many of nothing that a vector divides their number."""
+        """Number of all tiles, with empty ones to make it a multiple of a vector."""
         return -(-self.images * math.prod(self.tiles) // _ALIGNED) * _ALIGNED
 
 
@@ -141,7 +142,7 @@ def _result(sums: te.Tensor, what: WinogradConvolution) -> te.Tensor:
 def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tuple[int, ...]) -> ir.Expr:
     """Return the elements added and subtracted by the products of two rows of signs."""
     signs = [(s * t, of(i, j)) for i, s in enumerate(rows) for j, t in enumerate(columns) if s * t != 0]
-    signs.sort(key=lambda one: -one[0])  # Begin with one that is added
+    signs.sort(key=lambda one: -one[0])  # The first one must be added
     total = signs[0][1]
     for sign, element in signs[1:]:
         total = total + element if sign > 0 else total - element

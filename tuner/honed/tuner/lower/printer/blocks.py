@@ -1,12 +1,12 @@
-"""The blocks of a kernel while they are written, and the values that are computed once, outside of loops.
+"""Holds the blocks of a kernel as they are written, and the values that are computed once, outside of loops.
 
-A declaration may be added to any open block: it then stands before the statement that is being written, which
-is in that block or in one inside it. So a value that does not change in a loop is declared before the loop at
-the moment it is first needed inside.
+A declaration may be added to any open block: it then precedes the statement that is being written, which is
+in that block or in one inside it. So a value that does not change in a loop is declared before the loop when
+it is first needed inside.
 
-While a block is written a load stands in its lines as a mark. When the block is complete its marks are
-counted: a load that stands in it once is put where its mark is, one that stands in it several times is read
-into a variable before the first line that needs it.
+The lines of a block contain marks for loads while it is written. When the block is complete its marks are
+counted: a load with one mark replaces it, a load with several is read into a variable before the first line
+that needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import terms
 from .terms import Term, Type
 
 _OTHER = re.compile(r"[^A-Za-z0-9_]")
-# Words of OpenCL C, names of its types, and those functions of its library that kernels may call.
+# Words of OpenCL C, names of its types, and the functions of its library that kernels may call.
 _RESERVED = re.compile(
     r"u?(?:char|short|int|long)\d*|(?:half|float|double|bool|void)\d*|"
     r"(?:get|convert|as|atomic|atom|read|write|native|half|work_group|sub_group|cl|mem|async|M|CL|_)_\w*|"
@@ -71,7 +71,7 @@ class LoadText:
 
 
 class Loads:
-    """All loads of a kernel, by the numbers in their marks."""
+    """The loads of a kernel, by the numbers in their marks."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -123,13 +123,14 @@ def _marks(text: str) -> list[int]:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_FILLED = 44  # Of 64 registers, by arrays and `step`s: pointers, counters and temporaries take the others
+# Registers of 64 filled by arrays and `step`s: pointers, counters and temporaries take the others
+_FILLED = 44
 _MOST_KEPT = 16  # Values kept over a loop: each takes a register while the loop runs
 
 
 @dataclass(slots=True)
 class Declaration:
-    """A line that may be left out where nothing uses the name it declares."""
+    """A line that is dropped where nothing uses the name it declares."""
 
     name: str
     text: str
@@ -144,24 +145,25 @@ class Block:
     repeats: bool = False
     step: int = 1
     start: Term | None = None
-    turns: int | None = None  # Of a loop from 0 whose number of turns is always that
-    spare: bool = False  # It has registers to spare: it is not unrolled, nor marked as one that would spill
+    turns: int | None = None  # Number of turns of a loop from 0, where it is constant
+    spare: bool = False  # Registers remain free: it is neither unrolled nor marked as one that would spill
     lines: list[str | Declaration | Block] = field(default_factory=list)
-    last: list[str] = field(default_factory=list)  # After all lines: what a loop moves
+    last: list[str] = field(default_factory=list)  # Lines after all others: increments of a loop
     known: dict[str, Term] = field(default_factory=dict)
-    marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # Of loads: the mark and the memory
+    # Marks of loads, each with the memory it reads
+    marks: dict[str, tuple[str, str]] = field(default_factory=dict)
     kept: int = 0
 
     @property
     def has_loops(self) -> bool:
-        """Whether there is a loop in it."""
+        """Return whether the block contains a loop."""
         inner = [line for line in self.lines if isinstance(line, Block)]
         return any(block.repeats or block.has_loops for block in inner)
 
     def before_loop(self, text: str) -> int:
-        """Return where the last loop stands, or the end where the text needs what is declared since.
+        """Return the index of the last loop, or the end where the text needs a later declaration.
 
-        The end, too, where that loop has another in it, for which more is held in registers.
+        Also the end where that loop contains another, for which more registers are in use.
         """
         end = len(self.lines)
         loops = [(n, line) for n, line in enumerate(self.lines) if isinstance(line, Block) and line.repeats]
@@ -176,11 +178,11 @@ class Blocks:
     def __init__(self, names: Names, *, costly_addresses: bool = False) -> None:
         self.names = names
         self.costly_addresses = costly_addresses
-        self.hidden_zero: str | None = "get_group_id(2)"  # In grids without blockIdx.z
-        self.registers = 0  # Of 32 bits that arrays and `step`s take
+        self.hidden_zero: str | None = "get_group_id(2)"  # Used in grids without blockIdx.z
+        self.registers = 0  # Registers of 32 bits for arrays and `step`s
         self.loads = Loads(names)
         self.open: list[Block] = [Block("")]
-        self.lazy = 0  # Inside of how many expressions that are computed only under a condition
+        self.lazy = 0  # Depth of expressions that are computed only under a condition
 
     @property
     def here(self) -> int:
@@ -196,7 +198,7 @@ class Blocks:
         self.open.append(block)
 
     def leave(self) -> None:
-        """Close the innermost block: only now it becomes a line of the one around it."""
+        """Close the innermost block, which only now becomes a line of the one around it."""
         block = self.open.pop()
         block.lines += block.last
         self.open[-1].lines.append(block)
@@ -212,19 +214,19 @@ class Blocks:
         return marks[load.text][0]
 
     def stored(self, memory: str | None = None) -> None:
-        """Note that memory has changed, all of it for None: what was read from it is read again.
+        """Record a change of memory, of all memory for None: values read from it are read again.
 
-        A private array may also stand in the index of a load.
+        A private array may also be in the index of a load.
         """
         marks = self.open[-1].marks
         for text in [t for t, (_, where) in marks.items() if memory in (None, where) or str(memory) in t]:
             del marks[text]
 
     def landing(self, home: int) -> int:
-        """Return where to declare what changes in block `home`: outside of every loop inside of that block.
+        """Return where to declare a value that changes in block `home`: outside of every loop in that block.
 
-        Where there is no such loop this is the innermost block, so that nothing is computed that a condition
-        around it may leave out.
+        Where there is no such loop this is the innermost block, so that a condition around it also saves the
+        computation.
         """
         for n in range(home + 1, len(self.open)):
             if self.open[n].repeats:
@@ -232,7 +234,7 @@ class Blocks:
         return len(self.open) - 1
 
     def leaves_loop(self, home: int) -> bool:
-        """Return whether what belongs to block `home` need not be computed in the innermost loop."""
+        """Return whether a value that belongs to block `home` need not be computed in the innermost loop."""
         return any(self.open[n].repeats for n in range(home + 1, len(self.open)))
 
     def find(self, key: str) -> Term | None:
@@ -243,7 +245,9 @@ class Blocks:
         return None
 
     def declare(self, key: str, term: Term, kind: str, wanted: str, at: int, *, address: bool) -> Term:
-        """Declare a value, perhaps of an `address`, in an open block and remember it; the term that names it.
+        """Declare a value, perhaps of an `address`, in an open block and remember it.
+
+        Return the term that names it.
 
         Mesa 26 gives the two halves of a pointer whatever registers are next where a loop begins, and moves
         them into an even one and the next for each load. Where only pointers live on beyond the loop, all of
@@ -261,7 +265,7 @@ class Blocks:
         """Return the name of a number of bytes to add to an address in the innermost loop.
 
         None where the compiler may know the number. Mesa 26 keeps no constants of 64 bits: for each it moves
-        two into registers before it adds them, twice as many instructions as for what it cannot know.
+        two into registers before it adds them, twice as many instructions as for unknown numbers.
         """
         loop = next((block for block in reversed(self.open) if block.repeats), None)
         if not (
@@ -344,7 +348,7 @@ def _count(block: Block, used: Counter[str]) -> None:
 
 
 def _prune(block: Block, used: Counter[str]) -> bool:
-    """Drop declarations whose name stands nowhere else, the last first; whether there was one."""
+    """Drop declarations whose name is not used, the last first; return whether there were any."""
     kept: list[str | Declaration | Block] = []
     dropped = False
     for line in reversed(block.lines):

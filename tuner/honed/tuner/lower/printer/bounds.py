@@ -1,13 +1,13 @@
-"""Whether each load and store of a kernel lies inside its buffer, by arithmetic on its indices.
+"""Checks that each load and store of a kernel lies inside its buffer, by arithmetic on its indices.
 
-This looks at a kernel as it is printed, after all passes, and at what the printer makes of it: a statement's
-condition, `if_then_else` and the second operand of `&&` guard what they choose, while both values of a
-`Select`, and both of a choice by a vector of conditions, are computed. Where the guard of a `Select` is what
-keeps a load inside, the choice is made lane by lane, by branches. What then cannot be shown to lie inside
-is refused.
+It examines the kernel after all passes, with the semantics of the printed code: a statement's condition,
+`if_then_else` and the second operand of `&&` guard what they choose, while both values of a `Select`, and
+both of a choice by a vector of conditions, are computed. Where the guard of a `Select` is what keeps a load
+inside, the choice is made lane by lane, by branches. Kernels with an access that still may lie outside are
+refused.
 
-TVM's intervals, with the guards in force, settle nearly all; the rest is settled by cutting the space of the
-variables into boxes, until each lies inside or no guard lets it in.
+TVM's intervals, with the guards in force, decide nearly all accesses; the rest is decided by cutting the
+space of the variables into boxes, until each lies inside or is excluded by a guard.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from honed.tuner.lower.statements import behind, loads, nodes
 from . import terms
 from .terms import Unprintable, lane
 
-_MOST_BOXES = 1 << 13  # That one access is cut into
+_MOST_BOXES = 1 << 13  # Boxes that one access is cut into
 _INVERSE = {
     tirx.LT: tirx.GE,
     tirx.GE: tirx.LT,
@@ -35,16 +35,16 @@ _INVERSE = {
     tirx.EQ: tirx.NE,
     tirx.NE: tirx.EQ,
 }
-_LANE = "lane"  # The key of a box's side that says which lane of a vector it is
+_LANE = "lane"  # The key of a box's side for the lane of a vector
 
 Numbers = npt.NDArray[np.float64]  # Whole numbers: exact to 2^53, and without limits beyond
 Bounds = tuple[Numbers, Numbers]
 Arithmetic = Callable[[Numbers, Numbers, Numbers, Numbers], Bounds]
-Guard = tuple[Any, bool]  # A condition, and what it is
+Guard = tuple[Any, bool]  # A condition, and its value
 
 
 class OutOfBounds(Unprintable):
-    """A kernel may reach outside of its buffers."""
+    """Raised when a kernel may reach outside of its buffers."""
 
 
 def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -66,20 +66,19 @@ def bounded(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 class _Kernel:
-    """One kernel while it is walked: what its variables can be, and the guards in force."""
+    """The state of a walk through one kernel: the ranges of its variables, and the guards in force."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self.outside: list[str] = []
-        self.branching: list[
-            Any
-        ] = []  # Choices of which both values are computed unless they are by branches
+        self.branching: list[Any] = []  # Choices that compute both values unless they become branches
         self.guards: list[Guard] = []
-        self.ranges: dict[Any, tuple[Any, Any]] = {}  # Of variables: the first value, and how many
+        # Ranges of variables: the first value, and the number of values
+        self.ranges: dict[Any, tuple[Any, Any]] = {}
         self.definitions: dict[Any, Any] = {}
         self.stored = {store.buffer for store in nodes(func.body, tirx.BufferStore)}
-        self._sizes: dict[Any, tuple[int, int]] = {}  # Of buffers: elements, and bytes of one
+        self._sizes: dict[Any, tuple[int, int]] = {}  # Elements of buffers, and bytes of one
         self.analyzer = sym.Analyzer()
-        self._known: dict[tuple[int, ...], tuple[float, float]] = {}  # Of indices under guards: their bounds
+        self._known: dict[tuple[int, ...], tuple[float, float]] = {}  # Bounds of indices under guards
         self._callbacks = [
             (tirx.AttrStmt, self._attribute),
             ((tirx.AllocBuffer, tirx.DeclBuffer), self._declared),
@@ -97,10 +96,10 @@ class _Kernel:
         ]
 
     def walk(self, root: Any) -> None:
-        """Look at all accesses in a statement or an expression."""
+        """Examine all accesses in a statement or an expression."""
         structural_walk(root, self._callbacks, order="pre")
 
-    # What is known
+    # Ranges and definitions of variables
 
     def _attribute(self, node: tirx.AttrStmt) -> None:
         if str(node.attr_key) == "thread_extent":
@@ -234,16 +233,17 @@ class _Kernel:
 
 
 class _Boxes:
-    """What an index can be where guards hold, by boxes of what its variables can be.
+    """The possible values of an index where guards hold, by boxes of the ranges of its variables.
 
-    Expressions become slots, the same one for the same expression, and steps that compute a slot for all
-    boxes at once from slots before it. Guards come first: what one says of a slot holds in the steps behind.
+    Expressions become slots, equal expressions one slot, and steps that compute a slot for all boxes at once
+    from earlier slots. Guards come first: what one says about a slot holds in the later steps.
     """
 
     def __init__(self, kernel: _Kernel, index: Any) -> None:
         self._kernel = kernel
         self._count = 1
-        self._sides: dict[int, Bounds] = {}  # Of the boxes: of slots of variables, lanes, and what is read
+        # Sides of the boxes: slots of variables, of lanes, and of loaded values
+        self._sides: dict[int, Bounds] = {}
         self._values: list[Bounds] = []
         self._slots: dict[Any, int] = {}
         self._steps: list[Callable[[], None]] = []
@@ -276,7 +276,10 @@ class _Boxes:
         return np.broadcast_to(low, (self._count,)), np.broadcast_to(high, (self._count,))
 
     def _cut(self, kept: npt.NDArray[np.bool_]) -> bool:
-        """Halve those that are kept, along the side that widens the index most; False where one has none."""
+        """Halve the `kept` boxes, along the side that widens the index most.
+
+        False where one has no such side.
+        """
         self._sides = {slot: (low[kept], high[kept]) for slot, (low, high) in self._sides.items()}
         self._count = int(kept.sum())
         slots = list(self._sides)
@@ -291,7 +294,7 @@ class _Boxes:
                 low, high = self._sides[slot]
                 self._sides[slot] = (np.floor((low + high) / 2),) * 2
                 least, most = self._computed()
-                # A box that no guard lets in then is settled, whatever its guards made of the bounds.
+                # A box that the guards exclude is settled, whatever they made of the bounds.
                 wide[n] = np.where(self._let_in, np.minimum(least - most, 0), 0)
                 self._sides[slot] = low, high
         wide[lengths < 1] = -np.inf
@@ -309,7 +312,7 @@ class _Boxes:
     # Slots
 
     def _slot(self, expr: Any) -> int:
-        """Return the slot of a number; the slot of a vector holds what any of its lanes can be."""
+        """Return the slot of a number; the slot of a vector holds the bounds of all its lanes."""
         kind = type(expr)
         if kind is ir.Var and expr in self._kernel.definitions:
             return self._slot(self._kernel.definitions[expr])
@@ -319,7 +322,7 @@ class _Boxes:
             return self._slot(expr.args[0])
         key: Any = structural_hash(expr)
         if any(load.source in self._kernel.stored for load in loads(expr)):
-            return self._made(expr)  # Another number wherever it stands: memory may change between
+            return self._made(expr)  # Memory may change, so each occurrence is another number
         if key not in self._slots:
             self._slots[key] = self._made(expr)
         return self._slots[key]
@@ -348,7 +351,7 @@ class _Boxes:
             return self._choice(condition, yes, no, of)
         if kind is ir.Var and expr in self._kernel.ranges:
             return self._variable(expr)
-        # What is read, or computed otherwise: the same number wherever the same expression stands.
+        # A loaded value, or one computed in another way: equal expressions are equal numbers.
         return self._side(*_range(of))
 
     def _value(self, low: float, high: float) -> int:
@@ -358,7 +361,7 @@ class _Boxes:
     def _step(self, compute: Callable[[], Bounds], of: terms.Type) -> int:
         """Return a slot computed from other slots.
 
-        A value beyond what its type can hold wraps, and counts as unknown then.
+        A value beyond the limits of its type wraps, and counts as unknown then.
         """
         slot = self._value(0, 0)
         least, most = _range(of)

@@ -1,4 +1,4 @@
-"""TIR expressions as C: numbers, variables, arithmetic, comparisons, choices, conversions.
+"""Prints TIR expressions as C: numbers, variables, arithmetic, comparisons, choices, conversions.
 
 Where C computes in another type than TIR, the result is converted back: C's smallest integer arithmetic is
 that of int. Parts of an integer expression that change in no loop around it are named outside of the loop.
@@ -67,18 +67,21 @@ _COMPARISONS: dict[type, tuple[str, int]] = {
     tirx.EQ: ("==", EQUAL), tirx.NE: ("!=", EQUAL),
 }  # fmt: skip
 _RENAMED = {"nearbyint": "rint"}
-# Functions of singles that halves are computed by. Mesa 25.0 has no asin, exp2 and log of halves, and dies.
-# Its exp of halves is the exact one of singles, for which tiles spill; the device's own instruction is exact
-# to more than the 11 bits of a half.
+# Functions of singles that compute halves. Mesa 25.0 lacks asin, exp2 and log of halves, and crashes. Its exp
+# of halves is the exact one of singles, for which tiles spill; the device's own instruction is exact to more
+# than the 11 bits of a half.
 _OF_HALVES = {"asin": "asin", "exp2": "exp2", "log": "log", "exp": "native_exp"}
 TRUE, FALSE = Term("true", terms.BOOL), Term("false", terms.BOOL)
 
 
 class Expressions:
-    """Prints the expressions of one kernel."""
+    """A printer of the expressions of one kernel."""
 
     def __init__(self, blocks: Blocks, *, contract: bool) -> None:
-        """`contract` leaves it to the compiler to fuse products with sums, instead of calling `mad`."""
+        """Set up the printer.
+
+        `contract` lets the compiler fuse products with sums, instead of calling `mad`.
+        """
         self.blocks = blocks
         self.contract = contract
         self.load: Callable[
@@ -86,7 +89,7 @@ class Expressions:
         ]  # Set by the kernel's memory, whose indices are expressions
         self.variables: dict[Any, Term] = {}
         self.stored: tirx.BufferStore | None = None  # The statement that is being written
-        self.sums: dict[Any, LinearForm] = {}  # Of integer variables: what they stand for, as a sum
+        self.sums: dict[Any, LinearForm] = {}  # Integer variables as sums of others
         self._print: dict[type, Callable[[Any], Term]] = {
             tirx.IntImm: self._integer,
             tirx.FloatImm: lambda e: floating(float(e.value), terms.type_of(e)),
@@ -100,7 +103,7 @@ class Expressions:
             tirx.Select: self._select,
             tirx.Cast: lambda e: self.convert(self.term(e.value), terms.type_of(e)),
             tirx.Ramp: self._ramp,
-            # Left a scalar: operators take it for every lane, and what cannot asks for it spread.
+            # Stays a scalar: operators apply it to every lane, and others request it spread.
             tirx.Broadcast: lambda e: self.term(e.value),
             tirx.Shuffle: self._shuffle,
             tirx.Let: self._let,
@@ -118,7 +121,7 @@ class Expressions:
         return printer(expr)
 
     def value(self, expr: Any) -> Term:
-        """Return a whole expression as C; what no loop around it changes is named before that loop."""
+        """Return a whole expression as C; if no loop around it changes it, it is named before that loop."""
         return self.settled(self.term(expr))
 
     def settled(self, term: Term) -> Term:
@@ -165,7 +168,7 @@ class Expressions:
         if found is None:
             raise Unprintable(f"{expr.name} is used where it has no value")
         of = terms.type_of(expr) if found.type.integer and found.type.lanes == 1 else found.type
-        if of != found.type:  # Counted in 32 bits
+        if of != found.type:  # Counters have 32 bits
             return bounded(self.convert(found, of), *found.bounds)
         return self.blocks.kept(found, "at") if expr in self.sums and found.level < PRIMARY else found
 
@@ -190,7 +193,8 @@ class Expressions:
         of = a.type if a.type.lanes >= b.type.lanes else b.type
         found = self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
         if sign in "/%" and of.integer and b.bounds[0] <= 0 <= b.bounds[1]:
-            found = Term(found.text, of, level, self.blocks.here, pure=False)  # Not where it might not be run
+            # Impure: it must stay where the condition around it guards it
+            found = Term(found.text, of, level, self.blocks.here, pure=False)
         if of.integer and of.lanes == 1:
             if of.bits < 32:
                 return self.convert(Term(found.text, terms.INT, level, found.home, found.pure), of)
@@ -201,7 +205,7 @@ class Expressions:
         return found
 
     def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
-        """Return operands that C takes together: small integers are spread, C would make ints of them."""
+        """Return operands that C combines: small integers are spread, because C would convert them to int."""
         if a.type.lanes != b.type.lanes:
             wide, narrow = (a, b) if a.type.lanes > b.type.lanes else (b, a)
             if narrow.type.bits < 32 or narrow.type.kind == "bool" or narrow.type.integer:
@@ -250,8 +254,8 @@ class Expressions:
     def _of_numbers(self, which: str, expr: Any, a: Term, b: Term) -> Term:
         """Return the larger or smaller of floats, by a function that defines NaN and infinities (`extremes`).
 
-        NaN comes through from either side, unless one side is never NaN, but not into what a reduction has
-        found so far: that would take two more comparisons for each element.
+        NaN on either side is returned, unless that side is never NaN; but NaN does not replace the present
+        result of a reduction, which would take two more comparisons for each element.
         """
         if never_nan(expr.a) or self._is_stored(expr.b):
             a, b = b, a
@@ -445,7 +449,7 @@ class Expressions:
     def _branches(self, condition: Term, yes: Any, no: Any, of: Type) -> Term:
         """Return a choice of vectors, made by a statement placed before the one that needs it.
 
-        Raises Unprintable where the choice stands inside a choice of scalars.
+        Raises Unprintable where the choice is inside a choice of scalars.
         """
         if self.blocks.lazy:
             raise Unprintable("a choice of vectors stands inside a choice of scalars")

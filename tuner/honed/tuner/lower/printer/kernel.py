@@ -1,4 +1,4 @@
-"""A kernel: its statements, its signature, and what a source needs before its kernels."""
+"""Prints a kernel: its statements, its signature, and the definitions before the kernels of a source."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .memory import (
 )
 from .terms import ADD, Term, Unprintable
 
-_MOST_TURNS = 16  # Of a loop that is written out
-_MOST_STATEMENTS = 128  # That one outermost loop may become
+_MOST_TURNS = 16  # Turns of a loop that is unrolled
+_MOST_STATEMENTS = 128  # Statements that one outermost loop may become
 _INDICES = {"blockIdx": "get_group_id", "threadIdx": "get_local_id"}
 _UNROLLED = 32  # Turns of a loop that Mesa 26.2 unrolls
 
@@ -261,10 +261,10 @@ _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a device's compiler wants.
+    """The preferences of a device's compiler.
 
-    With `contract` it fuses products with sums, as OpenCL C allows unless told otherwise; without it they are
-    `mad`. With `costly_addresses` kernels do with few instructions for addresses, and take more registers.
+    With `contract` it fuses products with sums, as OpenCL C allows by default; without it they are `mad`.
+    With `costly_addresses` kernels compute addresses in few instructions, and take more registers.
     """
 
     contract: bool
@@ -310,7 +310,7 @@ def _marked(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, bool]:
 
 
 def _choose(statement: Any, private: set[Any], chosen: set[Any]) -> int:
-    """Choose loops in a statement, inner ones first; how many statements it will be."""
+    """Choose loops in a statement, inner ones first; return how many statements it will be."""
     within = [statement.body] if isinstance(statement, tirx.While) else parts(statement)
     if not within:
         return 1
@@ -371,7 +371,7 @@ def _kernel(entry: str, func: tirx.PrimFunc, dialect: Dialect) -> str:
     statements.uses = private_uses(func.body)
     statements.write(func.body)
     lines = "\n".join(blocks.text())
-    # Told of nothing, NVIDIA's compiler takes as many registers as groups of 256 work-items allow.
+    # NVIDIA's compiler by default uses as many registers as groups of 256 work-items allow.
     group = f"__attribute__((reqd_work_group_size({', '.join(map(str, statements.work_group))})))"
     return f"__kernel {group}\nvoid {entry}({', '.join(arguments)}) {{\n{lines}\n}}\n"
 

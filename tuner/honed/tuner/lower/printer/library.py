@@ -1,13 +1,13 @@
 """Functions that kernels call and honed defines: larger and smaller of two numbers; sine, cosine and tangent.
 
 `max` and `min`: OpenCL leaves them undefined for NaN and infinities (OpenCL C 3.0, 6.15.4); `fmax` and `fmin`
-leave NaN out, and take PoCL up to 1.9 times as long. A comparison with a selection says what NaN gives, and
-compilers make the device's own instruction of it where there is one with that meaning.
+ignore NaN, and take PoCL up to 1.9 times as long. A comparison with a selection defines the result for NaN,
+and compilers turn it into the device's own instruction where one has that meaning.
 
-`sin`, `cos` and `tan`: a driver need not have them. Mesa takes them from libclc, and libclc 22.1.8 in Debian
-imports a function that nothing defines (`__clc_flush_denormal_if_not_supported`). In its SPIR-V, calls lead
-to it from `sin`, `cos`, `tan`, `sincos`, `remquo` and the `fma` of devices without one. Kernels call no other
-of these, so all other functions are left to the driver, and so are the three for doubles.
+`sin`, `cos` and `tan`: a driver may lack them. Mesa uses those of libclc, and libclc 22.1.8 in Debian imports
+an undefined function (`__clc_flush_denormal_if_not_supported`). In its SPIR-V, `sin`, `cos`, `tan`, `sincos`,
+`remquo` and the `fma` of devices without one call it. Kernels use only the first three of these, so all other
+functions are left to the driver, and so are the three for doubles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CIRCULAR = frozenset({"sin", "cos", "tan"})
 _CIRCULAR = re.compile(r"\bhoned_(sin|cos|tan)_(float|half)(\d*)\b")
 
 # Sine and cosine of a >= 0, both from one reduction of a to r + rest, with |r| at most a little over pi/4,
-# and from the number n of quarter turns that were taken off.
+# and from the number n of quarter turns that were subtracted.
 #
 # Up to 4095 quarter turns, a - n pi/2 is computed with pi/2 as a sum of four numbers. Three have 12 bits, so
 # that their products with n are exact, whether the compiler fuses them with the sums or not; what is left of
@@ -105,7 +105,7 @@ def circular_name(which: str, of: Type) -> str:
 
 
 def definitions(source: str) -> list[str]:
-    """Return the definitions of the functions that a source uses, each behind those that it calls."""
+    """Return the definitions of the functions that a source uses, each after those that it calls."""
     extremes = sorted({match.groups(default="") for match in _EXTREME.finditer(source)})
     circular = sorted({match.groups() for match in _CIRCULAR.finditer(source)})
     wide = {(which, lanes) for which, _, lanes in circular}

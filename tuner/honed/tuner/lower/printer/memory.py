@@ -1,4 +1,4 @@
-"""The memory of a kernel: its buffers, the pointers into them, loads and stores."""
+"""Manages the memory of a kernel: its buffers, the pointers into them, loads and stores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .terms import ADD, EQUAL, PRIMARY, UNARY, LinearForm, Term, Type, Unprintab
 
 Space = Literal["global", "local", "private"]
 _SPACES: dict[str, Space] = {"global": "global", "shared": "local", "local": "private"}
-# Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
-# and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0, 5.2.1).
+# Alignment in bytes of every buffer that a plan, a measurement or a driver gives a kernel: `plan` places
+# scratch so, and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0,
+# 5.2.1).
 ALIGNED = 64
 _MOST_REGISTERS = 256  # Scalars of one array
 _HALF = 16  # Bits
@@ -26,7 +27,7 @@ _HALF = 16  # Bits
 
 @dataclass(slots=True)
 class KernelBuffer:
-    """Memory as the kernel sees it; `element` is what TIR indexes, perhaps a vector."""
+    """Memory of a kernel; TIR indexes it by `element`, perhaps a vector."""
 
     name: str
     space: Space
@@ -36,33 +37,33 @@ class KernelBuffer:
     aligned: int = ALIGNED  # Bytes
     registers: list[str] = field(default_factory=list)  # The variables that an array in registers became
     width: int = 1  # Scalars in each of them
-    paired: bool = False  # They are of words that hold two halves each
+    paired: bool = False  # The registers are words that hold two halves each
 
     @property
     def vector(self) -> Type:
-        """What one variable in registers holds."""
+        """The type of one variable in registers."""
         return terms.vector(terms.vector(terms.stored(self.element), 1), self.width)
 
     @property
     def words(self) -> Type:
-        """What variables that hold pairs of halves are declared as."""
+        """The type in which variables that hold pairs of halves are declared."""
         return Type("uint", 32, self.width // 2)
 
     @property
     def wide(self) -> bool:
-        """Whether offsets into it, in bytes, may need more than 32 bits."""
+        """Return whether offsets into it, in bytes, may need more than 32 bits."""
         return self.nbytes >= 1 << 31
 
 
 @dataclass(slots=True)
 class ArrayUses:
-    """How a private array is indexed."""
+    """The ways in which a private array is indexed."""
 
     constant: bool = True
     lanes: set[int] = field(default_factory=set)
     widest: int = 1  # Scalars read or written at once
-    written: set[int] = field(default_factory=set)  # Scalars at once; 0: not from a multiple of them
-    waits: bool = False  # Of halves: a loop that uses it has others within, and none of them uses it
+    written: set[int] = field(default_factory=set)  # Scalars stored at once; 0: not from a multiple of them
+    waits: bool = False  # Halves only: a loop that uses it has inner loops, and none of them uses it
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, ArrayUses]:
@@ -119,7 +120,7 @@ def _note(uses: ArrayUses, indices: list[Any]) -> None:
     elif isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm):
         uses.constant &= isinstance(index.base, tirx.IntImm)
         if int(index.stride) != 1:
-            uses.lanes.add(1)  # A lane here, a lane there: they are read one by one
+            uses.lanes.add(1)  # Single lanes are read one by one
             return
         uses.lanes.add(int(index.lanes))
     else:
@@ -171,7 +172,7 @@ class Addresses:
             return self._chain(buffer, parts, terms.UINT), index.constant
         if sum(max(-low, high) for low, high in products) < 1 << 31:
             return self._chain(buffer, parts, terms.INT), index.constant
-        # Only the whole is known to lie in the buffer, and only modulo 2^32.
+        # The sum alone is known to lie in the buffer, and that modulo 2^32.
         text = total(parts, terms.UINT, index.constant * size)
         whole = Term(text, terms.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0
@@ -211,7 +212,7 @@ class Addresses:
         if within is not None:
             at = min(at, within)
         elif self.blocks.leaves_loop(home) and not self.blocks.room(at + 1):
-            # Pointers that begin here belong no further outside than this one.
+            # Pointers that begin here need not be declared further outside.
             at = home = self.blocks.here
             pointer = Term(text, buffer.element, PRIMARY, home)
         loop = self.blocks.open[home].loop
@@ -292,7 +293,7 @@ def _needs_cast(term: Term, factor: int, of: Type) -> bool:
 
 
 class KernelMemory:
-    """The buffers of one kernel and the ways into them."""
+    """The buffers of one kernel and their accesses."""
 
     def __init__(self, blocks: Blocks, expressions: Expressions) -> None:
         self.blocks = blocks
@@ -301,7 +302,7 @@ class KernelMemory:
         self.buffers: dict[Any, KernelBuffer] = {}
 
     def load(self, load: ir.TensorLoad) -> Term:
-        """Return what a load reads; bools are read as bytes and compared with 0."""
+        """Return the value of a load; bools are read as bytes and compared with 0."""
         buffer = self._buffer(load.source)
         index = _only(load.indices)
         of = terms.type_of(load)

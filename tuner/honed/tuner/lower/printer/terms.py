@@ -1,6 +1,6 @@
-"""Pieces of C: a text with its type, its precedence, where its variables come from, and what it can be.
+"""Represents pieces of C: a text with its type, precedence, the block of its variables, and its bounds.
 
-Indices are sums of them: a constant and multiples of what cannot be taken apart further.
+Indices are sums of them: a constant and multiples of indivisible terms.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import numpy as np
 from tvm import ir, tirx
 
 # A vector of bools is a mask: a vector of signed integers, each 0 or -1, as comparisons of vectors give it
-# (OpenCL C 3.0, 6.4.5). How wide its elements are follows from what was compared. In memory a bool is a byte.
+# (OpenCL C 3.0, 6.4.5). The width of its elements follows from the compared operands. In memory a bool is a
+# byte.
 
 Kind = Literal["int", "uint", "float", "bool", "mask"]
 LANES = (1, 2, 3, 4, 8, 16)
 _INTEGERS = {8: "char", 16: "short", 32: "int", 64: "long"}
 _FLOATS = {16: "half", 32: "float", 64: "double"}
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, ADD, MUL, UNARY, PRIMARY = range(3, 16)
-_FLOAT_SUFFIX = {16: "f", 32: "f", 64: ""}  # Of literals, by bits
+_FLOAT_SUFFIX = {16: "f", 32: "f", 64: ""}  # Suffixes of literals, by bits
 _MIXED = (BIT_OR, BIT_XOR, BIT_AND, SHIFT)
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.Min, tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE,
@@ -45,7 +46,7 @@ class Type:
 
     @property
     def integer(self) -> bool:
-        """Whether its values are integers that count, which bools are not."""
+        """Return whether its values are integers; bools are not."""
         return self.kind in ("int", "uint")
 
     @property
@@ -56,7 +57,7 @@ class Type:
 
 INT, UINT, LONG, ULONG = Type("int", 32), Type("uint", 32), Type("int", 64), Type("uint", 64)
 BOOL = Type("bool", 8)
-_SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # Of literals
+_SUFFIXES = {INT: "", UINT: "u", LONG: "L", ULONG: "UL"}  # Suffixes of literals
 
 
 @cache
@@ -155,8 +156,8 @@ class Term:
     """An expression of C.
 
     `home` is the deepest open block that one of its variables belongs to (0 is the kernel's own). Only a
-    `pure` term means the same, and cannot fail, wherever its variables exist: it reads no memory.
-    Integers lie between `low` and `high`.
+    `pure` term has one meaning, and cannot fail, wherever its variables exist: it reads no memory. Integers
+    lie between `low` and `high`.
     """
 
     text: str
@@ -175,7 +176,7 @@ class Term:
 
     @property
     def simple(self) -> bool:
-        """Whether it is a name or a number, perhaps converted: no work to be kept."""
+        """Return whether it is a name or a number, perhaps converted: there is no work to share."""
         return self.level == PRIMARY and "(" not in self.text
 
     def within(self, level: int) -> str:
@@ -204,7 +205,8 @@ def number(value: int, of: Type) -> Term:
 def _literal(value: int, of: Type) -> str:
     if of in _SUFFIXES:
         suffix = _SUFFIXES[of]
-        least = of.kind == "int" and value == limits(of)[0]  # Whose digits alone are no literal of the type
+        # The digits of the least integer alone are no literal of the type
+        least = of.kind == "int" and value == limits(of)[0]
         return f"({value + 1}{suffix} - 1)" if least else f"{value}{suffix}"
     return f"({name(of)}){value}" if value >= 0 else f"({name(of)})({value})"
 
@@ -265,7 +267,7 @@ def bounds(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class LinearForm:
-    """`constant` + the sum of factor * term; terms are told apart by their text."""
+    """`constant` + the sum of factor * term; terms are distinct by their text."""
 
     terms: dict[str, tuple[Term, int]]
     constant: int = 0

@@ -1,7 +1,7 @@
-"""Sketches: whole schedules of functions whose numbers are left open, and the numbers that do well in them.
+"""Provides sketches: whole schedules of functions with open numbers, and numbers that do well in them.
 
 Tile sizes, lanes and unrolling are sampled, so that the search can change them. Four shapes of work cover
-what models are made of, on devices without local memory worth copying into:
+models, on devices without local memory worth copying into:
 
 - tile: one work-item computes a tile of the output in registers, vectorised along one axis of it (dense,
   batched matmul, convolution, pooling);
@@ -10,9 +10,9 @@ what models are made of, on devices without local memory worth copying into:
 - stream: one work-item moves a few vectors (elementwise chains, transposes, concatenation);
 - whole: a reduction to a single element, in parts and then all of them.
 
-Each is a function that `@sketch` (`search/parts.py`) stands over, in whatever file of this folder. Those that
-`search/rules.py` calls by name are for functions of one form alone. Tables of good tiles stand beside the
-sketches that they are for, to begin a search with instead of luck.
+Each is a function with the decorator `@sketch` (`search/parts.py`), in any file of this folder. Those that
+`search/rules.py` calls by name are for functions of one form alone. Tables of good tiles, with which a search
+begins, are beside their sketches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .rows import shared_rows_tile
 for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_found.name)
 
-# Each knows one kind of sketch, and the one row that does well there.
+# Tables of a single row: each function knows one kind of sketch.
 _SINGLES = (
     rectangle,
     blocked_rectangle,

@@ -1,8 +1,8 @@
-"""Attentions in one kernel: a product, what is computed along the rows of its scores, a product of those.
+"""Schedules an attention as one kernel: a product, operations along its rows of scores, a second product.
 
-A softmax with scales and masks in it is what is meant, but any chain of reductions along the rows and
-elementwise blocks will do. A tile of rows of the scores is computed, kept and used in one place, so that
-scores never travel through memory: `attention` keeps them with one work-item.
+Its purpose is a softmax with scales and masks, but any chain of reductions along the rows and elementwise
+blocks fits. A tile of rows of the scores is computed, kept and used in one place, so that scores never travel
+through memory: `attention` keeps them with one work-item.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from .grouped import GroupTile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The blocks of an attention that is read so far.
+    """The blocks of an attention.
 
-    The axes of `scores` are batches, a row, a key and what is summed; those of `product` are the same batches
-    and row, a column, and the keys it is summed over. `rows` are between them, in order of execution. `asked`
-    makes the rows that are multiplied for the scores, where it is kept.
+    The axes of `scores` are batches, a row, a key and the summed axis; those of `product` are the same
+    batches and row, a column, and the keys it is summed over. `rows` are between them, in order of execution.
+    `asked` makes the queries, where it is kept as a block.
     """
 
     asked: BlockInfo | None
@@ -55,7 +55,7 @@ class Attention:
     rows: list[BlockInfo]
     product: BlockInfo
     tail: BlockInfo | None
-    element_bytes: int  # Of a score
+    element_bytes: int  # Bytes of a score
 
     @property
     def keys(self) -> int:
@@ -64,7 +64,7 @@ class Attention:
 
     @property
     def rows_in_all(self) -> int:
-        """Of all batches."""
+        """Rows of all batches."""
         return math.prod(self.scores.extents[: self.batches + 1])
 
     @property
@@ -74,12 +74,12 @@ class Attention:
 
     @property
     def batches(self) -> int:
-        """How many axes of batches there are."""
+        """Number of axes of batches."""
         return len(self.scores.extents) - 3
 
     @property
     def inner(self) -> int:
-        """Elements that a score is summed over."""
+        """Number of terms of a score."""
         return self.scores.extents[-1]
 
 
@@ -94,8 +94,8 @@ def attention_of(func: tirx.PrimFunc) -> Attention | None:
 def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
     """Return the attention that a function computes, after inlining elementwise blocks; None if it is none.
 
-    With `keeps` the block that makes what is asked is not inlined. Raises ValueError where blocks are of
-    other kinds.
+    With `keeps` the block that makes the queries is not inlined. Raises ValueError where blocks are of other
+    kinds.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     products = [n for n, part in enumerate(found) if _is_product(schedule, part)]
@@ -125,7 +125,7 @@ def read(schedule: Schedule, *, keeps: bool = False) -> Attention | None:
 
 
 def _asked(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockInfo]) -> BlockInfo | None:
-    """Return the block that makes the rows that are multiplied for scores; None where they are given."""
+    """Return the block that makes the queries; None where they are an input."""
     *_, _keys, inner = scores.extents
     size = math.prod(scores.extents[:-2]) * inner
     read_by = {part: schedule.get_consumers(part.block) for part in before if not part.is_reduction}
@@ -144,10 +144,10 @@ def _asked(schedule: Schedule, scores: BlockInfo, before: Sequence[BlockInfo]) -
 def _inline_between(
     schedule: Schedule, found: Sequence[BlockInfo], first: BlockInfo, second: BlockInfo
 ) -> None:
-    """Inline what is elementwise, but for what is dear between the products and what the second is made of.
+    """Inline elementwise blocks, except expensive ones between the products and the second product's operand.
 
-    Before the first product it is computed for each of its elements again: raises ValueError where that is
-    dear.
+    Blocks before the first product are computed again for each of its elements: raises ValueError where one
+    is expensive.
     """
     between = range(found.index(first), found.index(second))
     for n, part in enumerate(found[:-1]):
@@ -198,9 +198,9 @@ def _has_form(one: Attention) -> bool:
 
 
 def _keeps_rows(schedule: Schedule, one: Attention) -> bool:
-    """Return whether each row is made from the row of equal number before it, in an equal batch.
+    """Return whether each row is made from the row of equal number of the block before, in an equal batch.
 
-    The product is of the last that is made of the scores.
+    The product must read the last block made from the scores.
     """
     made = [schedule.get(part.block).writes[0].source for part in (one.scores, *one.rows)]
     for part in (*one.rows, one.product):
@@ -263,7 +263,7 @@ def attention(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _write(schedule: Schedule, one: Attention, limits: SketchLimits, most: int) -> tuple[LoopRV, LoopRV]:
-    """Schedule what writes the result, and the product it is made from; the loops of work-items and sums.
+    """Schedule the block that writes the result, and its product; return the loops of work-items and sums.
 
     A tile has some rows, as many as are kept, and some vectors of columns.
     """
@@ -285,14 +285,14 @@ def _write(schedule: Schedule, one: Attention, limits: SketchLimits, most: int) 
 def _vectors(
     schedule: Schedule, loop: LoopRV, lanes: int, limits: SketchLimits
 ) -> tuple[LoopRV, LoopRV, LoopRV]:
-    """Split a loop into tiles, the vectors of a tile, how many is left open, and their lanes."""
+    """Split a loop into tiles, a sampled number of vectors per tile, and their lanes."""
     rest, vector = schedule.split(loop, [None, lanes])
     outer, vectors, _ = sample_tile(schedule, rest, limits.vectors)
     return outer, vectors, vector
 
 
 def _multiply(schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, limits: SketchLimits) -> LoopRV:
-    """Compute the tile of a product under a loop, in registers; returns the loop over what is summed."""
+    """Compute the tile of a product under a loop, in registers; return the loop over its terms."""
     schedule.compute_at(block, at, preserve_unit_loops=True)
     set_private(schedule, block)
     *_, rows, columns, summed = below(schedule, block, at)
@@ -306,7 +306,7 @@ def _multiply(schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, limit
 def _keep_rows(
     schedule: Schedule, one: Attention, partial: Sequence[SBlockRV | None], under: LoopRV, lanes: int
 ) -> None:
-    """Compute all that is made of the scores, row by row, in private memory."""
+    """Compute all values made from the scores, row by row, in private memory."""
     at = under
     for part, split in reversed(list(zip(one.rows, partial, strict=True))):
         schedule.compute_at(part.block, at, preserve_unit_loops=True)
@@ -324,16 +324,16 @@ def _keep_rows(
                 schedule.decompose_reduction(block, below(schedule, block, at)[0])
 
 
-# The attention sketch for groups: the work-items of a group share a tile of rows, whose scores they keep.
-# Scores are in local memory. Work-items are two-dimensional: along y they share out the rows, along x the
-# keys of the scores, then what is added up or found along these, then the columns of the result.
+# The attention sketch for groups: the work-items of a group share a tile of rows, whose scores they keep in
+# local memory. Work-items are two-dimensional: along y they share the rows, along x the keys of the scores,
+# then the terms of reductions along these, then the columns of the result.
 
 _ACROSS = (32, 16, 8, 4)  # Work-items along x, to choose from
 
 
 @dataclass(frozen=True, slots=True)
 class _HeadGroup:
-    """Work-items of a group along both axes, and rows that each has."""
+    """The work-items of a group along both axes, and the rows of each."""
 
     high: ExprRV
     wide: ExprRV
@@ -346,7 +346,7 @@ def attention_groups(
     """Schedule an attention so that a group has some rows and keeps their scores.
 
     Return False where the function is no attention. With `copied`, the operands of products go through local
-    memory; without it, each work-item reads what it multiplies.
+    memory; without it, each work-item reads its operands in place.
     """
     one = read(schedule)
     if one is None:
@@ -370,7 +370,7 @@ def attention_groups(
 
 
 def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
-    """Sample how many work-items there are along x: they divide the keys as well as the columns."""
+    """Sample the number of work-items along x: it divides the keys as well as the columns."""
     keys, columns = one.keys // lanes_of(one.keys, most), one.columns // lanes
     fitting = [n for n in _ACROSS if keys % n == columns % n == 0]
     if not fitting:
@@ -381,7 +381,7 @@ def _wide(schedule: Schedule, one: Attention, lanes: int, most: int) -> ExprRV:
 def _shared_out(
     schedule: Schedule, loop: LoopRV, group: _HeadGroup, lanes: int, limits: SketchLimits
 ) -> tuple[LoopRV, LoopRV, LoopRV, LoopRV]:
-    """Split a loop into turns, work-items along x, the vectors of each, how many is left open, and lanes."""
+    """Split a loop into turns, work-items along x, a sampled number of vectors of each, and lanes."""
     rest, vector = schedule.split(loop, [None, lanes])
     steps, wide = schedule.split(rest, [None, group.wide])
     turns, vectors = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=limits.tile)
@@ -396,7 +396,7 @@ def _bind(schedule: Schedule, high: LoopRV, wide: LoopRV) -> None:
 def _multiply_in_group(
     schedule: Schedule, block: SBlockRV, at: LoopRV, lanes: int, by: GroupTile, *, copied: bool
 ) -> None:
-    """Compute the tile of a work-item of a product in registers, under a loop."""
+    """Compute a work-item's tile of a product in registers, under a loop."""
     schedule.compute_at(block, at, preserve_unit_loops=True)
     set_private(schedule, block)
     *_, rows, columns, summed = below(schedule, block, at)
@@ -411,7 +411,7 @@ def _multiply_in_group(
 
 
 def _copy(schedule: Schedule, block: SBlockRV, at: LoopRV, by: GroupTile) -> None:
-    """Copy what a product reads of global memory into local memory, in vectors of an open length."""
+    """Copy a product's operands in global memory into local memory, in vectors of an open length."""
     for number, one in enumerate(schedule.get(block).reads):
         if str(one.source.scope()) == "shared":
             continue
@@ -422,7 +422,7 @@ def _copy(schedule: Schedule, block: SBlockRV, at: LoopRV, by: GroupTile) -> Non
 
 
 def _share_rows(schedule: Schedule, one: Attention, under: LoopRV, group: _HeadGroup) -> None:
-    """Compute all that is made of the scores in local memory, each row by the work-items along x."""
+    """Compute all values made from the scores in local memory, each row by the work-items along x."""
     for part in reversed(one.rows):
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
         for number in range(len(schedule.get(part.block).writes)):
@@ -459,7 +459,7 @@ def _score(
     _multiply_in_group(schedule, one.scores.block, wide, lanes, by, copied=copied)
 
 
-# The attention sketch for few rows, as a step of a decoder has: a group has one row. Each work-item computes
+# The attention sketch for few rows, as in a step of a decoder: a group has one row. Each work-item computes
 # the scores of some keys, and all of them together compute the softmax. Then each sums up a vector of columns
 # over a slice of the keys, and the sums of the slices are added up.
 
@@ -490,7 +490,7 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for block in reversed(between):
         schedule.compute_at(block, under, preserve_unit_loops=True)
     threads: dict[SBlockRV, LoopRV] = {}
-    # Only now are loops split by numbers that do not divide them: blocks that are moved lose the conditions.
+    # Loops are split by numbers that do not divide them only now, because moved blocks lose the conditions.
     for block in (*between, product, result):
         _, *both = schedule.split(below(schedule, block, under)[-1], [None, slices, items])
         threads[block] = fuse(schedule, both)
@@ -510,7 +510,7 @@ def attention_row(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _lie_in_rows(schedule: Schedule, scores: BlockInfo) -> bool:
-    """Return whether what is multiplied for a score lies in rows."""
+    """Return whether the operands of a score lie in rows."""
     reads = range(len(schedule.get(scores.block).reads))
     return all(last_axis(schedule, scores.block, n) in (None, len(scores.kinds) - 1) for n in reads)
 
@@ -543,7 +543,7 @@ def _sum_slices(
 def _score_key(
     schedule: Schedule, scores: BlockInfo, thread: LoopRV, limits: SketchLimits, most: int
 ) -> None:
-    """Compute the score of a work-item's key in registers, by vectors of what is summed."""
+    """Compute the score of a work-item's key in registers, by vectors of its terms."""
     split = partial_results(schedule, scores, most)
     schedule.compute_at(scores.block, thread, preserve_unit_loops=True)
     set_private(schedule, scores.block)
@@ -556,13 +556,13 @@ def _score_key(
             schedule.decompose_reduction(block, steps)
 
 
-_MOST_VECTORS = 24  # Of sums on processors: what is left of 32 registers holds operands
-_STEPS = 4  # Of a sum on processors that are written out
+_MOST_VECTORS = 24  # Vectors of sums on processors: the rest of 32 registers holds operands
+_STEPS = 4  # Unrolled steps of a sum on processors
 _HELD, _HIGH, _WIDE = 2, 8, 16  # Rows of a work-item, work-items along rows and along keys or columns
 _WARP = 32
-_MOST_SUMS, _LANES = 48, 4  # Of a work-item in a group, in vectors of so many
-_GROUP_STEPS = 16  # Of a sum that a group takes at once
-_KEEPS = 3  # Blocks at least that are computed under another in sketches of attentions
+_MOST_SUMS, _LANES = 48, 4  # Sums of a work-item in a group, and lanes of their vectors
+_GROUP_STEPS = 16  # Steps of a sum that a group processes at once
+_KEEPS = 3  # Least number of blocks that are computed under another in sketches of attentions
 
 
 def attention_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
@@ -618,7 +618,7 @@ def _of_group(sketch: ScheduleTrace, tiles: Sequence[tuple[int, Tile]]) -> Sched
 
 
 def _rows(rows: Tile, wide: int) -> tuple[int, int]:
-    """Return rows of a work-item, and work-items along them: small groups get as few as make a warp."""
+    """Return rows of a work-item, and work-items along them: small groups get just enough for a warp."""
     for held in (divisors(rows.extent, min(_HELD, rows.most))[-1], 1):
         warps = [n for n in divisors(rows.extent // held) if n * wide >= _WARP]
         if warps:

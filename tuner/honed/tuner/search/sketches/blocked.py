@@ -38,9 +38,9 @@ from honed.tuner.search.parts import (
 # pixels are vectors as weights are. What the rectangle needs of the image is padded in private memory, block
 # by block of input channels, and read again for each step of the window.
 
-_AXES = 5  # Of the result: images, blocks of channels, rows, columns, the channels of a block
+_AXES = 5  # Axes of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
-_MOST_VECTORS = 28  # Of accumulators: of 32 registers, the others hold weights and pixels
+_MOST_VECTORS = 28  # Vectors of accumulators: of 32 registers, the others hold weights and pixels
 _MOST_BESIDE = 4  # Vectors of channels that share the pixels
 
 
@@ -89,12 +89,13 @@ def _depthwise_of(schedule: Schedule, main: BlockInfo, lanes: int) -> bool | Non
 
 
 def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwise: bool) -> TileLoops:
-    """Split the axes; how large the rectangle is, is left open."""
+    """Split the axes; sample the size of the rectangle."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, _MOST_VECTORS)
     columns, across, _ = sample_tile(schedule, columns, _MOST_VECTORS)
-    if not depthwise:  # Of a window's steps no pixel is kept for the next: registers hold the sums
+    # Registers hold the sums, so that no pixel is kept from one step of a window to the next
+    if not depthwise:
         blocks, *window = summed
         summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
         outer, inside, _ = sample_tile(schedule, summed[-1], limits.unroll)
@@ -111,12 +112,12 @@ def _split(schedule: Schedule, main: BlockInfo, limits: SketchLimits, *, depthwi
 # Rectangles that do well on processors; docs/dev/measurements.md compares them with others.
 
 _DEEP = 10  # Accumulators, below which the processor waits for its own sums
-_SUMS = 4  # Steps of a sum that are written out
-_FEW_GROUPS = 2  # Work-groups: so many are worth half of what enough would be
-_DEPTHWISE_WINDOW = 3  # Of a depthwise convolution, as most have
-_MOST_PIXELS, _MOST_ROWS = 16, 2  # Of a depthwise convolution
-_TALL = 0.9  # What more rows are worth
-_COPIED = 2  # A pixel that is padded is read and written
+_SUMS = 4  # Unrolled steps of a sum
+_FEW_GROUPS = 2  # Number of work-groups that is worth half as much as enough of them
+_DEPTHWISE_WINDOW = 3  # Window of a depthwise convolution, as most have
+_MOST_PIXELS, _MOST_ROWS = 16, 2  # Vectors and rows of a depthwise convolution's rectangle
+_TALL = 0.9  # Worth of more rows, as a factor
+_COPIED = 2  # A padded pixel is read and written
 
 # Steps of sketches that reduce.
 _COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", "CacheWrite", "SetScope"}
@@ -185,27 +186,27 @@ def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
 # The separable sketch: a depthwise convolution and the pointwise one that reads it, in one kernel. For
 # processors, of tensors whose channels lie in blocks. A work-item computes a rectangle of pixels of all
 # channels of the first, keeps it in private memory, and multiplies it with the weights of the second for all
-# of its channels, a few vectors at a time. So what is between them never travels through memory, nothing is
-# computed twice, and two launches are one.
+# of its channels, a few vectors at a time. So the values in between never travel through memory, nothing is
+# computed twice, and one launch replaces two.
 
-_PIXEL_AXES = 3  # Of a result: rows, columns, the channels of a block
-# Of the second: those of its result, blocks of channels, a window, the channels of a block.
+_PIXEL_AXES = 3  # Axes of a result: rows, columns, the channels of a block
+# Axes of the second: those of its result, blocks of channels, a window, the channels of a block.
 _POINTWISE_AXES, _WINDOW = 9, slice(6, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Separable:
-    """The blocks of both convolutions; elementwise ones are inlined but for those named here."""
+    """The blocks of both convolutions; elementwise ones are inlined except those named here."""
 
     padded: BlockInfo | None
     depthwise: BlockInfo
-    between: BlockInfo | None  # What the second reads, where that is made of the first
+    between: BlockInfo | None  # The operand of the second, where it differs from the result of the first
     pointwise: BlockInfo
     tail: BlockInfo | None
 
 
 def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Keep the first convolution's pixels for the second. False where the function is none of both."""
+    """Keep the first convolution's pixels for the second. False where the function is not such a pair."""
     what = _both_of(schedule, most) if limits.groups_of_one else None
     if what is None:
         return False
@@ -229,7 +230,7 @@ def separable(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _keep(schedule: Schedule, what: _Separable, group: LoopRV) -> None:
-    """Compute what the second convolution reads of a rectangle before it, block by block of channels."""
+    """Compute the second convolution's operand for a rectangle before it, block by block of channels."""
     kept = what.between or what.depthwise
     schedule.compute_at(kept.block, group, preserve_unit_loops=True)
     set_private(schedule, kept.block)

@@ -1,4 +1,4 @@
-"""Products with packed constants in blocks that share a scale, as language models have them.
+"""Schedules products with packed constants in blocks that share a scale, as language models have them.
 
 A work-item computes a tile of rows and vectors of columns. It adds up a block in registers, out of words that
 it unpacks as it goes, and scales that sum once. On processors words and scales lie in panels one vector of
@@ -85,7 +85,7 @@ _ITEMS = 32  # Columns of a group at most, and work-items that share each
 
 @sketch(74)
 def shared_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Share the blocks of one row among the work-items of groups, which add up what each of them has.
+    """Share the blocks of one row among the work-items of a group, which then add up their partial sums.
 
     False where the function is no such product, or work-items share nothing on the device.
     """
@@ -120,7 +120,7 @@ def shared_blocks(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         result = schedule.cache_write(whole.block, 0, "shared")
         for tail in tails:
             alone(schedule, tail, limits, most)
-    for block in (whole.block, result):  # Both, before either is split: TVM takes no condition into account
+    for block in (whole.block, result):  # Both precede the splits, because TVM ignores conditions here
         schedule.reverse_compute_at(block, groups, preserve_unit_loops=True)
     for block in (whole.block, result):
         _, *threads = schedule.split(below(schedule, block, groups)[-1], [None, slices, items])
@@ -144,7 +144,7 @@ def _is_blockwise(found: Sequence[BlockInfo]) -> bool:
 
 
 def _given(schedule: Schedule, sums: BlockInfo) -> int:
-    """Return which of its operands a product is given: that which its columns do not move along."""
+    """Return the number of the operand that the columns of a product do not move along."""
     along = reads_along(schedule, sums.block, len(sums.kinds) - 2)
     return next(n for n in range(len(schedule.get(sums.block).reads)) if n not in along)
 
@@ -157,7 +157,7 @@ def _of_word(schedule: Schedule, sums: BlockInfo) -> int:
 
 
 def _lay_out(schedule: Schedule, sums: BlockInfo, whole: BlockInfo, lanes: int) -> list[SBlockRV]:
-    """Return the blocks that lay out those constants which are read along the columns."""
+    """Return the blocks that lay out the constants that are read along the columns."""
     func = schedule.mod["main"]
     constants = [func.params[n] for n in marked(func)]
     return [
@@ -185,8 +185,8 @@ def _tile(
     return outer, tile, blocks
 
 
-_MOST, _MOST_IN_GROUPS = 12, 4  # Vectors of a tile, as sums of a block and once more as sums of all
-_MOST_ROWS = 6  # Each is broadcast on its own
+_MOST, _MOST_IN_GROUPS = 12, 4  # Vectors of a tile, as sums of a block and again as sums of all
+_MOST_ROWS = 6  # Rows of a tile: each is broadcast on its own
 # Malis unpack a vector once for as many rows as registers hold sums for. 4 rows of 8 halves spill by Mesa
 # before 26.1, which gives a half a register of its own. A single row is bound by memory: many work-items read
 # more at once.
@@ -220,7 +220,7 @@ def blockwise_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace 
 
 
 _LEAST_ITEMS, _MANY_GROUPS = 8, 1024  # Columns whose words are a sector of 32 bytes; groups for any device
-_MOST_THREADS = 256  # Of a group
+_MOST_THREADS = 256  # Work-items of a group
 _SHARED = 3  # Reductions that are decomposed where a group shares the blocks
 
 

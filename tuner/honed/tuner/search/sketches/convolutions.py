@@ -1,4 +1,4 @@
-"""Sketches of convolutions for devices whose compilers load every operand where it stands, and their tables.
+"""Schedules convolutions for devices whose compilers load every operand in place, with their tables.
 
 Such compilers load vectors only where they are aligned. `packed` is for those with a window, `pointwise` for
 those without one, `windowed` for those of each channel by itself.
@@ -58,35 +58,35 @@ from honed.tuner.search.parts import (
 )
 
 # The packed sketch: weights packed by output channels and an image in aligned rows. For devices whose
-# compilers load every operand where it stands, and load vectors only where they are aligned. Two launches go
-# before: one lays the weights out with as many output channels innermost as a vector has lanes, one pads the
+# compilers load every operand in place, and load vectors only where they are aligned. Two launches precede
+# it: one lays the weights out with as many output channels innermost as a vector has lanes, one pads the
 # image and cuts its rows into vectors. A work-item then computes a rectangle of pixels for a vector of
-# channels: for each input channel it holds the piece of the image under the rectangle in registers, and every
-# vector of weights that it loads is multiplied with all pixels of the rectangle.
+# channels: for each input channel it holds the piece of the image under the rectangle in registers, and
+# multiplies every vector of weights that it loads with all pixels of the rectangle.
 
-_MOST_STEPS = 200  # That are written out: 5 x 5 of a window for 8 pixels
-_MOST_ROWS = 2  # Of a work-item's rectangle
+_MOST_STEPS = 200  # Unrolled steps: 5 x 5 of a window for 8 pixels
+_MOST_ROWS = 2  # Rows of a work-item's rectangle
 _PLANE = 2  # Axes of a window that has rows and columns
-_IMAGE_VECTOR = 4  # Most elements of a vector of the image: longer ones end beyond what is needed
+_IMAGE_VECTOR = 4  # Most elements of a vector of the image: longer ones end beyond the needed piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PackedConvolution:
-    """What is convolved: the numbers of axes and of reads, and how rows are cut."""
+    """A convolution to pack: the numbers of axes and of reads, and how rows are cut."""
 
     main: BlockInfo
     image: int  # The other read is the weights
     batch: list[int]
     channel: int
-    rows: list[int]  # The pixels' axes but for the last
+    rows: list[int]  # The pixels' axes except the last
     lanes: int  # Channels of a vector
     vector: int  # Elements of a vector of the image
-    pixels: int  # Along a row that begin and end with a vector, or the whole row
+    pixels: int  # Pixels along a row that begin and end with a vector, or the whole row
 
 
 @sketch(20)
 def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Tile a convolution, its operands laid out before. False where the function is none."""
+    """Tile a convolution, whose operands separate launches lay out. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     if found is None:
         return False
@@ -149,10 +149,10 @@ def _packed_convolution(
 
 
 def _cut(row: int, step: int, limits: SketchLimits) -> tuple[int, int]:
-    """Return how long the image's vectors are, and how many pixels of a row go together.
+    """Return the length of the image's vectors, and the pixels of a row in a rectangle.
 
-    Where these begin must be known within a vector, or the registers that hold them are indexed by what only
-    the work-item knows. So they begin with one, or they are the whole row.
+    The start of these pixels within a vector must be known, or registers are indexed by a number that only
+    the work-item knows. So they begin with a vector, or they are the whole row.
     """
     for vector in (_IMAGE_VECTOR, 2):
         pixels = vector // math.gcd(vector, step)
@@ -177,7 +177,7 @@ def _laid_out_image(schedule: Schedule, what: _PackedConvolution, before: list[B
 
 
 def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLimits) -> TileLoops:
-    """Split the axes and fuse what the grid covers: channels and images along y, pixels along x."""
+    """Split the axes and fuse the loops of the grid: channels and images along y, pixels along x."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = what.main.reducing
     window = _written_out(what, reduced, limits)
@@ -203,7 +203,7 @@ def _split_packed(schedule: Schedule, what: _PackedConvolution, limits: SketchLi
 def _rectangle(
     schedule: Schedule, what: _PackedConvolution, loops: list[LoopRV], limits: SketchLimits
 ) -> tuple[list[LoopRV], list[LoopRV]]:
-    """Return the loops over rectangles of pixels, and those within one; the rectangle's size is left open."""
+    """Return the loops over rectangles of pixels, and those within one; sample the rectangle's size."""
     room = limits.accumulators // (what.lanes * what.pixels)
     outer, inner = [], []
     row = loops[what.main.spatial[-1]]
@@ -231,8 +231,8 @@ def _written_out(what: _PackedConvolution, reduced: list[int], limits: SketchLim
 def _image_under(what: _PackedConvolution, loops: TileLoops, limits: SketchLimits) -> LoopRV:
     """Return the loop under which a work-item loads its piece of the image.
 
-    A window's rows share no rows of the image where a rectangle has one: then each is loaded when its turn
-    comes, and takes no registers before. Mesa 26.2 else spills, and its loads are in each other's way.
+    A window's rows share no rows of the image where a rectangle has one: then each is loaded when needed, and
+    occupies no registers before. Otherwise Mesa 26.2 spills, and its loads delay each other.
     """
     one_row = 2 * what.lanes * what.pixels > limits.accumulators
     rows = len(loops.inside) == _PLANE
@@ -260,22 +260,23 @@ def _launch_image(
     loops = list(schedule.get_loops(block))
     if len(loops) > len(what.rows) + 3:  # Batch, channels, rows, columns, and their vectors
         vector = loops.pop()
-    else:  # Rows that end with a vector are not cut by their layout
+    else:  # The layout does not cut rows that end with a vector
         loops[-1], vector = schedule.split(loops[-1], [None, what.vector])
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)
 
 
-# What is best depends on the window and on the sum, which the sketch does not say: they are taken to be as in
+# The best tile depends on the window and on the sum, which the sketch does not show: they are assumed as in
 # most convolutions.
 
-_LAYOUTS = 2  # That are transformed, of weights and of results, at least
+_LAYOUTS = 2  # Least number of transformed layouts, of weights and of results
 _PACKED_TILES = 4  # Rows and pieces of a rectangle, then work-items along places and channels
 _SUMMED, _WINDOW = 64, 3  # Input channels, and rows and columns of a window
 _HALF = 2  # Bytes
-_REGISTERS, _SPILLED = 64, 4  # What a work-item has, and the lines of each beyond that for an input channel
-_SUMS, _ITEMS = 48, 256  # Of a work-item and of a group at most, as the family's rules say
+# Registers of a work-item, and the cost in lines of each beyond that for an input channel
+_REGISTERS, _SPILLED = 64, 4
+_SUMS, _ITEMS = 48, 256  # Most sums of a work-item and work-items of a group, as the family's rules say
 _FMA = 4  # Multiply-adds of a work-item in a clock
-_PAIRED = {DriverClass.MESA_26: 2}  # Halves that share a register, and are multiplied at once, in loops, too
+_PAIRED = {DriverClass.MESA_26: 2}  # Halves that share a register and are multiplied at once, in loops, too
 
 
 def packed_tile(sketch: ScheduleTrace, driver: DriverClass) -> ScheduleTrace | None:
@@ -336,13 +337,14 @@ def _is_packed(sketch: ScheduleTrace) -> bool:
 
 # The pointwise sketch: a few pixels of a flat image for a vector of output channels. For convolutions without
 # a window over images that no vector divides, on devices whose compilers load vectors only where they are
-# aligned. So vectors are of output channels: a launch before lays the weights out in them, and pixels are
-# loaded one by one. The last work-item along the image reads zeros in the place of pixels that are missing,
-# and does not write them.
+# aligned. So vectors are of output channels: a separate launch lays the weights out in them, and pixels are
+# loaded one by one. The last work-item along the image reads zeros in place of missing pixels, and does not
+# write them.
 
 _CHANNELS = 1  # The axis of output channels
 _VECTOR = 16  # Bytes
-_ACCUMULATORS = 16  # Of a work-item: no sum spills that is added up twice, and there are warps for all cores
+# Accumulators of a work-item: sums that are added up twice do not spill, and all cores have warps
+_ACCUMULATORS = 16
 
 
 @sketch(30)
@@ -381,13 +383,13 @@ def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _pad(schedule: Schedule, main: SBlockRV, image: int, pixels: int) -> SBlockRV:
-    """Have the image end with a whole tile; returns the block that holds it, with zeros behind, in registers.
+    """Pad the image to whole tiles; return the block that holds it in registers, with zeros at the end.
 
-    What the convolution makes of those is not copied to where its results are read.
+    The results of the zeros are not copied to the output.
     """
     schedule.pad_einsum(main, [1, 1, pixels, 1])
     padded = schedule.get_producers(main)
-    if not padded:  # It ends with one
+    if not padded:  # The image is a multiple of the tile already
         return schedule.cache_read(main, image, "local")
     (cropped,) = schedule.get_consumers(main)
     schedule.compute_inline(cropped)
@@ -421,8 +423,8 @@ def _split_flat(
 def point_groups(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch `pointwise` with its best groups on Malis; None where it is of another kind.
 
-    The sketch determines a work-item's tile. Left open are its groups, which should give all cores an equal
-    share of few lines of memory, and the steps of the sum that are unrolled, as many as may be.
+    The sketch determines a work-item's tile. Its groups are open, and should give all cores an equal share of
+    few lines of memory; so are the unrolled steps of the sum, as many as possible.
     """
     if "PadEinsum" not in sketch.names or len(sketch.tiles) != 3:
         return None
@@ -433,7 +435,7 @@ def point_groups(sketch: ScheduleTrace) -> ScheduleTrace | None:
         return None
 
     def rank(plane: tuple[int, int]) -> tuple[float, ...]:
-        """Rank by the lines that the busiest core touches, then by the distance from the usual group."""
+        """Return the lines that the busiest core touches, then the distance from the usual group."""
         group = math.prod(plane)
         lines = _lines(*plane, sketch.lanes, steps.extent)
         return busiest(group, items) * lines, off_usual(group), -plane[1]
@@ -460,14 +462,14 @@ def _lines(high: int, wide: int, lanes: int, terms: int) -> float:
 
 
 # The windowed sketch: a work-item holds the piece of an image that a window moves over. For convolutions of
-# each channel by itself on devices whose compilers load every operand where it stands. Neighbouring pixels
-# read nearly the same elements: each is loaded once, the zeros around the image told apart once, and all
-# steps of the window read registers.
+# each channel by itself on devices whose compilers load every operand in place. Neighbouring pixels read
+# nearly equal elements: each is loaded once, the zeros around the image are selected once, and all steps of
+# the window read registers.
 
 _MOST_WINDOW = 25  # Steps: 5 x 5
-_WINDOWED_PIXELS = 16  # Of a work-item; fewer where the window moves by several, over a larger piece
-_ROWS = 4  # Of them at most
-_SHORT = 4  # Lanes of the shortest vectors that a table has a rectangle of
+_WINDOWED_PIXELS = 16  # Pixels of a work-item; fewer where the window moves by several, over a larger piece
+_ROWS = 4  # Rows of the pixels
+_SHORT = 4  # Lanes of the shortest vectors with a rectangle in a table
 
 
 @sketch(40)
@@ -521,7 +523,7 @@ def _windowed_image(schedule: Schedule, main: BlockInfo) -> int | None:
     return found[0] if by_itself else None
 
 
-_BORDER = 2  # Of a window of 3 x 3
+_BORDER = 2  # Border of a window of 3 x 3
 
 
 def window_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
@@ -551,7 +553,7 @@ def window_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
 
 
 def window_loads(start: ScheduleTrace) -> float:
-    """Return what is loaded for each pixel with a rectangle of `window_tile`, else 0."""
+    """Return the elements loaded for each pixel with a rectangle of `window_tile`, else 0."""
     if not _is_windowed(start):
         return 0.0
     (_, pixels), (_, rows), _ = start.tiles

@@ -1,4 +1,4 @@
-"""The grouped and the sliced sketch: work-items of a group share a tile, or its sums as well; and tiles."""
+"""Provides the grouped and the sliced sketch: work-items of a group share a tile, or its sums as well."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from honed.tuner.search.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTile:
-    """How far the grouped sketch may go."""
+    """The limits of the grouped sketch."""
 
     shared: bool  # Copy the operands of a group's tile through local memory
     copied: tuple[int, ...]  # Elements of one load of such a copy, to choose from
     registers: int  # Elements of a work-item's tile, along one axis
     threads: int  # Work-items of a group, along one axis
     virtual: int  # Tiles of a work-item, strided by the group's tile, along one axis; 1: none
-    reduced: int  # Elements of the outer reduction that are taken at once
+    reduced: int  # Elements of the outer reduction that are processed at once
     sliced: int  # Most outputs of a contraction whose sums the work-items of a group share
-    unroll: tuple[int, ...]  # Steps to choose from
+    unroll: tuple[int, ...]  # Unrolled steps to choose from
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def grouped(
 
 
 def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
-    """Return the most steps of the outer reduction that are taken at once.
+    """Return the most steps of the outer reduction that are processed at once.
 
     They are few where each step is a window, because windows share their elements.
     """
@@ -129,7 +129,7 @@ def _split(schedule: Schedule, spatial: list[tuple[LoopRV, int]], by: GroupTile,
 
 
 def copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile, *, ahead: bool) -> None:
-    """Have the group copy what its tile reads into local memory, in vectors of an open length."""
+    """Have the group copy its tile's operands into local memory, in vectors of an open length."""
     reads = schedule.get(main).reads
     for number, read in enumerate(reads):
         copy = schedule.cache_read(main, number, "shared")
@@ -146,9 +146,9 @@ def copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile,
 
 
 def _pipeline(schedule: Schedule, loop: LoopRV, copies: int) -> None:
-    """Run the steps of a loop in the order: load into registers, multiply, move on into local memory.
+    """Run the steps of a loop in the order: load into registers, multiply, store into local memory.
 
-    The loop's statements are a load and a store for each copy, and the multiplication, a step behind them.
+    The loop's statements are a load and a store for each copy, and the multiplication, which is a step late.
     """
     loads, stores = range(copies), range(copies + 1, 2 * copies + 1)
     order = [place for pair in zip(loads, stores, strict=True) for place in pair]
@@ -159,7 +159,7 @@ def _pipeline(schedule: Schedule, loop: LoopRV, copies: int) -> None:
 def prepare(
     schedule: Schedule, before: list[BlockInfo], limits: SketchLimits, most: int, *, inlined: bool
 ) -> None:
-    """Compute what operands are made from: while they are copied, or where dear in a launch before."""
+    """Schedule the blocks that make operands: beside the copies, or if expensive in an earlier launch."""
     for part in reversed(before):
         if inlined and not is_dear(schedule, part.block):
             schedule.compute_inline(part.block)
@@ -167,21 +167,21 @@ def prepare(
         alone(schedule, part, limits, most)
 
 
-# The sliced sketch: the work-items of a group share a contraction's sums as well as its tile. For products
-# with few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a group adds up
-# its own steps of the reduction, for the whole tile; the slices' sums meet in local memory, where all
+# The sliced sketch: work-items of a group share a contraction's sums as well as its tile. For products with
+# few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a group adds up its
+# own steps of the reduction, for the whole tile; the slices' sums are stored in local memory, where all
 # work-items together add them up and write the tile.
 
-SLICES = (4, 8)  # Of a group, to choose from
-_LEAST_STEPS = 8  # Of the reduction, for each slice
+SLICES = (4, 8)  # Slices of a group, to choose from
+_LEAST_STEPS = 8  # Steps of the reduction for each slice
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the slices share: the axis of the reduction, and how many slices there are.
+    """The reduction that slices share: its axis and the number of slices.
 
     A work-item's tile has a multiple of as many elements as there are slices, so that each of them writes as
-    many: `lanes` of the last axis of the output, and of its rows `rows` times what is left open.
+    many: `lanes` of the last axis of the output, and of its rows `rows` times the sampled number.
     """
 
     reduced: int
@@ -193,7 +193,7 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class _SlicedAxis:
-    """An axis of the function: its loops, the outermost first, and of the output's the tile of a group.
+    """An axis of the function: its loops, the outermost first, and the group's tile of an output axis.
 
     The loops of the output are those of groups, work-items and then registers, the vector last; the shared
     reduction's those of the steps that are copied at once, of the slices, and of their own steps.
@@ -201,11 +201,11 @@ class _SlicedAxis:
 
     number: int
     loops: list[LoopRV]
-    items: ExprRV | None  # Work-items along it; None for what is reduced
+    items: ExprRV | None  # Work-items along it; None for a reduced axis
 
 
 def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> bool:
-    """Tile a contraction over groups whose work-items share its sums in so many slices.
+    """Tile a contraction over groups whose work-items share its sums in `slices` slices.
 
     False where the function is none, or too small.
     """
@@ -248,7 +248,7 @@ def _share(main: BlockInfo, most: int, slices: int) -> _Shared | None:
 def _split_axis(
     schedule: Schedule, loop: LoopRV, number: int, main: BlockInfo, shared: _Shared, by: GroupTile
 ) -> _SlicedAxis:
-    """Split an axis into its levels; how many steps each has is left open."""
+    """Split an axis into its levels; sample the steps of each."""
     if main.kinds[number] == REDUCE:
         if number != shared.reduced:
             return _SlicedAxis(number, [loop], None)
@@ -278,7 +278,7 @@ def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> li
 
 
 def _renamed(axes: Sequence[_SlicedAxis], loops: Sequence[LoopRV]) -> list[_SlicedAxis]:
-    """Return the axes with other loops, which stand in an unchanged order."""
+    """Return the axes with other loops, which are in the same order."""
     left = iter(loops)
     return [_SlicedAxis(axis.number, [next(left) for _ in axis.loops], axis.items) for axis in axes]
 
@@ -292,7 +292,7 @@ def _add_up(
     by: GroupTile,
     limits: SketchLimits,
 ) -> LoopRV:
-    """Schedule the slices' sums; returns the loop of the groups."""
+    """Schedule the slices' sums; return the loop of the groups."""
     outer, part, inner = axes[shared.reduced].loops
     others = [
         loop for axis in axes if axis.items is None and axis.number != shared.reduced for loop in axis.loops
@@ -334,20 +334,22 @@ def _meet(
     schedule.decompose_reduction(main, summed)
 
 
-# Of the many tiles of a product those below were among the fastest where chosen ones were timed
-# (docs/dev/measurements.md). They are moved to the nearest that the extents allow.
+# Tiles of a product that were among the fastest where chosen ones were timed (docs/dev/measurements.md). They
+# are adapted to the nearest that the extents allow.
 
-_AHEAD = "software_pipeline_stage"  # What sketches that load ahead are known by
+_AHEAD = "software_pipeline_stage"  # Identifies sketches that load ahead
 _SLICED = "RFactor"
-_NEAR = 1.75  # Times what an image's rows or columns are wanted to be: 13 items of 13 columns instead of 8
-_IMAGE_LOOPS = 6  # Of a convolution at least: batch, channels, rows, columns, and what is added up
+# Largest ratio of an image's rows or columns to the wanted number: 13 items of 13 columns instead of 8
+_NEAR = 1.75
+_IMAGE_LOOPS = 6  # Loops of a convolution at least: batch, channels, rows, columns, and the summed ones
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Of rows and of columns: what a work-item holds (columns in vectors), work-items, virtual threads.
+    """A row of the table, for rows and columns: elements of a work-item, work-items, virtual threads.
 
-    Rows of a convolution are its channels; the rows of its images are shared out by `image`.
+    The columns of a work-item count in vectors. Rows of a convolution are its channels; `image` divides the
+    rows of its images.
     """
 
     rows: tuple[int, int, int]
@@ -366,7 +368,7 @@ _TILES = (
     _Row((4, 8, 1), (1, 8, 1), 16),
     _Row((4, 4, 1), (1, 8, 1), 16),
 )
-# Also for convolutions of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
+# Tiles for convolutions, also of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
 # whose windows share their elements, take a third of the time of those of one row.
 _IMAGE_TILES = (
     _Row((8, 4, 1), (1, 8, 1), 16, (1, 4, 1)),
@@ -375,7 +377,7 @@ _IMAGE_TILES = (
     _Row((4, 2, 2), (1, 8, 1), 16, (1, 4, 1)),
     _Row((4, 8, 1), (1, 8, 1), 16, (2, 2, 1)),
 )
-# Also at 192 x 512 x 512, by the number of slices; tiles of three rows leave no multiprocessor idle.
+# Tiles by the number of slices, also at 192 x 512 x 512; those of three rows leave no multiprocessor idle.
 _SLICED_TILES = {
     4: (
         _Row((3, 8, 1), (1, 8, 1), 16),
@@ -403,14 +405,14 @@ def slices_of(sketch: ScheduleTrace) -> int | None:
     if _SLICED not in sketch.names:
         return 0
     splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
-    # The middle one of three factors, the only that is fixed.
+    # The middle one of three factors, the only fixed one.
     return next(int(factors[1]) for factors in splits if len(factors) == 3 and isinstance(factors[1], int))
 
 
 def group_tiles(sketch: ScheduleTrace, slices: int) -> list[ScheduleTrace]:
     """Return the sketch with the numbers of each row of its table.
 
-    For slices, rows that fit unchanged come first.
+    For slices, rows that fit unchanged are first.
     """
     extents, image = [axis[0][1].extent for axis in _axes(sketch)[:-1]], _of_images(sketch)
     if not slices:
@@ -438,7 +440,7 @@ def _axes(sketch: ScheduleTrace) -> list[list[tuple[int, Tile]]]:
 def _made(sketch: ScheduleTrace, row: _Row, shares: Sequence[Sequence[int]]) -> ScheduleTrace:
     """Return the sketch with a row's numbers: factors of an axis are split off one after another.
 
-    Each factor is the largest divisor of what is left that does not exceed the wanted one.
+    Each factor is the largest divisor of the rest that does not exceed the wanted one.
     """
     changed: dict[int, Decision] = {}
     for axis, wanted in zip(_axes(sketch), [*shares, [row.reduced]], strict=True):
@@ -472,7 +474,7 @@ def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]
 
 
 def _near(extent: int, wanted: Sequence[int]) -> list[int]:
-    """Split off factors one after another, each the divisor of what is left that is nearest, by ratio."""
+    """Split off factors one after another, each the divisor of the rest that is nearest, by ratio."""
     found = list[int]()
     for want in wanted:
         ratios = {abs(math.log(d / want)): d for d in reversed(divisors(extent)) if d <= _NEAR * want}

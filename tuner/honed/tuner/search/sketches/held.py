@@ -1,4 +1,4 @@
-"""The held sketch: a work-item holds tiles of its operands in registers; and which tiles do well on Malis."""
+"""Provides the held sketch, whose work-items hold tiles of operands in registers, and its tiles for Malis."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from honed.tuner.search.parts import (
 )
 
 # The held sketch: a work-item holds tiles of its operands in registers while it multiplies them. For
-# contractions on devices whose compilers load every operand where it stands. An operand that lies along the
+# contractions on devices whose compilers load every operand in place. An operand that lies along the
 # reduction (the rows of a left matrix) is loaded in vectors of several steps before the first of them, one
 # that lies along the lanes (the rows of a right matrix) in whole vectors step by step; every multiplication
-# then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that what a warp loads
-# of one row lies side by side.
+# then reads registers. Work-items are two-dimensional, neighbours along the lanes, so that the elements of
+# one row that a warp loads lie side by side.
 
-_MOST_WINDOW = 25  # Steps of a convolution's window that are written out: 5 x 5
+_MOST_WINDOW = 25  # Unrolled steps of a convolution's window: 5 x 5
 _TURN = 4  # Vectors along the reduction in a turn of its loop
 # Terms of the longest sums whose loops Mesa 25 unrolls: their halves go in pairs, and need no turns. Twice as
 # many where the results pass through a sigmoid, as it then unrolls before it takes vectors apart.
@@ -60,7 +60,7 @@ _UNROLLED, _SIGMOID = 32, frozenset({"sigmoid"})
 
 @dataclass(frozen=True, slots=True)
 class _HeldTile:
-    """What a work-item has of one axis: the loop, and how many steps, open or fixed."""
+    """A work-item's share of one axis: the loop, and the number of its steps, open or fixed."""
 
     loop: LoopRV
     steps: ExprRV | int
@@ -72,11 +72,12 @@ class _HeldLoops:
 
     groups: list[LoopRV]
     threads: list[LoopRV]  # At most two: of the rows, then of the lanes
-    outside: list[LoopRV]  # Of the reduction
-    inside: list[int]  # The reduction's axes that are written out
+    outside: list[LoopRV]  # Loops of the reduction
+    inside: list[int]  # The unrolled axes of the reduction
     vector: list[LoopRV]  # The lanes
     tiles: dict[int, _HeldTile]
-    turn: list[LoopRV] = field(default_factory=list)  # Of the reduction, around what an operand is held for
+    # Loops of the reduction in a turn, around those that an operand is held for
+    turn: list[LoopRV] = field(default_factory=list)
 
 
 @sketch(10)
@@ -101,7 +102,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     written_out = [loops.tiles[n].loop for n in loops.inside]
     spatial = [loops.tiles[n].loop for n in main.spatial if n in loops.tiles]
     within = [*written_out, *spatial]
-    if loops.turn:  # Its sums, of one vector of each row, are open at once
+    if loops.turn:  # A turn has the sums of one vector of each row open at once
         within = [spatial[-1], *loops.turn, *within[:-1]]
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *within, *loops.vector)
     under = _bind(schedule, loops)
@@ -131,7 +132,8 @@ def _is_unrolled(schedule: Schedule, rest: Sequence[BlockInfo]) -> bool:
 def _loads_too_much(schedule: Schedule, rest: Sequence[BlockInfo], lanes: int) -> bool:
     """Return whether a loop over a sum would spill where its compiler unrolls it and loads ahead.
 
-    So do rows of few vectors, of eight where a sum is added up twice, and results that a mask chooses.
+    Rows of few vectors spill, too, as do those of eight where a sum is added up twice, and results that a
+    mask chooses.
     """
     main, *tail = rest
     vectors = main.extents[main.spatial[-1]] // lanes
@@ -187,13 +189,13 @@ def _split(
 
 
 def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _HeldTile]:
-    """Split off at most `most` steps of a loop for a work-item; how many is left open."""
+    """Split off at most `most` steps of a loop for a work-item, a sampled number."""
     outer, inner, steps = sample_tile(schedule, loop, most)
     return outer, _HeldTile(inner, steps)
 
 
 def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
-    """Bind groups and work-items, the lanes' axis to x; returns the loop that a work-item runs under."""
+    """Bind groups and work-items, the lanes' axis to x; return the loop that a work-item runs under."""
     *others, along = loops.groups
     if others:
         schedule.bind(fuse(schedule, others), "blockIdx.y")
@@ -204,21 +206,21 @@ def _bind(schedule: Schedule, loops: _HeldLoops) -> LoopRV:
 
 
 # A step of the sum loads one element for each row of the tile and one for each column, and multiplies each
-# with each: the squarer and larger the tile, the fewer loads. How large it may be before its kernel spills is
-# data, compiled by Mesa for products of many shapes (docs/dev/measurements.md).
+# with each: the squarer and larger the tile, the fewer loads. The size at which its kernel spills is data,
+# compiled by Mesa for products of many shapes (docs/dev/measurements.md).
 
 # Work-items along the lanes, where the cores have as much to do. Where rows are shorter, as of images of 4 x
 # 4, Mesa 26.2 unrolls the loop over the sum and loads ahead until its registers spill.
 _WIDE = 8
-_TILES = 5  # Of a product at least
-_ITEMS = 256  # Of a group at most, as the family's rules say
+_TILES = 5  # Tiles of a product at least
+_ITEMS = 256  # Work-items of a group at most, as the family's rules say
 _FMA = 4  # Multiply-adds of a work-item in a clock
-_VECTOR_BYTES = 16  # That `held` loads of an operand at most
-_SINGLE = 4  # Bytes of what is multiplied by itself
+_VECTOR_BYTES = 16  # Bytes of an operand that `held` loads at most
+_SINGLE = 4  # Bytes of an element that is not multiplied in pairs
 _ADDRESS = {DriverClass.MESA_26: 4}  # Instructions for the address of a load, by class of drivers
 _LOADED = {DriverClass.MESA_26: 8}  # Elements that one instruction loads, by class of drivers
-_LEAST_LOADED = 4  # With drivers of other classes
-_CLEARLY = 1.05  # Times as many clocks by one bound: then a board tries both tiles
+_LEAST_LOADED = 4  # Default for drivers of other classes
+_CLEARLY = 1.05  # Factor in clocks by one bound from which a board tries both tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +228,12 @@ class _Room:
     """Accumulators that registers hold, and the steps of the sum that rows are then loaded for at once."""
 
     element_bytes: int
-    lanes: int  # Of a vector
-    terms: float  # Of the sum at most: halves are added up twice from 257 on (lower.sums.LONGEST)
+    lanes: int  # Lanes of a vector
+    # Largest number of terms of the sum: halves are added up twice from 257 on (lower.sums.LONGEST)
+    terms: float
     accumulators: int
     steps: int
-    over: int = 0  # Terms of the sum: loops of few turns are unrolled by Mesa, and load ahead
+    over: int = 0  # Applies to sums of more terms: Mesa unrolls loops of few turns and loads ahead in them
 
 
 _ROOMS_OF_ALL = (
@@ -252,7 +255,7 @@ _ROOMS_OF = {
         _Room(4, 4, math.inf, 32, 2, over=64),
     )
 }
-# Sums of halves of which each turn of a loop adds sixteen terms up before those that the loop carries.
+# Sums of halves where each turn of a loop adds sixteen terms up before it adds them to the carried ones.
 _ROOMS_OF_TURNS = (_Room(2, 4, math.inf, 24, 4), _Room(2, 4, 256, 32, 4))
 _TRIALS = {
     DriverClass.MESA_26: (
@@ -274,7 +277,7 @@ class _Product:
     vectors: tuple[int, Tile]
     wide: tuple[int, Tile]
     steps: tuple[int, Tile]
-    turn: list[tuple[int, Tile]]  # Of the steps, where they have one
+    turn: list[tuple[int, Tile]]  # Tile of the steps in a turn, where there is one
     lanes: int
     vectors_of_rows: bool  # Rows are loaded in vectors
 
@@ -285,16 +288,16 @@ class _Product:
 
     @property
     def element_bytes(self) -> int:
-        """Of the widest operand."""
+        """Bytes of an element of the widest operand."""
         return _VECTOR_BYTES // self.steps[1].most
 
     def warps(self, cut: _Cut) -> int:
-        """Return those that the busiest core runs."""
+        """Return the number of warps that the busiest core runs."""
         items = (self.rows[1].extent // cut.rows) * (self.vectors[1].extent // cut.vectors)
         return busiest(cut.high * cut.wide, self.beside * items)
 
     def rooms(self, among: Sequence[_Room]) -> list[_Room]:
-        """Return those of its type and vectors."""
+        """Return the rooms of its type and vectors."""
         kind, terms = (self.element_bytes, self.lanes), self.steps[1].extent
         return [
             one for one in among if (one.element_bytes, one.lanes) == kind and one.over < terms <= one.terms
@@ -303,7 +306,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Rows and vectors of a work-item's tile, work-items along both, and steps of the sum."""
+    """A candidate tile: rows and vectors of a work-item, work-items along both, and steps of the sum."""
 
     rows: int
     high: int
@@ -315,8 +318,8 @@ class _Cut:
 def held_tiles(sketch: ScheduleTrace, driver: DriverClass, *, trial: bool) -> list[ScheduleTrace]:
     """Return the sketch with its best tile, in a `trial` also with those that only a board can judge.
 
-    They may spill with the driver, or are better by one of the bounds that this tile is between. Return none
-    where it is of another kind, has no rows or has short vectors.
+    The latter may spill with the driver, or are better by one of the two bounds. Return none where it is of
+    another kind, has no rows or has short vectors.
     """
     found = _product(sketch)
     if found is None:
@@ -335,7 +338,7 @@ def held_tiles(sketch: ScheduleTrace, driver: DriverClass, *, trial: bool) -> li
 def _by_one_bound(product: _Product, served: _Cut, among: Sequence[_Cut], driver: DriverClass) -> list[_Cut]:
     """Return the tiles that are clearly better than the `served` one by a bound of the bench.
 
-    By the busiest pipe addresses cost nothing, by `alu` they are issued as multiplications are.
+    By the busiest pipe addresses cost nothing; by `alu` they are issued as multiplications are.
     """
     loaded, found = _LOADED.get(driver, _LEAST_LOADED), list[_Cut]()
     for address in dict.fromkeys((0, _ADDRESS.get(driver, 0))):
@@ -373,7 +376,7 @@ def _product(sketch: ScheduleTrace) -> _Product | None:
 
 
 def _cuts(product: _Product, rooms: Sequence[_Room]) -> Iterator[_Cut]:
-    """Yield all tiles that there is room for, in groups of whole warps."""
+    """Yield all tiles that fit the registers, in groups of whole warps."""
     rows, vectors = product.rows[1], product.vectors[1]
     for room in product.rooms(rooms):
         steps = math.gcd(product.steps[1].extent, room.steps)
@@ -392,7 +395,7 @@ def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...
     """Rank by clocks, then by how far the group is from the usual one; rows are loaded in long vectors.
 
     A clock loads a line. Where turns are added up the slower of loads and multiplications counts, else the
-    root of the squares of what is loaded and what is issued, which is between the bounds of the bench.
+    root of the squares of the clocks of both, which is between the bounds of the bench.
     """
     beside = abs(math.log2(cut.wide / _WIDE)), off_usual(cut.high * cut.wide)
     lines = _lines(product, cut, _LOADED.get(driver, _LEAST_LOADED))
@@ -406,7 +409,7 @@ def _rank(product: _Product, cut: _Cut, driver: DriverClass) -> tuple[float, ...
 def _multiplied(product: _Product, cut: _Cut) -> float:
     """Return the clocks in which the busiest core multiplies halves for a step of the sum.
 
-    They go in pairs where turns are added up, one addition after the terms of a turn.
+    Halves go in pairs where turns are added up, with one addition after the terms of a turn.
     """
     alone = cut.rows * product.lanes > MOST_OF_TURN
     each = 1.0 if alone else 1 / 2 + 1 / (_TURN * cut.steps)
@@ -414,9 +417,9 @@ def _multiplied(product: _Product, cut: _Cut) -> float:
 
 
 def _issued(product: _Product, cut: _Cut, address: int) -> float:
-    """Return the clocks in which the busiest core issues what a step of the sum takes, halves in pairs.
+    """Return the clocks in which the busiest core issues a step of the sum's instructions, halves in pairs.
 
-    Those are multiplications, and so many additions to the address of each load.
+    These are multiplications, and `address` additions for the address of each load.
     """
     columns = cut.vectors * product.lanes * product.element_bytes
     multiplied = cut.rows * columns / _SINGLE
@@ -427,10 +430,10 @@ def _issued(product: _Product, cut: _Cut, address: int) -> float:
 def _lines(product: _Product, cut: _Cut, loaded: int) -> float:
     """Return the lines of memory that the busiest core touches for a step of the sum.
 
-    An instruction loads so many elements. Rows are loaded for several steps at once.
+    An instruction loads `loaded` elements. Rows are loaded for several steps at once.
     """
     size, group = product.element_bytes, cut.high * cut.wide
-    span = cut.vectors * product.lanes * size  # Bytes of a row that a work-item has
+    span = cut.vectors * product.lanes * size  # Bytes of a row that belong to a work-item
     warps = [range(n, min(n + WARP, group)) for n in range(0, group, WARP)]
     touched = 0.0
     for warp in warps:

@@ -1,8 +1,8 @@
-"""Products of one row in one kernel: with the norm that makes the row, and two of a gated layer together.
+"""Schedules products of one row in one kernel: with the norm that makes the row, and two of a gated layer.
 
-A decoder's step of one token has them. Each group computes the whole row, which is little beside the weights
-of its columns, and keeps it in local memory. Its work-items share the columns along x and the terms of their
-sums along y.
+Such products occur in a decoder's step of one token. Each group computes the whole row, which is little
+beside the weights of its columns, and keeps it in local memory. Its work-items share the columns along x and
+the terms of their sums along y.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from honed.tuner.search.parts import (
 )
 from honed.tuner.search.traces import as_module, unscheduled
 
-# A product, with the block that sums the terms of each step of its sum before, if there is one.
+# A product, with the block that sums the terms of each step of its sum first, if there is one.
 _Product = tuple[BlockInfo | None, BlockInfo]
 
 
@@ -40,8 +40,9 @@ _Product = tuple[BlockInfo | None, BlockInfo]
 class OneRow:
     """The blocks of a function of products of one row.
 
-    `sums` are reductions to one element, which `row`, what the products read, is made of; without them the
-    row is given. Each of `products` has its columns last among its axes, and one axis that it is summed over.
+    `sums` are reductions to one element, from which `row`, the products' operand, is made; without them the
+    row is an input. Each of `products` has its columns last among its axes, and one axis that it is summed
+    over.
     """
 
     sums: list[BlockInfo]
@@ -70,9 +71,9 @@ def one_row_of(func: tirx.PrimFunc) -> OneRow | None:
 
 
 def read(schedule: Schedule) -> OneRow | None:
-    """Return what a function computes, after inlining elementwise blocks; None where it is something else.
+    """Return the function's products of one row, after inlining elementwise blocks; None where it has none.
 
-    A product alone is something else. Raises ValueError where blocks are of other kinds.
+    A product alone does not count. Raises ValueError where blocks are of other kinds.
     """
     found = [part_of(schedule, block) for block in blocks(schedule)]
     single = {part.name for part in found if part.is_reduction and _elements(part) == 1}
@@ -122,13 +123,13 @@ def _is_row(part: BlockInfo) -> bool:
 
 
 def _columns_read(schedule: Schedule, product: BlockInfo, tail: BlockInfo) -> list[int]:
-    """Return which axis of a tail the columns of a product are read by."""
+    """Return the axis of a tail that reads the columns of a product, in a list; empty where none does."""
     return list(kept_axes(schedule, product.block, tail.block) or ())[-1:]
 
 
 def _products(schedule: Schedule, reductions: Sequence[BlockInfo]) -> list[_Product]:
-    """Return the products that reductions are; none where only some of them sum steps first."""
-    steps: dict[str, BlockInfo] = {}  # By what reads them
+    """Return the products among the reductions; none where only some of them sum steps first."""
+    steps: dict[str, BlockInfo] = {}  # Summing blocks by the name of their reader
     products: list[_Product] = []
     for part in reductions:
         read_by = [part_of(schedule, one) for one in schedule.get_consumers(part.block)]
@@ -157,9 +158,9 @@ def _has_form(one: OneRow) -> bool:
 
 
 _SECTOR = 32  # Bytes that most devices read at once
-_LINES = 2  # Of each row of weights that a group reads at most
-_SLICES, _THREADS = 64, 256  # Of a group at most
-_FEW_SLICES = 2  # Where work-items wait long for each other
+_LINES = 2  # Lines of each row of weights that a group reads at most
+_SLICES, _THREADS = 64, 256  # Slices and work-items of a group at most
+_FEW_SLICES = 2  # Slices where work-items wait long for each other
 
 
 def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
@@ -171,7 +172,8 @@ def one_row(schedule: Schedule, limits: SketchLimits) -> bool:
     line, most = (LINE, _FEW_SLICES) if limits.contractions else (_SECTOR, _SLICES)
     width = _LINES * line // _element_bytes(schedule, one.products[0])
     slices: ExprRV | None = None
-    slice_sums: dict[BlockInfo, SBlockRV] = {}  # Of products whose steps are sums of their own
+    # Sums of slices, of products whose steps are sums of their own
+    slice_sums: dict[BlockInfo, SBlockRV] = {}
     for sums, part in one.products:
         steps = schedule.get_loops(part.block)[-1]
         if slices is None:
@@ -240,8 +242,8 @@ def _sum_slice(
     schedule.decompose_reduction(block, mine)
 
 
-_TILES = range(2, 5)  # Of slices and columns, and of the terms of each step
-_MANY_GROUPS = 1024  # Beyond, what makes the row again and again takes longer than a launch
+_TILES = range(2, 5)  # Number of tiles: of slices and columns, and of the terms of each step
+_MANY_GROUPS = 1024  # Groups, beyond which computing the row in each takes longer than a launch
 
 
 def shares_row(sketch: ScheduleTrace) -> bool:

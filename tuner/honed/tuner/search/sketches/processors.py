@@ -1,4 +1,4 @@
-"""Sketches for processors that lay operands out before: convolutions by channels, products by panels.
+"""Provides sketches for processors that lay operands out first: convolutions by channels, products by panels.
 
 Their table is beside them; it is that of the sketch `tile` on processors, too.
 """
@@ -38,25 +38,25 @@ from honed.tuner.search.parts import (
     write_out,
 )
 
-# The channels sketch: convolutions with their output channels along the lanes. For processors. Launches
-# before lay the weights out with as many output channels innermost as a vector has lanes, and pad the image.
-# A work-item then computes a rectangle of pixels for a few vectors of channels. Each vector of weights is
-# loaded once for all pixels of the rectangle, which the processor broadcasts from memory as it multiplies; of
-# a depthwise convolution the image is laid out like the weights, and so are its pixels vectors. The
-# elementwise tail runs in the same lanes, before they are taken apart to be written row by row. So neither
-# odd extents nor strides cost anything. Where there is no window, and vectors divide the rows, `tile` has
-# nothing to lay out or to take apart.
+# The channels sketch: convolutions with their output channels along the lanes. For processors. Separate
+# launches lay the weights out with as many output channels innermost as a vector has lanes, and pad the
+# image. A work-item then computes a rectangle of pixels for a few vectors of channels. Each vector of weights
+# is loaded once for all pixels of the rectangle, which the processor broadcasts from memory as it multiplies;
+# of a depthwise convolution the image is laid out like the weights, so its pixels are vectors, too. The
+# elementwise tail runs in the same lanes, before they are separated to be written row by row. So neither odd
+# extents nor strides cost anything. Where there is no window, and vectors divide the rows, `tile` needs
+# neither step.
 
-_BYTES = 4  # Of an element; processors compute halves in singles
-_MOST_VECTORS = 28  # Of accumulators: of 32 registers, the others hold weights and pixels
+_BYTES = 4  # Bytes of an element; processors compute halves in singles
+_MOST_VECTORS = 28  # Vectors of accumulators: of 32 registers, the others hold weights and pixels
 _LEAST_REDUCED = 2  # Axes: a window's, be it of one pixel, and channels; products have one
 _MOST_BESIDE = 2  # Vectors of channels that share the pixels
-_WRITTEN = 16  # Elements of a window's row that are written out, at most: filters of sounds have hundreds
+_WRITTEN = 16  # Unrolled elements of a window's row at most: filters of sounds have hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Convolution:
-    """What is convolved, by the numbers of its reads and axes."""
+    """A convolution, by the numbers of its reads and axes."""
 
     main: BlockInfo
     image: int
@@ -135,7 +135,7 @@ def _convolution(schedule: Schedule, main: BlockInfo, limits: SketchLimits, most
 
 
 def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
-    """Split the axes; how large the rectangle is, is left open."""
+    """Split the axes; sample the size of the rectangle."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = [loops[n] for n in what.main.reducing]
     vectors, lanes = schedule.split(loops[what.channel], [None, what.lanes])
@@ -159,7 +159,7 @@ def _rectangle_loops(schedule: Schedule, what: _Convolution) -> TileLoops:
 
 
 def _write_in_lanes(schedule: Schedule, what: _Convolution, rest: list[BlockInfo], under: LoopRV) -> None:
-    """Run the tail in lanes, if there is one, then take them apart."""
+    """Run the tail in lanes, if there is one, then separate them."""
     main = what.main
     tail = rest[1] if len(rest) == 2 and is_elementwise(rest[1], main) else None
     if tail is None:
@@ -187,16 +187,16 @@ def _in_lanes(schedule: Schedule, tail: SBlockRV, under: LoopRV, what: _Convolut
     write_out(schedule, [*others, lanes])
 
 
-# The panels sketch: products of any number of rows and columns. What lies along the lanes is laid out in
-# panels, one vector of columns wide, in a launch before: once for all if it is constant. A work-item then
+# The panels sketch: products of any number of rows and columns. The operand along the lanes is laid out in
+# panels, one vector of columns wide, in a separate launch: only once if it is constant. A work-item then
 # reads it from end to end, where rows of a power of two would fall on the same few lines of the cache. Rows
 # and columns that no tile divides are rounded up (a sequence of 191 has neither tiles nor vectors): columns
-# and rows beyond the last are zeros, and what a tile computes there is dropped.
+# and rows beyond the last are zeros, and their results are dropped.
 
-_READ_AS_THEY_LIE = 8  # Columns: of multiples that no panels are made, but for constants
-_FEW_ROWS = 8  # For whose sake nothing is laid out: that takes longer than the product
-_ROWS = 4  # That rows are rounded up to, where no tile of at least so many divides them
-_MOST_TILE_ROWS = 16  # Of a tile
+_READ_AS_THEY_LIE = 8  # Multiples of this number of columns get no panels, except for constants
+_FEW_ROWS = 8  # Rows, up to which laying operands out takes longer than the product
+_ROWS = 4  # Multiple that rows are rounded up to, where no tile of at least this size divides them
+_MOST_TILE_ROWS = 16  # Rows of a tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,16 +204,16 @@ class _PanelProduct:
     """A product by the numbers of its axes and reads."""
 
     main: SBlockRV
-    rows: int | None  # None for a product of a vector
+    rows: int | None  # Number of the axis of rows, None for a product of a vector
     columns: int
     reduced: int
-    laned: int  # The read that lies along the columns
+    laned: int  # Number of the operand along the columns
     lanes: int
-    multiples: list[int]  # That each axis is rounded up to
+    multiples: list[int]  # Multiple that each axis is rounded up to
 
     @property
     def rounded(self) -> bool:
-        """Whether any axis is rounded up."""
+        """Return whether any axis is rounded up."""
         return max(self.multiples) > 1
 
 
@@ -293,7 +293,7 @@ def _copied(schedule: Schedule, what: _PanelProduct) -> SBlockRV:
 
 
 def _product_result(schedule: Schedule, what: _PanelProduct, tail: SBlockRV | None) -> SBlockRV:
-    """Return the block that writes what a tile has added up in registers: the tail, or a copy."""
+    """Return the block that writes a tile's sums from registers: the tail, or a copy."""
     if what.rounded:
         (crop,) = schedule.get_consumers(what.main)
         if tail is not None:
@@ -308,12 +308,12 @@ def _product_result(schedule: Schedule, what: _PanelProduct, tail: SBlockRV | No
 
 
 def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, limits: SketchLimits) -> None:
-    """Give each work-item a tile of rows and vectors, however large that is."""
+    """Give each work-item a tile of rows and vectors, whatever its size."""
     loops = list(schedule.get_loops(what.main))
     outer = [loop for n, loop in enumerate(loops) if n not in (what.rows, what.columns, what.reduced)]
     columns, lanes = schedule.split(loops[what.columns], [None, what.lanes])
     groups, vectors, _ = sample_tile(schedule, columns, limits.vectors)
-    outer.append(groups)  # Work-items one after another read the same panels
+    outer.append(groups)  # Consecutive work-items read the same panels
     tile = [vectors]
     if what.rows is not None:
         groups, rows, _ = sample_tile(schedule, loops[what.rows], _MOST_TILE_ROWS)
@@ -332,18 +332,18 @@ def _tile_product(schedule: Schedule, what: _PanelProduct, result: SBlockRV, lim
     schedule.decompose_reduction(what.main, terms)
 
 
-# What a work-item computes of a convolution or a product is a number of vectors of accumulators: each pixel
-# is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold, and
-# as few loads for them as may be. docs/dev/measurements.md compares them with draws.
+# A work-item of a convolution or a product computes a number of vectors of accumulators: each pixel is one in
+# the sketch `channels`, each piece of a row in `tile` and `panels`. Good tiles have as many as registers
+# hold, and need few loads. docs/dev/measurements.md compares them with draws.
 
 _MOST = 16  # Vectors of pixels: with more, compilers keep some in memory
-_LONG = 8  # Pixels of a row, from which the lanes are taken apart by whole vectors
-_SHORT = 0.9  # What shorter ones are worth
+_LONG = 8  # Pixels of a row, from which on the lanes are separated by whole vectors
+_SHORT = 0.9  # Worth of shorter rows, as a factor
 _FEW = 7  # Vectors: fewer leave the processor waiting for its own sums
 _MOST_PIECES = 24  # Vectors of pieces of rows
-_LANES = 8  # Of vectors of AVX2, which has 16 registers of them; AVX-512 and NEON have 32
-_MOST_PANELS = {False: 16, True: 12}  # Vectors of a product, by whether registers are so few
-_MOST_ROWS = 6  # Of a product: each is broadcast on its own
+_LANES = 8  # Lanes of vectors of AVX2, which has 16 registers of them; AVX-512 and NEON have 32
+_MOST_PANELS = {False: 16, True: 12}  # Vectors of a product, by whether registers are that few
+_MOST_ROWS = 6  # Rows of a product: each is broadcast on its own
 
 
 def rectangle(sketch: ScheduleTrace) -> ScheduleTrace | None:
@@ -376,7 +376,7 @@ def _worth(steps: Sequence[int]) -> float:
 
 
 def _of_pieces(sketch: ScheduleTrace) -> ScheduleTrace:
-    """Take about as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
+    """Choose about as many channels as pieces: all pieces share a weight, all channels share a piece."""
     allowed = [divisors(tile.extent, tile.most) for _, tile in sketch.tiles]
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
     steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
@@ -384,7 +384,7 @@ def _of_pieces(sketch: ScheduleTrace) -> ScheduleTrace:
 
 
 def _of_panels(sketch: ScheduleTrace, extents: Sequence[int]) -> ScheduleTrace:
-    """Take about as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
+    """Choose about as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
     panels, *rows, terms = extents
     most = _MOST_PANELS[sketch.lanes == _LANES]
     allowed = [divisors(panels, sketch.tiles[0][1].most), *(divisors(extent, _MOST_ROWS) for extent in rows)]

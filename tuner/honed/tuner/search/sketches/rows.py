@@ -1,4 +1,4 @@
-"""Sketches of work-items that have whole rows, columns or vectors: reductions, and what reduces nothing."""
+"""Provides sketches whose work-items have whole rows, columns or vectors, with and without reductions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from honed.tuner.search.parts import (
     vectorise,
 )
 
-# The rows and columns sketches: reductions and what is computed from them, kept with one work-item. For
+# The rows and columns sketches: reductions and the blocks that use their results, in one work-item. For
 # softmax, normalisation and reductions: every reduction of the function runs along the same axes of its last
 # block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial results
 # as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
@@ -44,7 +44,7 @@ from honed.tuner.search.parts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """A function that fits: its blocks, the last of them, and which axes of that the reductions keep."""
+    """The blocks of a function that fits, the last of them, and the axes of it that the reductions keep."""
 
     parts: list[BlockInfo]
     reductions: list[BlockInfo]
@@ -85,15 +85,15 @@ def rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> boo
 
 
 _Sliced = tuple[SBlockRV, SBlockRV | None]
-_SHARERS = 32  # Work-items of a row at most: some add up what all of them have
+_SHARERS = 32  # Work-items of a row at most: some add up the partial results of all
 
 
 @sketch(125)
 def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Let the work-items of a group share rows, of which each has a slice.
 
-    Each reduces its slice in registers, and some reduce what all slices of a row gave. Return False where the
-    function does not fit, and on devices where groups share operands.
+    Each reduces its slice in registers, and some reduce the results of all slices of a row. Return False
+    where the function does not fit, and on devices where groups share operands.
     """
     work = _fitting(schedule, limits, Keep.DEAR) if by_single_items(limits) else None
     if work is None or work.kept != tuple(range(len(work.final.kinds) - 1)) or not work.kept:
@@ -105,7 +105,8 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     *outer, row, columns = schedule.get_loops(final.block)
     vectors, vector = schedule.split(columns, [None, lanes])
     _, sharers = schedule.sample_perfect_tile(vectors, n=2, max_innermost_factor=_SHARERS)
-    apart = all(part.is_reduction for part in work.parts[:-1])  # Nothing keeps a slice, which is one piece
+    # Slices need not be contiguous, because no block keeps one
+    apart = all(part.is_reduction for part in work.parts[:-1])
     across, steps = _slices(schedule, vectors, sharers, apart=apart)
     row, down, rows_ = sample_tile(schedule, row, max(limits.threads))
     schedule.reorder(*outer, row, down, across, steps, vector)
@@ -150,9 +151,12 @@ def shared_rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 def _in_group(
     schedule: Schedule, work: _Work, partial: Sequence[_Sliced], group: LoopRV
 ) -> dict[SBlockRV, list[SBlockRV]]:
-    """Compute all blocks but the last in a group; return what stores each reduction's registers there.
+    """Compute all blocks but the last in a group.
 
-    All are put there before any is cut: a region is that of all work-items, whether a condition guards it.
+    Return the blocks that store each reduction's registers there.
+
+    All are placed before any is cut: a region must be that of all work-items, whether or not a condition
+    guards it.
     """
     stored: dict[SBlockRV, list[SBlockRV]] = {}
     for part in reversed(work.parts[:-1]):
@@ -180,7 +184,10 @@ def _bind_plane(schedule: Schedule, down: LoopRV, across: LoopRV) -> None:
 
 
 def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool) -> tuple[LoopRV, LoopRV]:
-    """Split a row's vectors: loops over slices and in one, whose vectors lie as far `apart` as they can."""
+    """Split a row's vectors into loops over slices and in one.
+
+    With `apart`, its vectors lie as far apart as possible.
+    """
     if not apart:
         across, steps = schedule.split(vectors, [sharers, None])
         return across, steps
@@ -189,7 +196,7 @@ def _slices(schedule: Schedule, vectors: LoopRV, sharers: ExprRV, *, apart: bool
 
 
 def _sliced(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *, apart: bool) -> _Sliced:
-    """Split a reduction: what reduces each slice, and what reduces it in vectors before, if anything."""
+    """Split a reduction into one that reduces each slice, and one that reduces in vectors first, if any."""
     axes = len(part.spatial)
     vectors, _ = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
     across, _ = _slices(schedule, vectors, sharers, apart=apart)
@@ -201,13 +208,13 @@ def _sliced(schedule: Schedule, part: BlockInfo, lanes: int, sharers: ExprRV, *,
 
 _SHARED_TILES = 2  # Work-items of a row, and rows of a group
 _HELD = 32  # Elements of a row that a work-item holds at most
-_LANES = 4  # Of a vector at most: by Mesa 25 those of 8 spill, and by no judge are they faster
+_LANES = 4  # Lanes of a vector at most: by Mesa 25 those of 8 spill, and no measure shows them faster
 
 
 def shared_rows_tile(sketch: ScheduleTrace) -> ScheduleTrace | None:
     """Return the sketch `shared_rows` with groups of as few warps as give each work-item a slice it can hold.
 
-    Return None where it is of another kind, or no group does. A group of one warp waits for nobody.
+    Return None where it is of another kind, or no group does. Groups of one warp need not wait.
     """
     plane = sketch.by_groups and "threadIdx.y" in str(sketch.steps)
     ours = {"RFactor", "Vectorize", "CacheWrite"} <= set(
@@ -277,7 +284,7 @@ def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | No
     if not limits.contractions and is_contraction(schedule, found):
         return None
     kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
-    kept.discard(None)  # Read by other blocks only
+    kept.discard(None)  # Read only by other blocks
     if found[-1].is_reduction:
         kept = {tuple(range(found[-1].kinds.count(SPATIAL)))}
     if len({p.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
@@ -296,7 +303,7 @@ _MOST_PARTS = 256
 
 @sketch(170)
 def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Reduce everything to one element: work-items make parts of it, and one adds them up."""
+    """Reduce everything to one element: work-items compute partial results, and one adds them up."""
     found = parts(schedule)
     if len(found) != 1 or SPATIAL in found[0].kinds:
         return False

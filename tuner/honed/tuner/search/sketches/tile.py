@@ -47,14 +47,14 @@ def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """
     found = parts(schedule)
     if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
-        return False  # A vector whose lanes choose differently falls apart into its elements
+        return False  # A vector whose lanes choose differently is split into its elements
     _tile(schedule, found, limits, most, laned=len(found[0].spatial) - 1)
     return True
 
 
 @sketch(100)
 def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Put lanes along the last axis of an input that a separate launch pads before."""
+    """Put lanes along the last axis of an input that a separate launch pads first."""
     found = parts(schedule, Keep.PADDING)
     before = 0
     while before < len(found) and not found[before].is_reduction:
@@ -89,7 +89,7 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if len(gathered) != 1:
         return False
     shared = len(schedule.get(block).reads) > 1
-    # Before `_tile` decomposes the sum, which is then the first of the block's reads.
+    # Precedes `_tile`, which decomposes the sum; that is then the first of the block's reads.
     operand = schedule.cache_read(block, gathered[0], "local") if shared else None
     unrolled = _tile(schedule, found, limits, most, laned=laned)
     if operand is not None:
@@ -112,7 +112,7 @@ def _tile(
 ) -> LoopRV:
     """Tile the reduction with its lanes along the spatial axis number `laned`.
 
-    Gives the innermost loop of the reduction, above the tile.
+    Return the innermost loop of the reduction, above the tile.
     """
     block, what = found[0].block, found[0]
     loops = schedule.get_loops(block)
