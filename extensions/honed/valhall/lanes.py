@@ -58,7 +58,7 @@ def accesses(nir: Sequence[str], geometry: LaunchGeometry) -> dict[int, list[Acc
     found: dict[int, list[Access]] = {}
     values: dict[str, _Value] = {}
     sizes: dict[str, int] = {}
-    group = _Group(geometry)
+    group = _WorkGroup(geometry)
     block = 0
     for line in nir:
         text = line.partition("//")[0].strip()
@@ -124,7 +124,7 @@ def constant_offsets(nir: Sequence[str]) -> dict[int, int]:
     return found
 
 
-class _Group:
+class _WorkGroup:
     """The lanes of a work-group in the middle of a launch."""
 
     def __init__(self, geometry: LaunchGeometry) -> None:

@@ -245,7 +245,7 @@ def connect(arguments: Sequence[str] | None = None) -> socket.socket:
     return connected
 
 
-class _Request(threading.local):
+class _CurrentRequest(threading.local):
     descriptors: list[int]
 
 
@@ -258,7 +258,7 @@ class RpcServer:
         self._socket = connected
         self._peer = Peer(serves=True, receiving=frames, sending=frames)
         self._sending = threading.Lock()
-        self._request = _Request()
+        self._request = _CurrentRequest()
 
     @property
     def descriptors(self) -> list[int]:

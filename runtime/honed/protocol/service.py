@@ -220,7 +220,7 @@ class HintsImported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class DurationSummary:
     """Statistics of durations in seconds; None without any."""
 
     count: int
@@ -237,7 +237,7 @@ class RecentFigures:
 
     seconds: float
     per_second: float
-    latency: Spans
+    latency: DurationSummary
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -254,8 +254,8 @@ class Figures:
     engines: dict[str, int]
     kernel_executions: int
     device_seconds: float
-    latency: Spans
-    queue_time: Spans
+    latency: DurationSummary
+    queue_time: DurationSummary
     recent: RecentFigures
     batches: int = 0
     batched: int = 0

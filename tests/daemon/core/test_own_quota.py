@@ -27,7 +27,7 @@ from honed.daemon.features.user_models import (
     next_user,
 )
 from honed.daemon.methods.methods import Api
-from honed.daemon.store.names import NOBODYS, Viewer, is_own, model_named, own_name, renamed
+from honed.daemon.store.names import NOBODYS, Viewer, is_own, own_model_named, own_name, with_model_name
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import METHODS, NAME
@@ -217,10 +217,10 @@ def test_every_parameter_that_names_a_model_is_known() -> None:
             continue
         given_params = object.__new__(row.params)
         object.__setattr__(given_params, next(iter(fields)), NOBODYS)
-        assert model_named(given_params) == (next(iter(fields)), NOBODYS), row.name
-    assert model_named(RegionName(name=NOBODYS)) is None
-    assert model_named(ModelParams(name="small")) is None
-    assert renamed(ModelParams(name=NOBODYS), "name", "a") == ModelParams(name="a")
+        assert own_model_named(given_params) == (next(iter(fields)), NOBODYS), row.name
+    assert own_model_named(RegionName(name=NOBODYS)) is None
+    assert own_model_named(ModelParams(name="small")) is None
+    assert with_model_name(ModelParams(name=NOBODYS), "name", "a") == ModelParams(name="a")
 
 
 @pytest.mark.parametrize("uid", [1, 0])
@@ -230,7 +230,7 @@ def test_a_model_that_comes_while_a_request_waits_is_nobodys(uid: int) -> None:
     asked: dict[str, tuple[str, str] | None] = {}
 
     async def handler(_: MethodCall, params: Any) -> None:
-        asked[row.name] = model_named(params)
+        asked[row.name] = own_model_named(params)
 
     api = object.__new__(Api)
     api.registry = Mock(find=Mock(return_value=None))  # when the request comes, nobody has brought it

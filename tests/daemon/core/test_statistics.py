@@ -22,7 +22,7 @@ from honed.daemon.core.statistics import (
     duration,
 )
 from honed.daemon.methods.pipeline import counted
-from honed.protocol.service import RecentFigures, Spans
+from honed.protocol.service import DurationSummary, RecentFigures
 from honed.runtime.errors import HonedError, InvalidArgument
 
 SECONDS = st.floats(LOWEST, HIGHEST)
@@ -80,17 +80,17 @@ def test_every_bucket_there_can_be() -> None:
 
 
 def test_nothing_counted_has_no_quantiles() -> None:
-    assert Histogram().spans() == Spans(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
+    assert Histogram().spans() == DurationSummary(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
 
 
 def test_the_last_minute_forgets() -> None:
     recent = Recent()
     recent.add(duration(1.0), now=1000.0)
     recent.add(duration(2.0), now=1009.9)
-    assert recent.whole(1055.0).count == 2
-    assert recent.whole(1060.0).count == 0
+    assert recent.merged(1055.0).count == 2
+    assert recent.merged(1060.0).count == 0
     recent.add(duration(3.0), now=1060.0)
-    assert recent.whole(1060.0).count == 1
+    assert recent.merged(1060.0).count == 1
     assert Recent.covered(1055.0) == 55.0
     assert Recent.covered(1060.0) == 50.0
 
@@ -105,19 +105,19 @@ def test_the_last_minute_is_what_it_says(gaps: list[float], later: float) -> Non
     begin = now - Recent.covered(now)
     certain = sum(moment > begin + 1e-6 for moment in moments)
     possible = sum(moment >= begin - 1e-6 for moment in moments)
-    assert certain <= recent.whole(now).count <= possible
+    assert certain <= recent.merged(now).count <= possible
 
 
 def served(statistics: Statistics, seconds: float = 0.2) -> None:
     inference = ServedInference(
-        queued=0.1, whole=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
+        queued=0.1, total=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
     )
     statistics.served(inference, now=5.0, wall_ms=123)
 
 
 def test_what_a_model_counts_is_counted_for_all() -> None:
     whole = Statistics()
-    one, other = Statistics(whole=whole), Statistics(whole=whole)
+    one, other = Statistics(parent=whole), Statistics(parent=whole)
     with counted(one):
         served(one)
     with pytest.raises(InvalidArgument), counted(other):

@@ -27,6 +27,7 @@ from honed.protocol.results import (
 from honed.protocol.service import (
     DeviceFigures,
     DeviceStatus,
+    DurationSummary,
     FaultFigures,
     Figures,
     IdleStatus,
@@ -42,7 +43,6 @@ from honed.protocol.service import (
     Releases,
     ServicePlaces,
     SignalReading,
-    Spans,
     Status,
     TimeSpent,
     TunerStatus,
@@ -69,9 +69,9 @@ PEAKS = DevicePeaks(
     raised=("bandwidth_gbs",),
     busy=0.4,
 )
-NONE = Spans(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
-SOME = Spans(count=900, sum=9.0, p50=0.0098, p95=0.0131, p99=0.0204, max=0.091)
-WAITED = Spans(count=900, sum=0.1, p50=0.00011, p95=0.0002, p99=0.004, max=0.02)
+NONE = DurationSummary(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
+SOME = DurationSummary(count=900, sum=9.0, p50=0.0098, p95=0.0131, p99=0.0204, max=0.091)
+WAITED = DurationSummary(count=900, sum=0.1, p50=0.00011, p95=0.0002, p99=0.004, max=0.02)
 FIGURES = {
     "requests": 903,
     "served": 900,

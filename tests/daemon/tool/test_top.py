@@ -17,6 +17,7 @@ from honed.protocol.params import Gain, TuningFigures
 from honed.protocol.results import DeviceIdentity
 from honed.protocol.service import (
     DeviceFigures,
+    DurationSummary,
     FaultFigures,
     Figures,
     LeaseFigures,
@@ -25,7 +26,6 @@ from honed.protocol.service import (
     QueueFigures,
     RecentFigures,
     ReleaseFigures,
-    Spans,
     TimeSpent,
     WorkerFigures,
 )
@@ -119,8 +119,8 @@ def test_without_a_service(
 
 
 def document(models: int) -> Metrics:
-    empty = Spans(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
-    some = Spans(count=9, sum=1.0, p50=0.01, p95=0.02, p99=1234.5, max=0.03)
+    empty = DurationSummary(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
+    some = DurationSummary(count=9, sum=1.0, p50=0.01, p95=0.02, p99=1234.5, max=0.03)
     figures: dict[str, Any] = {
         "served": 7,
         "failures": {"UNAVAILABLE": 2},

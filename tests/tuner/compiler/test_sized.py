@@ -323,7 +323,7 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
         onnx=0, inputs=(x,), outputs=(), nodes=1, flops=1, why=(), sized=True, by_rows=True
     )
 
-    class Both(sized._Both):
+    class Both(sized._ComparedEngines):
         def _in_form(self, given: Any) -> float:
             return compiled_us / 1e6
 

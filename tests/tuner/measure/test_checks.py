@@ -19,9 +19,9 @@ from honed.tuner.lower.program import MemoryValue
 from honed.tuner.measure import checks, timing
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import (
-    LEFT,
+    AFTER_RUN,
+    AFTER_WAIT,
     NAMES,
-    WAITED,
     ExpectedOutput,
     Finished,
     Launched,
@@ -289,12 +289,12 @@ def test_sound_refuses_launches_that_cannot_be() -> None:
 
 def test_the_first_row_that_refuses_decides_unless_it_is_left_out() -> None:
     late = Waited(run(2.0, wall=1.0, status=-5), limit=1.0)
-    refusing = [row.name for row in WAITED if row.refuses(late)]
+    refusing = [row.name for row in AFTER_WAIT if row.refuses(late)]
     assert [name for name in refusing if name in ("completed", "deadline", "wall")] == refusing
-    assert outcome(first_refusal(WAITED, late)) is Outcome.RUN
-    assert outcome(first_refusal(WAITED, late, {"completed"})) is Outcome.DEADLINE
-    assert first_refusal(WAITED, late, NAMES) is None
-    assert first_refusal(WAITED, Waited(run(2.0, wall=2.0))) is None, "it may take what it takes"
+    assert outcome(first_refusal(AFTER_WAIT, late)) is Outcome.RUN
+    assert outcome(first_refusal(AFTER_WAIT, late, {"completed"})) is Outcome.DEADLINE
+    assert first_refusal(AFTER_WAIT, late, NAMES) is None
+    assert first_refusal(AFTER_WAIT, Waited(run(2.0, wall=2.0))) is None, "it may take what it takes"
 
 
 def test_a_run_that_nobody_judged_is_judged_with_the_next() -> None:
@@ -305,8 +305,8 @@ def test_a_run_that_nobody_judged_is_judged_with_the_next() -> None:
 
     def left(found: np.ndarray, earlier: np.ndarray | None, unjudged: int | None = None) -> Outcome | None:
         output = checks.RunOutput("output 1", expected, found, earlier)
-        seen = checks.MemoryLeft(0xA5, [], outputs=[output], unjudged=unjudged)
-        return outcome(first_refusal(LEFT, seen, {"repeated"}))
+        seen = checks.MemoryAfterRun(0xA5, [], outputs=[output], unjudged=unjudged)
+        return outcome(first_refusal(AFTER_RUN, seen, {"repeated"}))
 
     assert left(reference, None) is None
     assert left(wrong, None) is Outcome.WRONG

@@ -299,7 +299,7 @@ class Registry:
         self._resting: dict[str, ServedModel] = {}  # Variants
         self.rechecked: dict[str, OptimisationCheck] = {}  # Of sources that are loaded anew, by key
         self.all_statistics = Statistics()
-        self.shared_statistics = Statistics(whole=self.all_statistics)
+        self.shared_statistics = Statistics(parent=self.all_statistics)
 
     def put(self, model: ServedModel) -> ServedModel | None:
         """Enter a model; gives the one it replaces, whose statistics it goes on with."""
@@ -321,10 +321,10 @@ class Registry:
         """Have its requests counted; those of a variant are its model's, too."""
         if before is not None:
             model.statistics = before.statistics
-        elif model.statistics.whole is None:
+        elif model.statistics.parent is None:
             of = self._models.get(model_of(model.name))
             every = self.shared_statistics if model.manifest.owner is None else self.all_statistics
-            model.statistics = Statistics(whole=of.statistics if of is not None else every)
+            model.statistics = Statistics(parent=of.statistics if of is not None else every)
 
     def pop(self, name: str) -> ServedModel:
         """Take a model out; raises NotFound."""

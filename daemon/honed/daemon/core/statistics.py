@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
-from honed.protocol.service import Figures, RecentFigures, Spans
+from honed.protocol.service import DurationSummary, Figures, RecentFigures
 
 # ---- Durations counted in logarithmic buckets: bounded memory, and quantiles with a known relative error
 #
@@ -85,9 +85,9 @@ class Histogram:
         """How many it takes; never more than MAX_BUCKETS."""
         return len(self._buckets)
 
-    def spans(self) -> Spans:
+    def spans(self) -> DurationSummary:
         """Return the summary of the histogram that Metrics shows."""
-        return Spans(
+        return DurationSummary(
             count=self.count,
             sum=self.sum,
             p50=self.quantile(0.50),
@@ -110,7 +110,7 @@ class Recent:
             self._slices.append((number, Histogram()))
         self._slices[-1][1].add(duration)
 
-    def whole(self, now: float) -> Histogram:
+    def merged(self, now: float) -> Histogram:
         """Return what ended within the last `covered(now)` seconds, in one histogram."""
         merged = Histogram()
         oldest = math.floor(now / SLICE_SECONDS) - SLICES
@@ -121,7 +121,7 @@ class Recent:
 
     @staticmethod
     def covered(now: float) -> float:
-        """Return how many seconds `whole` looks back: 50 to 60."""
+        """Return how many seconds `merged` looks back: 50 to 60."""
         return (SLICES - 1) * SLICE_SECONDS + now % SLICE_SECONDS
 
 
@@ -143,7 +143,7 @@ class ServedInference:
     """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
 
     queued: float
-    whole: float
+    total: float
     input_ns: int
     infer_ns: int
     output_ns: int
@@ -152,12 +152,12 @@ class ServedInference:
 
 @dataclass(slots=True)
 class Statistics:
-    """Since the service started, of one model or variant; what is noted here is noted in `whole` as well.
+    """Since the service started, of one model or variant; what is noted here is noted in `parent` as well.
 
     Nothing in it is ever taken back, so every count only goes up.
     """
 
-    whole: Statistics | None = None
+    parent: Statistics | None = None
     last_inference: int = 0  # Milliseconds since 1970
     requests: int = 0
     retries: int = 0  # Runs of a request beyond its first
@@ -176,10 +176,10 @@ class Statistics:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
-    above: tuple[Statistics, ...] = field(init=False)  # `whole`, that of `whole`, and so on
+    above: tuple[Statistics, ...] = field(init=False)  # `parent`, that of `parent`, and so on
 
     def __post_init__(self) -> None:
-        self.above = () if self.whole is None else (self.whole, *self.whole.above)
+        self.above = () if self.parent is None else (self.parent, *self.parent.above)
 
     def arrived(self) -> None:
         """Count a request that arrived."""
@@ -194,8 +194,8 @@ class Statistics:
 
     def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """Count an inference that was answered, at `now` of a monotonic clock."""
-        whole, queued = duration(inference.whole), duration(inference.queued)
-        whole_ns, queued_ns = round(inference.whole * 1e9), round(inference.queued * 1e9)
+        whole, queued = duration(inference.total), duration(inference.queued)
+        whole_ns, queued_ns = round(inference.total * 1e9), round(inference.queued * 1e9)
         for each in (self, *self.above):
             each.last_inference = wall_ms
             each.kernels += inference.launches
@@ -251,7 +251,7 @@ class Statistics:
 
     def figures(self, now: float, uptime: float) -> Figures:
         """Return the statistics as Metrics shows them; times in seconds."""
-        recent, covered = self.recent.whole(now), min(self.recent.covered(now), uptime)
+        recent, covered = self.recent.merged(now), min(self.recent.covered(now), uptime)
         return Figures(
             requests=self.requests,
             served=self.success.count,

@@ -138,7 +138,7 @@ class _Waiting(Generic[W, A]):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Group(Generic[W, A]):
+class _BatchGroup(Generic[W, A]):
     """Requests that may be run as one."""
 
     kind: Hashable
@@ -152,7 +152,7 @@ class RequestBatcher(Generic[W, A]):
 
     def __init__(self, run: Callable[[Sequence[W]], Awaitable[Sequence[A | HonedError]]]) -> None:
         self._run_all = run
-        self._groups: dict[Hashable, _Group[W, A]] = {}
+        self._groups: dict[Hashable, _BatchGroup[W, A]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(
@@ -169,7 +169,7 @@ class RequestBatcher(Generic[W, A]):
         """
         group = self._groups.get(kind)
         if group is None:
-            group = self._groups[kind] = _Group(kind=kind, gathering=gathering())
+            group = self._groups[kind] = _BatchGroup(kind=kind, gathering=gathering())
         future = asyncio.get_running_loop().create_future()
         group.waiting[member.number] = _Waiting(member=member, request=request, answered=future)
         group.gathering.arrived(member)
@@ -184,7 +184,7 @@ class RequestBatcher(Generic[W, A]):
                 group.gathering.left(member.number)
                 self._look(group)
 
-    def _look(self, group: _Group[W, A]) -> None:
+    def _look(self, group: _BatchGroup[W, A]) -> None:
         """Run what is due, and look again when the next is."""
         for batch in group.gathering.due(time.monotonic()):
             members = [group.waiting.pop(member.number) for member in batch]
@@ -203,7 +203,7 @@ class RequestBatcher(Generic[W, A]):
         elif group.gathering.idle:
             self._groups.pop(group.kind, None)
 
-    async def _run(self, group: _Group[W, A], members: Sequence[_Waiting[W, A]]) -> None:
+    async def _run(self, group: _BatchGroup[W, A], members: Sequence[_Waiting[W, A]]) -> None:
         begun = time.monotonic()
         found: Sequence[A | HonedError]
         try:
@@ -240,7 +240,7 @@ def _end_unless_awaited(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class _BatchRequest:
     """A request that may be run with others."""
 
     member: BatchMember
@@ -259,7 +259,7 @@ class Batcher(Feature):
         self._leasing = leasing
         self._plan = plan
         self._ledger = ledger
-        self._gatherer: RequestBatcher[_Request, Map] = RequestBatcher(self._answers)
+        self._gatherer: RequestBatcher[_BatchRequest, Map] = RequestBatcher(self._answers)
         self._numbers = count(1)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
@@ -291,7 +291,7 @@ class Batcher(Feature):
             arrived=now,
             deadline=now + timeout,
         )
-        request = _Request(member=member, call=call, plan=plan)
+        request = _BatchRequest(member=member, call=call, plan=plan)
         settings = call.entry.manifest.settings
         kind = (
             call.entry.number,
@@ -310,7 +310,7 @@ class Batcher(Feature):
             for region in plan.regions:
                 self._pool.requests.release(region)
 
-    async def _answers(self, members: Sequence[_Request]) -> Sequence[Map | HonedError]:
+    async def _answers(self, members: Sequence[_BatchRequest]) -> Sequence[Map | HonedError]:
         """Return the results in the order of the requests; raise an error that all of them share."""
         if len(members) > 1:
             try:
@@ -321,7 +321,7 @@ class Batcher(Feature):
                 _log.info("model %s: %d requests are run one by one: %s", name, len(members), error)
         return await asyncio.gather(*map(self._alone, members))
 
-    async def _alone(self, request: _Request) -> Map | HonedError:
+    async def _alone(self, request: _BatchRequest) -> Map | HonedError:
         call, plan, left = request.call, request.plan, request.member.deadline - time.monotonic()
         runner, client = call.runner(), call.connection.client
         try:
@@ -331,7 +331,7 @@ class Batcher(Feature):
         self._spent(runner, ran.infer_ns / 1e9, fits=not plan.needs_cpu_engine)
         return result
 
-    async def _as_one(self, members: Sequence[_Request]) -> list[Map]:
+    async def _as_one(self, members: Sequence[_BatchRequest]) -> list[Map]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
         rows, first = sum(map(rows_of, plans)), members[0].call

@@ -25,7 +25,7 @@ from honed.daemon.serving import plan
 from honed.daemon.serving.pool import EngineManager
 from honed.daemon.settings import places
 from honed.daemon.settings.schema import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
-from honed.daemon.store.names import NOBODYS, Viewer, model_named, model_of, renamed
+from honed.daemon.store.names import NOBODYS, Viewer, model_of, own_model_named, with_model_name
 from honed.daemon.transport.access import Policy
 from honed.daemon.transport.connection import Callbacks, WithDescriptors, Work
 from honed.daemon.tuning.process import TunerChild
@@ -124,7 +124,7 @@ class Api:
         self.policy.check(peer, known.right, method)
         self.pipeline.check_running()
         parsed = parse(known.params, call.params)
-        own = model_named(parsed)
+        own = own_model_named(parsed)
         if own is None and known.right is not Permission.OWN:
             return handler(call, parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None
@@ -146,7 +146,7 @@ class Api:
         """
         nobodys = NOBODYS + name.removeprefix(model_of(name))
         try:
-            work = handler(call, renamed(params, field, nobodys))
+            work = handler(call, with_model_name(params, field, nobodys))
             assert isinstance(work, Coroutine | Driven)
             answer: R | WithDescriptors[R] | MetricsText | Map = await work
             return answer

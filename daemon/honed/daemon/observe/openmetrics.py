@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from honed.protocol.params import ENGINE_NAMES, Gain
-from honed.protocol.service import DeviceFigures, Metrics, ModelFigures, Spans
+from honed.protocol.service import DeviceFigures, DurationSummary, Metrics, ModelFigures
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -98,7 +98,7 @@ def _answers(document: Metrics) -> Iterator[MetricSample]:
             yield MetricSample(count, {"model": model.name, "engine": engine})
 
 
-def _summary(part: Callable[[ModelFigures], Spans]) -> Callable[[Metrics], Iterator[MetricSample]]:
+def _summary(part: Callable[[ModelFigures], DurationSummary]) -> Callable[[Metrics], Iterator[MetricSample]]:
     def samples(document: Metrics) -> Iterator[MetricSample]:
         for model in document.models:
             spans, labels = part(model), {"model": model.name}

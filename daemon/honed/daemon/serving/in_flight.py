@@ -166,7 +166,7 @@ class InFlightRequests:
         now, queued = time.monotonic(), work.started - arrived
         served = ServedInference(
             queued=queued,
-            whole=now - arrived,
+            total=now - arrived,
             input_ns=answer.input_ns,
             infer_ns=answer.infer_ns,
             output_ns=answer.output_ns,

@@ -142,7 +142,7 @@ class Viewer:
 EVERYTHING: Final = Viewer(user=0, all=True)
 
 
-def model_named(params: Any) -> tuple[str, str] | None:
+def own_model_named(params: Any) -> tuple[str, str] | None:
     """Return the field of a method's parameters that names a user's own model, and the name, or None."""
     if isinstance(params, _NO_MODELS):
         return None
@@ -153,7 +153,7 @@ def model_named(params: Any) -> tuple[str, str] | None:
     return None
 
 
-def renamed(params: P, field: str, name: str) -> P:
+def with_model_name(params: P, field: str, name: str) -> P:
     """Return the parameters with another name in this field."""
     changes: Map = {field: name}
     return dataclasses.replace(params, **changes)  # type: ignore[type-var]

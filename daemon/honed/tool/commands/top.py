@@ -14,7 +14,7 @@ from typing import Any
 from honed.protocol.errors import Unavailable
 from honed.protocol.methods import METRICS
 from honed.protocol.params import TuningFigures, engine_name
-from honed.protocol.service import Metrics, ModelFigures, Spans
+from honed.protocol.service import DurationSummary, Metrics, ModelFigures
 from honed.runtime.client import Client
 from honed.tool.output import (
     Console,
@@ -193,7 +193,7 @@ def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
     return sorted(figures, key=lambda each: (-each.recent.per_second, -each.requests, each.name))
 
 
-def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
+def _latency(quantile: Callable[[DurationSummary], float | None]) -> Callable[[ModelFigures], str]:
     """Return a function that makes the cell of a latency.
 
     The latency is that of the last minute, or of all time if that minute had no request.

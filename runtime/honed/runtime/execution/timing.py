@@ -71,7 +71,7 @@ class InferenceProfile:
 
 
 @dataclass(slots=True)
-class _Row:
+class _TimedRow:
     kernel: Kernel | None
     kind: Literal["kernel", "copy", "host"]
     count: int = 0
@@ -82,14 +82,14 @@ def summarise(
     timeline: Timeline, model: CompiledModel, peaks: DevicePeaks | None, began: float, whole_s: float
 ) -> InferenceProfile:
     """Return the profile of a finished inference, begun at `began` (s), whose events are all complete."""
-    rows: dict[str, _Row] = {}
+    rows: dict[str, _TimedRow] = {}
     for command in timeline.device:
         kernel = None if command.kernel is None else model.kernels[command.kernel]
-        row = rows.setdefault(_name(command, model), _Row(kernel, "kernel" if kernel else "copy"))
+        row = rows.setdefault(_name(command, model), _TimedRow(kernel, "kernel" if kernel else "copy"))
         row.count += 1
         row.seconds += event_seconds(command.event)
     for call in timeline.host:
-        row = rows.setdefault(f"({call.function})", _Row(None, "host"))
+        row = rows.setdefault(f"({call.function})", _TimedRow(None, "host"))
         row.count += 1
         row.seconds += call.done - call.began
     total = sum(row.seconds for row in rows.values())
@@ -146,7 +146,7 @@ def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
     return roofline.least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
 
 
-def _timing(name: str, row: _Row, total: float, peaks: DevicePeaks | None) -> ProfiledRow:
+def _timing(name: str, row: _TimedRow, total: float, peaks: DevicePeaks | None) -> ProfiledRow:
     kernel, taken = row.kernel, row.seconds
     known = kernel is not None and taken > 0
     least = roofline_seconds(kernel, peaks) * row.count if kernel and peaks and known else 0.0

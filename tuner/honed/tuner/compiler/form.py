@@ -54,7 +54,7 @@ def with_room(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
 
 
 @dataclass(frozen=True, slots=True)
-class _Both:
+class _RoomEffect:
     """A value that follows from sizes alone: with this room, and with room for one row more."""
 
     room: np.ndarray
@@ -72,7 +72,7 @@ class _Rewrite:
     def __init__(self, model: onnx.ModelProto, shapes: Shapes, room: int) -> None:
         self._model, self._room = model, room
         self._now, self._more = (_inferred(model, shapes, room, more) for more in (0, 1))
-        self._known: dict[str, _Both] = {}
+        self._known: dict[str, _RoomEffect] = {}
         self._constants = {t.name: t for t in model.graph.initializer}
         self._numbers: dict[str, str] = {}
         self._nodes: list[onnx.NodeProto] = []
@@ -105,16 +105,16 @@ class _Rewrite:
             return False
         return now[axis] != more[axis]
 
-    def _value(self, name: str) -> _Both | None:
+    def _value(self, name: str) -> _RoomEffect | None:
         if name in self._known:
             return self._known[name]
         tensor = self._constants.get(name)
         if tensor is None or int(np.prod(tensor.dims)) > _SMALL:
             return None
         array = numpy_helper.to_array(tensor)
-        return _Both(array, array)
+        return _RoomEffect(array, array)
 
-    def _computed(self, node: onnx.NodeProto) -> _Both | None:
+    def _computed(self, node: onnx.NodeProto) -> _RoomEffect | None:
         """Return the value of a node that follows from sizes and constants alone, else None."""
         if node.op_type in _IMPURE or len(node.output) != 1 or any(a.HasField("g") for a in node.attribute):
             return None
@@ -136,7 +136,7 @@ class _Rewrite:
         room, more_room = both
         if room is None or more_room is None or room.size > _SMALL:
             return None
-        return _Both(room, more_room)
+        return _RoomEffect(room, more_room)
 
     # Writing: nodes of the new graph
 
@@ -186,7 +186,7 @@ class _Rewrite:
             raise _refused(f"a graph within node {graphs.label(node)!r} reads the length of its state")
         self._nodes.append(node)
 
-    def _number(self, node: onnx.NodeProto, value: _Both) -> None:
+    def _number(self, node: onnx.NodeProto, value: _RoomEffect) -> None:
         """Write the computation of a node on sizes once more, from the number of valid rows."""
         kind, name = node.op_type, node.output[0]
         if kind in ("Shape", "Size"):
@@ -244,7 +244,7 @@ class _Rewrite:
         last = self._constant(size - 1, like.dtype)
         return self._op("Where", self._op("Less", number, last), number, last)
 
-    def _range(self, node: onnx.NodeProto, value: _Both) -> str:
+    def _range(self, node: onnx.NodeProto, value: _RoomEffect) -> str:
         """Write the positions that a Range counts: of tokens, or of all columns of the attention."""
         known = [self._value(name) for name in node.input]
         assert all(each is not None for each in known)

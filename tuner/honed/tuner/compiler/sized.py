@@ -70,7 +70,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
         process = CpuPartitionProcess(PartLimits(memory_mib=PROVING_MIB))
         with process.open(whole) as parts, Executor(file, device) as form:
             allowed = allowance(same_cores=device.profile.family.processor)
-            both = _Both(parts, number, split.parts[number], form, allowed)
+            both = _ComparedEngines(parts, number, split.parts[number], form, allowed)
             runs = both.compared(given)
             cpu, here = runs.times
             times = SpecialisationTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
@@ -84,7 +84,7 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
 
 
 @dataclass(slots=True)
-class _Both:
+class _ComparedEngines:
     """A partition in the CPU engine and its size specialisation with the same transfers, timed in turns."""
 
     parts: LoadedPartitions

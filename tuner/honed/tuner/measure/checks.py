@@ -255,7 +255,7 @@ class RunOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLeft:
+class MemoryAfterRun:
     """Memory after a run, all of which was filled with bytes `poison` before.
 
     `bands` are the guard bands before and after each buffer, `inputs` the arrays written and the present
@@ -269,11 +269,11 @@ class MemoryLeft:
     unjudged: int | None = None
 
 
-def _all_intact(left: MemoryLeft) -> Refusal | None:
+def _all_intact(left: MemoryAfterRun) -> Refusal | None:
     return first_of(guard_intact(before, after, left.poison, name) for name, before, after in left.bands)
 
 
-def _all_written(left: MemoryLeft) -> Refusal | None:
+def _all_written(left: MemoryAfterRun) -> Refusal | None:
     if left.unjudged is None:
         return None
     return first_of(
@@ -283,13 +283,13 @@ def _all_written(left: MemoryLeft) -> Refusal | None:
     )
 
 
-def _all_right(left: MemoryLeft) -> Refusal | None:
+def _all_right(left: MemoryAfterRun) -> Refusal | None:
     earlier = [] if left.unjudged is None else [(o, o.earlier) for o in left.outputs if o.earlier is not None]
     answers = [*earlier, *((output, output.found) for output in left.outputs)]
     return first_of(right(output.expected, found, output.name) for output, found in answers)
 
 
-def _all_repeated(left: MemoryLeft) -> Refusal | None:
+def _all_repeated(left: MemoryAfterRun) -> Refusal | None:
     return first_of(
         repeated(output.earlier, output.found, output.name)
         for output in left.outputs
@@ -298,7 +298,7 @@ def _all_repeated(left: MemoryLeft) -> Refusal | None:
 
 
 # Checks after each examined run.
-LEFT: tuple[VerdictCheck[MemoryLeft], ...] = (
+AFTER_RUN: tuple[VerdictCheck[MemoryAfterRun], ...] = (
     VerdictCheck("guards", _all_intact),
     VerdictCheck(
         "inputs", lambda left: first_of(unchanged(given, now, name) for name, given, now in left.inputs)
@@ -533,13 +533,13 @@ class TimedRuns:
 
 
 # Checks after each wait for the device.
-WAITED: tuple[VerdictCheck[Waited], ...] = (
+AFTER_WAIT: tuple[VerdictCheck[Waited], ...] = (
     VerdictCheck("completed", lambda seen: completed(seen.run)),
     VerdictCheck("deadline", lambda seen: in_time(seen.run, seen.limit) if seen.limit is not None else None),
     VerdictCheck("wall", lambda seen: wall_above(seen.run)),
 )
 # Checks after the first runs, and once the median is known.
-CLAIMED: tuple[VerdictCheck[Claimed], ...] = (
+TIME_CLAIMS: tuple[VerdictCheck[Claimed], ...] = (
     VerdictCheck("wall", lambda seen: wall_below(seen.runs), more_runs=8),
     VerdictCheck(
         "possible", lambda seen: possible(seen.workload, seen.limit, seen.seconds), fresh_peaks=True
@@ -554,7 +554,9 @@ TIMED: tuple[VerdictCheck[TimedRuns], ...] = (
 # set of inputs is run, "fence" a run that ends the process where it leaves its buffers, "clean" what the
 # kernel log says.
 NAMES = (
-    *dict.fromkeys(check.name for table in (SUBMITTED, WAITED, CLAIMED, LEFT, TIMED) for check in table),
+    *dict.fromkeys(
+        check.name for table in (SUBMITTED, AFTER_WAIT, TIME_CLAIMS, AFTER_RUN, TIMED) for check in table
+    ),
     "stale",
     "fence",
     "clean",

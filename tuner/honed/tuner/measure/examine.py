@@ -22,7 +22,7 @@ from .checks import (
     Array,
     Claimed,
     Finished,
-    MemoryLeft,
+    MemoryAfterRun,
     Refusal,
     RunOutput,
     TimedRuns,
@@ -118,7 +118,7 @@ class Examination:
             # answers.
             stale = number == order[-1] and "stale" not in session.without
             self._run(runnable, number, None if stale else POISONS[0])
-            self._check(checks.LEFT, self._left(self._outputs(number)))
+            self._check(checks.AFTER_RUN, self._left(self._outputs(number)))
         if session.shares_memory and "fence" not in session.without:
             self._run_fenced(program, prepared, order[0])
         return self._timed(runnable, order[-1])
@@ -160,12 +160,12 @@ class Examination:
         """Run on the same inputs with both poisons, then check everything observable."""
         self._run(runnable, number, POISONS[0])
         first = self._answers()
-        self._check(checks.LEFT, self._left())
+        self._check(checks.AFTER_RUN, self._left())
         self._run(runnable, number, POISONS[1])
         # A single run may be timed wrongly; this refuses only times that no evidence can make believable.
-        self._check_again(checks.CLAIMED, self._slowest, runnable, number)
+        self._check_again(checks.TIME_CLAIMS, self._slowest, runnable, number)
         left = self._left(self._outputs(number, first), self._inputs(number))
-        self._check(checks.LEFT, replace(left, unjudged=POISONS[0]))
+        self._check(checks.AFTER_RUN, replace(left, unjudged=POISONS[0]))
 
     def _slowest(self) -> Claimed:
         """Return the slowest run so far as a claim.
@@ -230,7 +230,7 @@ class Examination:
                 self.ran_at = time.monotonic()
         self._runs.append(run)
         for finished in (*prepared, run):
-            self._check(checks.WAITED, Waited(finished, limits.run_seconds))
+            self._check(checks.AFTER_WAIT, Waited(finished, limits.run_seconds))
         self._announce("host", limits.host_seconds)
         self._fetch()
         return run
@@ -263,10 +263,10 @@ class Examination:
         if isinstance(timing, Refusal):
             raise Dropped(timing)
         session.warmth.note(turns.yardstick, turns.clock)
-        self._check_again(checks.CLAIMED, lambda: self._claimed(timing.median_s), runnable, number)
+        self._check_again(checks.TIME_CLAIMS, lambda: self._claimed(timing.median_s), runnable, number)
         self._announce("host", limits.host_seconds)
         self._fetch()
-        self._check(checks.LEFT, self._left(self._outputs(number, answers), self._inputs(number)))
+        self._check(checks.AFTER_RUN, self._left(self._outputs(number, answers), self._inputs(number)))
         self._check_again(checks.TIMED, lambda: TimedRuns(timing.median_s, self._runs), runnable, number)
         self._check_evidence(runnable, number, timing.median_s)
         return Verdict(
@@ -299,11 +299,11 @@ class Examination:
 
     def _left(
         self, outputs: Sequence[RunOutput] = (), inputs: Sequence[tuple[str, Array, Array]] = ()
-    ) -> MemoryLeft:
+    ) -> MemoryAfterRun:
         """Return the contents of memory after the last run, with all guard bands."""
         memory = (*self._loaded.memory, *self._inner)
         bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
-        return MemoryLeft(self._poison, bands, inputs, outputs)
+        return MemoryAfterRun(self._poison, bands, inputs, outputs)
 
     def _check_evidence(self, runnable: BoundCandidate, number: int, seconds: float) -> None:
         """Accept a right candidate beyond the measured peaks on evidence only, and then raise them to it."""
@@ -321,11 +321,11 @@ class Examination:
         self._announce("time", _SERIES * session.limits.run_seconds + _SLACK)
         series = [runnable.run(session.read, times) for _ in range(_SERIES)]
         for run in series:
-            self._check(checks.WAITED, Waited(run))
+            self._check(checks.AFTER_WAIT, Waited(run))
         proven = [self._run_warm(runnable, number) for _ in range(_SERIES)]
         launch = session.peaks.launch_us * 1e-6
         _demand(evident(claim, seconds, [*self._runs, *proven], series, times, launch))
-        self._check(checks.LEFT, self._left(inputs=self._inputs(number)))
+        self._check(checks.AFTER_RUN, self._left(inputs=self._inputs(number)))
         session.believe(loaded.workload, seconds)
 
     def _measure_peaks_again(self) -> None:
@@ -340,10 +340,10 @@ class Examination:
         session.queue.finish()
         self._announce("run", session.limits.run_seconds + _SLACK)
         run = runnable.run(session.read)
-        self._check(checks.WAITED, Waited(run))
+        self._check(checks.AFTER_WAIT, Waited(run))
         self._announce("host", session.limits.host_seconds)
         self._fetch()
-        self._check(checks.LEFT, self._left(self._outputs(number)))
+        self._check(checks.AFTER_RUN, self._left(self._outputs(number)))
         return run
 
     def _failed(self, error: Any) -> Refusal:

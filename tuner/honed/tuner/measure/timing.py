@@ -18,7 +18,7 @@ from honed.runtime.execution import programs
 from honed.tuner.records.verdict import Outcome, Timing
 
 from .candidate import Candidate, MeasureLimits
-from .checks import WAITED, Finished, Launched, Refusal, Waited, first_refusal, private_memory
+from .checks import AFTER_WAIT, Finished, Launched, Refusal, Waited, first_refusal, private_memory
 
 Reader = Callable[[Any], Launched]
 _Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # Kernel, work-items, those of a group
@@ -391,7 +391,7 @@ def time_candidate(
     began = time.perf_counter()
     while True:
         turns.take(schedule)
-        refusal = first_refusal(WAITED, Waited(turns.last), without)
+        refusal = first_refusal(AFTER_WAIT, Waited(turns.last), without)
         if refusal is not None:
             return refusal
         if _enough(turns, limits, time.perf_counter() - began, slow, clock):

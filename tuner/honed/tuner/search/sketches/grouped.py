@@ -345,7 +345,7 @@ _IMAGE_LOOPS = 6  # Loops of a convolution at least: batch, channels, rows, colu
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _AxisTiling:
     """A row of the table, for rows and columns: elements of a work-item, work-items, virtual threads.
 
     The columns of a work-item count in vectors. Rows of a convolution are its channels; `image` divides the
@@ -360,37 +360,37 @@ class _Row:
 
 # Measured on an H100 at 4096^3, 1024^3 and smaller, the largest tile first.
 _TILES = (
-    _Row((8, 8, 2), (1, 16, 2), 16),
-    _Row((4, 16, 2), (1, 16, 2), 8),
-    _Row((4, 8, 2), (1, 16, 2), 16),
-    _Row((4, 16, 2), (1, 16, 1), 16),
-    _Row((4, 16, 1), (1, 16, 1), 16),
-    _Row((4, 8, 1), (1, 8, 1), 16),
-    _Row((4, 4, 1), (1, 8, 1), 16),
+    _AxisTiling((8, 8, 2), (1, 16, 2), 16),
+    _AxisTiling((4, 16, 2), (1, 16, 2), 8),
+    _AxisTiling((4, 8, 2), (1, 16, 2), 16),
+    _AxisTiling((4, 16, 2), (1, 16, 1), 16),
+    _AxisTiling((4, 16, 1), (1, 16, 1), 16),
+    _AxisTiling((4, 8, 1), (1, 8, 1), 16),
+    _AxisTiling((4, 4, 1), (1, 8, 1), 16),
 )
 # Tiles for convolutions, also of 3x3 with 32 and 64 channels of 224 x 224: tiles of several rows of an image,
 # whose windows share their elements, take a third of the time of those of one row.
 _IMAGE_TILES = (
-    _Row((8, 4, 1), (1, 8, 1), 16, (1, 4, 1)),
-    _Row((4, 4, 2), (1, 8, 1), 16, (1, 4, 1)),
-    _Row((8, 8, 1), (1, 8, 1), 16, (1, 2, 1)),
-    _Row((4, 2, 2), (1, 8, 1), 16, (1, 4, 1)),
-    _Row((4, 8, 1), (1, 8, 1), 16, (2, 2, 1)),
+    _AxisTiling((8, 4, 1), (1, 8, 1), 16, (1, 4, 1)),
+    _AxisTiling((4, 4, 2), (1, 8, 1), 16, (1, 4, 1)),
+    _AxisTiling((8, 8, 1), (1, 8, 1), 16, (1, 2, 1)),
+    _AxisTiling((4, 2, 2), (1, 8, 1), 16, (1, 4, 1)),
+    _AxisTiling((4, 8, 1), (1, 8, 1), 16, (2, 2, 1)),
 )
 # Tiles by the number of slices, also at 192 x 512 x 512; those of three rows leave no multiprocessor idle.
 _SLICED_TILES = {
     4: (
-        _Row((3, 8, 1), (1, 8, 1), 16),
-        _Row((3, 4, 1), (1, 16, 1), 16),
-        _Row((8, 4, 1), (1, 8, 1), 4),
-        _Row((2, 8, 1), (1, 16, 1), 8),
-        _Row((2, 4, 1), (1, 16, 1), 16),
+        _AxisTiling((3, 8, 1), (1, 8, 1), 16),
+        _AxisTiling((3, 4, 1), (1, 16, 1), 16),
+        _AxisTiling((8, 4, 1), (1, 8, 1), 4),
+        _AxisTiling((2, 8, 1), (1, 16, 1), 8),
+        _AxisTiling((2, 4, 1), (1, 16, 1), 16),
     ),
     8: (
-        _Row((6, 2, 1), (1, 8, 1), 16),
-        _Row((3, 2, 1), (1, 16, 1), 16),
-        _Row((2, 4, 1), (1, 16, 1), 2),
-        _Row((2, 4, 1), (1, 8, 1), 4),
+        _AxisTiling((6, 2, 1), (1, 8, 1), 16),
+        _AxisTiling((3, 2, 1), (1, 16, 1), 16),
+        _AxisTiling((2, 4, 1), (1, 16, 1), 2),
+        _AxisTiling((2, 4, 1), (1, 8, 1), 4),
     ),
 }
 
@@ -437,7 +437,7 @@ def _axes(sketch: ScheduleTrace) -> list[list[tuple[int, Tile]]]:
     return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
 
 
-def _made(sketch: ScheduleTrace, row: _Row, shares: Sequence[Sequence[int]]) -> ScheduleTrace:
+def _made(sketch: ScheduleTrace, row: _AxisTiling, shares: Sequence[Sequence[int]]) -> ScheduleTrace:
     """Return the sketch with a row's numbers: factors of an axis are split off one after another.
 
     Each factor is the largest divisor of the rest that does not exceed the wanted one.
@@ -456,7 +456,7 @@ def _of_images(sketch: ScheduleTrace) -> bool:
     return next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
 
 
-def _shares(row: _Row, extents: Sequence[int], *, image: bool) -> list[list[int]]:
+def _shares(row: _AxisTiling, extents: Sequence[int], *, image: bool) -> list[list[int]]:
     """Return each axis' share of a tile.
 
     Where an image has too few columns for a tile, its rows make up for it.
