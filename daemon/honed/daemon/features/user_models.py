@@ -329,7 +329,7 @@ class UserModels(Feature):
     _turns: WeakValueDictionary[int, asyncio.Lock] = field(
         init=False, default_factory=WeakValueDictionary
     )  # Locks by user
-    _failed: set[str] = field(init=False, default_factory=set)  # Not compiled again until a restart
+    _failed: set[str] = field(init=False, default_factory=set)  # Models excluded until a restart
 
     def __post_init__(self) -> None:
         self.shares.keep_only((entry.name for entry in self.registry.models()), time.time())
