@@ -1,4 +1,4 @@
-"""The configuration: files, environment and command line; shown, and read again while in force."""
+"""Loads the configuration from files, environment and command line, shows it, and reloads it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .settings.schema import (
 from .systemd import Systemd
 from .tuning.process import TunerSettings
 
-# ---- On which line of a TOML file a setting stands: `tomllib` does not tell ----
+# ---- Line numbers of settings in a TOML file, which `tomllib` does not report ----
 
 _HEADER = re.compile(r"\s*\[\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*)?=")
@@ -78,9 +78,9 @@ def lines_of(text: str) -> dict[str, int]:
 # setting keeps its origin.
 
 MAX_FILE_BYTES = 256 << 10
-_MAX_DOTS = 200  # On a line: what TOML's parser takes for a key grows with the square of its parts
+_MAX_DOTS = 200  # Limit for a line: the parser's time for a key is quadratic in its parts
 DEFAULT_ORIGIN: Final = "default"
-# Settings that left, and what to do: files that still have them are read.
+# Removed settings, with advice: files that still have them are read.
 REMOVED: Final = {
     "cpu.in_app_ms": "apps no longer borrow small models; HONED_ORT=1 has an app run its own beside honed",
 }
@@ -89,7 +89,7 @@ _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings, a field for each table.
+    """The configuration, with a field for each table.
 
     `origins` maps "service.socket" and so on to where the value came from: a file with the line, an
     environment variable, an option, or "default".
@@ -106,9 +106,9 @@ class Config:
     idle: IdleSettings
     tuner: TunerSettings
     hub: HubSettings
-    files: tuple[Path, ...]  # Read, in order
+    files: tuple[Path, ...]  # Files read, in order
     origins: Mapping[str, str]
-    notes: tuple[str, ...] = ()  # On settings in the files that left
+    notes: tuple[str, ...] = ()  # Notes about removed settings in the files
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(

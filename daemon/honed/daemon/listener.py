@@ -28,7 +28,7 @@ from .transport.fairness import RoundRobin, Usage
 
 _BACKLOG = 128
 _ACCEPT_PAUSE = 0.1  # Seconds, after running out of descriptors
-_CLOSE_SECONDS = 2.0  # For clients to take their last answers
+_CLOSE_SECONDS = 2.0  # Time for clients to receive their last answers
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ def listen(path: Path) -> socket.socket:
                     f"{path} is there and is no socket; remove it, or choose another --socket"
                 )
             path.unlink()
-        mask = os.umask(0o111)  # So that there is no moment in which it refuses some
+        mask = os.umask(0o111)  # A later chmod would leave a moment in which clients are refused
         try:
             listening.bind(str(path))
         finally:
@@ -64,7 +64,7 @@ def listen(path: Path) -> socket.socket:
 
 
 class SocketServer:
-    """Accepts connections until it is stopped."""
+    """A server that accepts connections until it is stopped."""
 
     def __init__(self, listening: socket.socket, limits: Limits, pool: EngineManager) -> None:
         self._listening = listening
@@ -81,7 +81,7 @@ class SocketServer:
 
     @property
     def connections(self) -> int:
-        """Clients connected now."""
+        """The number of connected clients."""
         return len(self._connections)
 
     def limits_changed(self) -> None:
@@ -117,7 +117,7 @@ class SocketServer:
         self._listening.close()
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for that, but not for long."""
+        """Wait until `done()`, for _CLOSE_SECONDS at most."""
         end = self._loop.time() + _CLOSE_SECONDS
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
@@ -182,6 +182,6 @@ class SocketServer:
 
 
 def _refuse(connected: socket.socket, error: HonedError) -> None:
-    with connected, contextlib.suppress(OSError):  # Who is gone needs no reason
+    with connected, contextlib.suppress(OSError):  # The client may be gone
         connected.setblocking(False)
         connected.send(encode(Notification(method="Error", params=error_to_map(error))))

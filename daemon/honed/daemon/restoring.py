@@ -1,4 +1,4 @@
-"""The models that the store had when the service began, entered, and what is left to do for them."""
+"""Restores the stored models at the start of the service, and their unfinished work."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def without_chosen_sessions(models: Mapping[str, Manifest]) -> dict[str, Manifes
         check = manifest.optimisation
         if check is None or (session := check.session) is None:
             continue
-        on_first = session.first.startswith(f"{session.threads} thread")  # As all models run
+        on_first = session.first.startswith(f"{session.threads} thread")  # The threads that all models use
         kept = dataclasses.replace(session, threads=0, spinning=True, arena=None)
         if kept != session:
             altered.append(name)

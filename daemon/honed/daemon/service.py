@@ -43,7 +43,7 @@ _log = logging.getLogger("honed.daemon")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the service; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
     options = _parser().parse_args(arguments)
-    os.umask(0o077)  # What the service and its children write is for nobody else
+    os.umask(0o077)  # Other users must not read files of the service and its children
     systemd = None
     try:
         systemd = Systemd(os.environ)
@@ -181,7 +181,7 @@ async def _run(
             base.installer, base.pool, models, broken, config.serve.engine
         ):
             running.push_async_callback(_end, asyncio.ensure_future(change))
-        # What stays for good is exempt from garbage collection: looking at it would hold up the loop.
+        # Permanent objects are exempt from garbage collection, which would block the loop.
         gc.collect()
         gc.freeze()
         base.clients.start_accepting()

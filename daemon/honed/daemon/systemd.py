@@ -79,7 +79,7 @@ def _in_journal(environment: Mapping[str, str]) -> bool:
     """
     try:
         stream = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # It was closed
+    except (OSError, ValueError, AttributeError):  # Standard error was closed
         return False
     return environment.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
 

@@ -1,4 +1,4 @@
-"""The idle lease at work: looks at the machine, tells the tuners, and serves requests first."""
+"""Grants the idle lease: reads the machine's signals, notifies tuners, and serves requests first."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from honed.protocol.service import (
 from .decision import MAX_GAP, Activity, Context, Decision, IdleSettings, decide, judge
 from .signals import MachineSignals, OwnLoad, Sample, Signals
 
-LOOK_SECONDS = 1.0  # Between two looks at the machine while a tuner has the lease or waits for it
-REST_SECONDS = 5.0  # While there is none
-_SOONEST_SECONDS = 0.2  # Between two looks at what may be done in idle time, however soon the machine is idle
+LOOK_SECONDS = 1.0  # Interval of readings while a tuner has the lease or waits for it
+REST_SECONDS = 5.0  # Interval of readings without a tuner
+_SOONEST_SECONDS = 0.2  # Minimum interval of looking for background work
 _log = logging.getLogger(__name__)
 
 
 class Leasing:
-    """Grants the lease while the machine is idle; revokes it when a request comes or the machine is busy."""
+    """A granter of the lease while the machine is idle, who revokes it for a request or a busy machine."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Leasing:
         self._activity = Activity(time.monotonic())
         self._machine = MachineSignals(samples=(), own=OwnLoad())
         self._decision: Decision | None = None
-        self._tuners: dict[int, Connection] = {}  # That asked, by their connection's number
+        self._tuners: dict[int, Connection] = {}  # Tuners that asked for the lease, by connection number
         self._wake = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -71,7 +71,7 @@ class Leasing:
         """Look at the machine until cancelled."""
         while True:
             self._wake.clear()
-            # Whose work is not held against the machine: tuners, and this service with its children.
+            # The load of tuners, and of this service with its children, is subtracted.
             own = {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
             looking = asyncio.ensure_future(in_thread(self._signals.read, time.monotonic(), own))
             await asyncio.wait([looking], timeout=self._patience)
@@ -94,7 +94,7 @@ class Leasing:
         most = self._settings.max_candidate_seconds
         if not 0 < seconds <= most:
             raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
-        if connection.closed:  # It went away while its request waited for its turn in the loop
+        if connection.closed:  # The client left before its request's turn
             return LeaseAsked(granted=False, lease=0, why="the connection is closed")
         if connection.number not in self._tuners:
             self._tuners[connection.number] = connection

@@ -1,4 +1,4 @@
-"""What tells whether the machine is idle: load, the GPU, temperatures, and honed's own share."""
+"""Reads the signals of idleness: load, the GPU, temperatures, and honed's own share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
 _FIRST = ("gpu", "soc", "package")  # Zones that say most of a GPU beside a CPU; others only without them
 _OTHERS = ("cpu", "core", "pkg", "center", "acpitz")
 _PLAUSIBLE = (-40_000, 200_000)  # Millidegrees; drivers report what they cannot measure outside
-_THROTTLES = ("passive", "hot", "critical")  # Not "active": a fan starts
+_THROTTLES = ("passive", "hot", "critical")  # Types of trip points; "active" only starts a fan
 _LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
 _PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
 _TICKS = os.sysconf("SC_CLK_TCK")  # Per second, of times in /proc/PID/stat
@@ -31,14 +31,14 @@ Verdict = Literal["quiet", "busy", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSignals:
-    """What was read at one time: the signals, and our own share in them."""
+    """The signals read at a time, and honed's own share in them."""
 
     samples: tuple[Sample, ...]
     own: OwnLoad
 
 
 class Signals:
-    """Reads the signals; never raises for what a machine lacks. Blocks, for 100 ms at most."""
+    """A reader of the signals, which never raises for missing ones; it blocks for 100 ms at most."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -138,7 +138,7 @@ class Gpu:
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
         if devfreq and _suspended(devfreq):
-            return _used(0.0, "the GPU is suspended")  # Its devfreq may keep the last figure before that
+            return _used(0.0, "the GPU is suspended")  # The load of devfreq may be stale then
         found = _LOAD.fullmatch(system_text(devfreq / "load") or "") if devfreq else None
         if found:
             return _used(float(found[1]), "of the time, says its devfreq")
@@ -291,16 +291,16 @@ def _lowest_trip(zone: Path) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoad:
-    """What tuners and service add to the machine's figures: percent of all cores, tasks for each core."""
+    """The share of tuners and service in the machine's figures: percent of all cores, tasks for each core."""
 
     cpu_percent: float = 0.0
     load_per_core: float = 0.0
 
 
 class OwnLoadMeter:
-    """The decaying means of the CPU time of some processes with their descendants; they may come and go.
+    """A meter of the CPU time of changing processes with their descendants, as decaying means.
 
-    As the kernel averages its figures, so that our share fades from them at their pace when the work stops.
+    The means decay like the kernel's figures, so that both fade at the same pace when the work stops.
     """
 
     def __init__(self, root: Path) -> None:
@@ -327,9 +327,9 @@ class OwnLoadMeter:
 
 
 class OtherLoadMeter:
-    """What share of all processors other work takes from now on; `own` are processes that do not count.
+    """A meter of the load by other programs than `own` processes and their descendants, since its creation.
 
-    Their descendants do not, either. Blocks for some milliseconds.
+    It blocks for some milliseconds.
     """
 
     def __init__(self, own: Collection[int], root: Path = Path("/")) -> None:
@@ -400,7 +400,7 @@ def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> i
 
 
 def cores(root: Path) -> int:
-    """Return how many processors are online; 1 where the machine does not tell."""
+    """Return the number of processors online; 1 if it is not known."""
     count = 0
     for part in (system_text(root / "sys/devices/system/cpu/online") or "").split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""What is shown of models, of devices, and of where models are. No I/O but for users' names."""
+"""Reports models, devices and placement. No I/O except for users' names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement,
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 _RESTING = DeviceIdentity(platform="ONNX Runtime", vendor="", name="CPU", driver_version="", kernel_driver="")
-# What `more` of `show` need not have.
+# Fields that `more` of `show` may lack.
 _OF_FEATURES: Final = ("variants", "sequence_state", "forms", "apps")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from honed.daemon.transport.connection import Connection
 
 _NICENESS = 19
-_LEAST_DELAY_SECONDS = 1.0  # Before it is started again
+_LEAST_DELAY_SECONDS = 1.0  # Minimum delay before a restart
 _STOP_SECONDS = 5.0
 _TEXT = 300  # Letters of a report
 _log = logging.getLogger(__name__)
@@ -42,15 +42,15 @@ class TunerSettings:
 
 
 class TunerChild:
-    """Keeps one tuner running, and remembers the reports of all tuners, its own and others."""
+    """A keeper of a tuner process, and of the reports of all tuners."""
 
     def __init__(self, settings: TunerSettings, socket: Path) -> None:
         self._settings = settings
         self._socket = socket
         self._process: Child | None = None
-        self._reports: dict[int, tuple[int, str]] = {}  # By connection: process and what it does
+        self._reports: dict[int, tuple[int, str]] = {}  # Process id and report by connection
         self._last: tuple[float, str] | None = None  # The report of a connection that ended, and when
-        self.figures: TuningFigures | None = None  # That were told last
+        self.figures: TuningFigures | None = None  # The last figures reported
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
     def status(self) -> TunerStatus:

@@ -54,7 +54,7 @@ _TAKES = {  # Besides `command`
     "import": {"device"},
 }
 _NICENESS = 10
-_LINES = "records.jsonl"  # In a staging folder
+_LINES = "records.jsonl"  # Name of the file in a staging folder
 Notify = Callable[[Map], None]
 
 
@@ -94,7 +94,7 @@ class TunerRuns:
     cache_dir: Path
     tuner_mib: int
     hints: Callable[[], int]
-    _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # By model; at most one
+    _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # Measuring children by model
     _others: int = field(init=False, default=0)
 
     async def run(
@@ -232,13 +232,13 @@ class TunerRuns:
                 lines = folder / _LINES
                 lines.touch()
                 exported = Exported(output=str(lines), count=0)
-                hints = own or spread  # There may be none; who asks for records is told so
+                hints = own or spread  # Without records, hints are empty, but an export fails
                 if self.records.exists() or not hints:
                     job = Export(records=self.records, output=lines, best=best, own=own, spread=spread)
                     exported = await self._child(job, notify)
                 opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
                 if_cancelled.callback(os.close, opened)
-            if_cancelled.pop_all()  # Nothing is awaited from here on
+            if_cancelled.pop_all()  # Cancellation is impossible without a further await
             return exported, opened
 
     async def _imported(
