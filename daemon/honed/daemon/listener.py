@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def listen(path: Path) -> socket.socket:
     """Return a listening socket at `path`, replacing a stale one; the caller holds the lock on the place.
 
-    Everybody may connect: who may do what is decided per request, so that a refusal can say why. Raises
+    All users may connect: permissions are checked for each request, so that a refusal can say why. Raises
     PermissionDenied or AlreadyExists where the place cannot be used.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -85,7 +85,7 @@ class SocketServer:
         return len(self._connections)
 
     def limits_changed(self) -> None:
-        """Apply limits that have changed; clients that are connected stay."""
+        """Apply changed limits; connected clients stay."""
         self._bytes.limit = self._limits.max_user_bytes
         self._bytes.in_all = self._limits.max_all_bytes
         self._by_user.limit = self._limits.max_user_connections
@@ -105,7 +105,7 @@ class SocketServer:
             self.start_accepting()
 
     async def close(self) -> None:
-        """Refuse what still runs, and end every connection once its answers are sent."""
+        """Refuse unanswered requests, and end every connection once its answers are sent."""
         for connection in self._connections.values():
             connection.refuse_all(service_stops())
         await self._until(lambda: not any(c.unanswered for c in self._connections.values()))
@@ -131,7 +131,7 @@ class SocketServer:
         return self.api.answer(call, asked.method)
 
     def overfull(self) -> None:
-        """Drop the largest connection of the user who holds most: all together hold too much."""
+        """Close the largest connection of the user that holds most, as all together hold too much."""
         user = self._bytes.largest
         largest = max(
             (c for c in self._connections.values() if c.peer.uid == user), key=lambda c: c.held, default=None

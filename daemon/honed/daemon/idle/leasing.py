@@ -68,14 +68,14 @@ class Leasing:
         self._wake.set()
 
     async def run(self) -> None:
-        """Look at the machine until cancelled."""
+        """Read the machine's signals, and grant or revoke the lease, until cancelled."""
         while True:
             self._wake.clear()
             # The load of tuners, and of this service with its children, is subtracted.
             own = {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
             looking = asyncio.ensure_future(in_thread(self._signals.read, time.monotonic(), own))
             await asyncio.wait([looking], timeout=self._patience)
-            if not looking.done():  # A driver that hangs
+            if not looking.done():  # A driver may hang
                 why = f"the machine's signals could not be read for {self._patience:g} s"
                 self._perform(self._lease.readings(False, why, time.monotonic()))
             self._machine = await looking
@@ -101,7 +101,7 @@ class Leasing:
             connection.when_closed(lambda: self._gone(connection.number))
         why = self._lease.why
         actions = self._lease.asked(connection.number, seconds, time.monotonic())
-        # The answer to its own request tells a tuner of its grant.
+        # The result tells a tuner of its grant, so no notification is sent.
         own_grants = [
             each for each in actions if isinstance(each, Grant) and each.holder == connection.number
         ]
@@ -109,17 +109,17 @@ class Leasing:
         held = self._lease.held
         if held is not None and held.holder == connection.number:
             return LeaseAsked(granted=True, lease=held.number, why="")
-        self._wake.set()  # Look at the machine now, it may be idle again
+        self._wake.set()  # Read the signals now: the machine may be idle again
         return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
 
     def release(self, connection: Connection, lease: int) -> None:
-        """Release the lease of a tuner that left the device, or does not want it any more."""
+        """Release the lease of a tuner that left the device, or no longer wants it."""
         self._lease.withdrawn(connection.number)
         self._perform(self._lease.released(connection.number, lease, time.monotonic()))
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
-        """Count a request of process `peer` as under way while it is served.
+        """Count a request of process `peer` as in progress while it is served.
 
         Unless the process is a tuner, the request ends the lease at once.
         """
@@ -146,9 +146,9 @@ class Leasing:
 
     @contextmanager
     def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:
-        """Hold off tuners while a model is added, or tuned by hand, for process `peer`.
+        """Revoke and withhold the lease while a model is added, or tuned by a user, for process `peer`.
 
-        Tuners may add what they have made themselves.
+        Additions by tuners themselves do not count.
         """
         if self._is_tuner(peer):
             yield
@@ -176,10 +176,7 @@ class Leasing:
         )
 
     def look_seconds(self) -> float:
-        """Return the seconds between two looks at what may be done in idle time.
-
-        They are fewer where the machine is idle sooner.
-        """
+        """Return the interval in seconds of looking for background work, shorter if `quiet_seconds` is."""
         return max(_SOONEST_SECONDS, min(REST_SECONDS, self._settings.quiet_seconds))
 
     def lease(self) -> LeaseStatus:
@@ -276,7 +273,7 @@ class Leasing:
         self._watch()
 
     def _watch(self) -> None:
-        """Set the timer for when the holder is due to have left."""
+        """Set the timer for when the holder becomes overdue."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -79,12 +79,12 @@ class InferencePipeline:
     )
 
     def check_running(self) -> None:
-        """Raise Unavailable while the service stops."""
+        """Raise Unavailable if the service is stopping."""
         if self.stopping:
             raise service_stops()
 
     async def prepare(self, connection: Connection, params: PrepareParams) -> PrepareResult:
-        """Return the result of ModelPrepare; a new one takes the place of the connection's oldest."""
+        """Return the result of ModelPrepare; beyond MOST_PREPARED, the connection's oldest is evicted."""
         check_version(params.model_version)
         entry = self.registry.model(params.model_name)
         held = self._prepared.get(connection.number)
@@ -98,7 +98,7 @@ class InferencePipeline:
         return PrepareResult(number=number)
 
     def run(self, call: MethodCall, params: RunParams) -> Driven[Map]:
-        """Return the work for ModelRun; raise NotPrepared."""
+        """Return the work for ModelRun; raise NotPrepared for an unknown number."""
         prepared = self._prepared.get(call.connection.number, {}).get(params.number)
         if prepared is not None:
             entry = self.registry.find(prepared.params.model_name)
@@ -123,7 +123,7 @@ class InferencePipeline:
     ) -> Map:
         """Return the result of a request.
 
-        If the model is replaced while the request waits, the model answers that took its place.
+        If the model is replaced while the request waits, the new one answers.
         """
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
@@ -198,9 +198,9 @@ class InferencePipeline:
             self.usage_log.ran(runner.name, ran.infer_ns / 1e9)
 
     def plan(self, call: FeatureRequest, runner: ServedModel) -> InferencePlan:
-        """Check a request against what is to run it; raise InvalidArgument, NotFound, or Unavailable.
+        """Check a request against the model that runs it; raise InvalidArgument, NotFound, or Unavailable.
 
-        Of those that differ in their data alone the first is checked, and then the data.
+        The plan is cached for requests that differ only in their data, which is always checked.
         """
         compiled_only.check(runner, call.params)
         compiled, given = self.registry.interfaces(runner)
@@ -218,8 +218,8 @@ class InferencePipeline:
         return plan
 
 
-class counted:  # noqa: N801 - it stands in `with`, where a generator's frame takes twice as long
-    """Count one request around its work, and its failure if it raises."""
+class counted:  # noqa: N801 - used in `with`, where a generator takes twice as long
+    """A context that counts a request, and its failure if the body raises."""
 
     __slots__ = ("_begun", "_statistics")
 

@@ -99,12 +99,12 @@ def indexed(entry: ServedModel, variants: int, pool: EngineManager, more: Mappin
 
 
 def servers_seen(pool: EngineManager, viewer: Viewer) -> list[EngineServer]:
-    """Return the device servers that a peer may see."""
+    """Return the engines that a peer may see."""
     return [each for each in pool.servers.values() if viewer.sees(each.engine.owner)]
 
 
 def queue_status(pool: EngineManager, viewer: Viewer) -> QueueStatus:
-    """Return how many requests of all devices wait and run, as far as `viewer` may see the devices."""
+    """Return the numbers of waiting and running requests on the devices that `viewer` may see."""
     queues = [server.queue() for server in servers_seen(pool, viewer)]
     return QueueStatus(
         waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)

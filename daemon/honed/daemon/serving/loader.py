@@ -91,7 +91,7 @@ class ProofCache:
 
 # ---- Loading files into a worker, verifying them with probes, and comparing them with each other ----
 
-# Pause for requests after each other run: this multiple of the run's time, at most so many seconds.
+# Pause for requests after each other run: a multiple of the run's time, with a maximum.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
 _LOOK_SECONDS = 0.05  # Interval of checks whether the engine is quiet
 LONGEST_OWN_MS = 500.0  # Maximum run of a user's own model on a device, because others wait for it

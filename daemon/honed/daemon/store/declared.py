@@ -110,7 +110,7 @@ def _ends(graph: memoryview) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, 
         elif number == 12:
             outputs.append(_tensor(_bytes(value)))
         elif number == 5:
-            # The name follows the dimensions and precedes raw data, which is not parsed.
+            # The name follows the dimensions, and precedes the data if that is raw.
             initialised.update(_text(v) for n, v in _fields(_bytes(value)) if n == 8)
         elif number == 15:  # A sparse tensor, whose values have the name
             values = (_bytes(v) for n, v in _fields(_bytes(value)) if n == 1)

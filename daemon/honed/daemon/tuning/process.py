@@ -1,4 +1,4 @@
-"""The tuner as a child of the service, where nobody else starts it (systemd has honed-tuner.service)."""
+"""Runs the tuner as a child of the service, if nothing else starts it (systemd has honed-tuner.service)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TunerChild:
     def status(self) -> TunerStatus:
         """Return the field `tuner` of ServerStatus.
 
-        It has what a tuner says now, else what it said last, else its process.
+        It has a tuner's present report, else its last one, else the state of its process.
         """
         for pid, text in self._reports.values():
             return TunerStatus(pid=pid, text=text)
@@ -67,9 +67,9 @@ class TunerChild:
         return TunerStatus(pid=self._process.pid if self._process else 0, text=text)
 
     def report(self, connection: Connection, params: TunerReportParams) -> None:
-        """Record what a tuner says it does, until its connection ends, and what tuning has done.
+        """Record a tuner's report, until its connection ends, and its figures.
 
-        Raises InvalidArgument for figures that cannot be.
+        Raises InvalidArgument for impossible figures.
         """
         if params.tuning is not None:
             self.keep(params.tuning)
@@ -80,7 +80,7 @@ class TunerChild:
             self._reports[number] = (connection.peer.pid, params.text[:_TEXT])
 
     def keep(self, figures: TuningFigures) -> None:
-        """Take in what tuning has done so far; raises InvalidArgument for what cannot be."""
+        """Record the figures of tuning; raise InvalidArgument for impossible ones."""
         seconds = [
             each for gain in figures.gains.values() for each in (gain.before_seconds, gain.now_seconds)
         ]
@@ -124,7 +124,7 @@ class TunerChild:
             await self._end(process)
 
     async def _end(self, process: Child) -> None:
-        """Ask it to stop, which takes a candidate, then do not ask."""
+        """Stop a tuner: ask it, which takes up to a candidate's time, then kill it."""
         self._process = None
         if process.running:
             process.send_signal(signal.SIGTERM)
