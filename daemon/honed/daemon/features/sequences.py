@@ -56,10 +56,10 @@ _MADE_UP = 1  # Assumed value of a dynamic size in a sequence's initial state
 class SequenceSettings:
     """The [sequences] table.
 
-    idle_seconds: a sequence without a request for so long is forgotten.
-    max_per_model: sequences of one user and model at the same time.
-    max_mib: state of all sequences of one user.
-    max_tokens: of one sequence of a decoder, whose state grows with each.
+    idle_seconds: time without a request after which a sequence is dropped.
+    max_per_model: simultaneous sequences of a user and model.
+    max_mib: state of all sequences of a user.
+    max_tokens: tokens of a decoder's sequence, whose state grows with each.
     """
 
     idle_seconds: float = setting(300.0, unit="s", minimum=0.1)

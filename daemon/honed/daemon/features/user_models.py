@@ -70,12 +70,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppsSettings:
-    """The [apps] table: whether members of the group honed may bring models of their own, and how many.
+    """The [apps] table: whether members of the group honed may upload models of their own, and how many.
 
-    enabled: false: none are taken; those there are stay.
+    enabled: whether uploads are accepted; existing models stay.
     max_users: users who have models of their own at the same time.
     max_models: models of one user.
-    disk_mib: what the files of one user's models may take, MiB.
+    disk_mib: files of one user's models, MiB.
     memory_mib: what the CPU engine of one user, and the process that tries models out for it, may each write,
         MiB; and what one user's models that are kept may take of memory, by the size of their files.
     compile_seconds: compiling one user's models within a day.

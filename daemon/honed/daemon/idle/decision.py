@@ -238,18 +238,18 @@ def clock_text(minute: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSettings:
-    """Bounds with their defaults; docs/idle.md says what is read and compared with them.
+    """The [idle] table; docs/idle.md describes the signals that are compared with it.
 
     enabled: whether tuning is allowed at all.
-    quiet_seconds: without any request before the device may be used for tuning.
-    settle_seconds: that all other signals must have been quiet before; busy counts at once.
+    quiet_seconds: time without any request before the device may be used for tuning.
+    settle_seconds: time that all other signals must have been quiet before; busy counts at once.
     max_pressure_percent: of the last ten seconds in which some task waited for the CPU, memory or disk.
     max_load_per_core: runnable and waiting tasks, mean of the last minute, for each core.
     max_gpu_percent: share of time that the GPU is used by others; also how far its clock may be raised.
     max_temperature_c: of the GPU or the chip, degrees Celsius.
     on_battery: whether tuning goes on while a battery discharges.
     window: local times between which tuning is allowed, "22:00-06:30"; "" for any time.
-    max_candidate_seconds: the longest time that a tuner may ask for to leave the device.
+    max_candidate_seconds: the longest bound for leaving the device that a tuner may request.
     """
 
     enabled: bool = setting(True)

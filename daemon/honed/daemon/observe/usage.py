@@ -156,8 +156,8 @@ class SizeCounts:
 class UsageSettings:
     """The [usage] table.
 
-    half_life_days: after so long, time spent counts half when it is decided what to tune.
-    save_seconds: between two writes of the time spent; a crash loses no more than this.
+    half_life_days: time after which time spent counts half in the choice of what to tune.
+    save_seconds: interval of writes of the time spent; a crash loses no more than this.
     keep_inputs: whether workers keep, in memory, two of the last inputs of each model, to compare a faster
     version on them before it serves; without, versions are compared on inputs that came with the model.
     """

@@ -174,7 +174,7 @@ def check_engine(name: str) -> None:
 class ServeSettings:
     """The [serve] table.
 
-    engine: which serves models that do not ask for one: "fastest", by comparison; "opencl" or "gpu",
+    engine: the engine of models that request none: "fastest", by comparison; "opencl" or "gpu",
     compiled forms only; "onnxruntime" or "cpu", the CPU engine wherever it can.
     """
 
@@ -202,12 +202,12 @@ class CpuSettings:
 class HubSettings:
     """The [hub] table (docs/hub.md). The service uses `trials` alone: the network is honed-hub's.
 
-    url: where the hub is read; "": none is. push_url: where this machine's records go; "": the same.
-    owner: the key of the hub's owner, which may name others; "": nobody may.
-    keys: whose records are taken, by a name for each.
-    pull, push: whether honed-hub does so by itself. hold: it looks, and takes nothing.
-    hours: between two pulls.
-    trials: of one task that others' records may cost in a day.
+    url: address of the hub; "": none. push_url: address for this machine's records; "": the same.
+    owner: the key of the hub's owner, who may name other keys; "": none.
+    keys: keys whose records are accepted, by a name for each.
+    pull, push: whether honed-hub does so by itself. hold: it reads the hub, and accepts nothing.
+    hours: interval of pulls.
+    trials: trials of a task that others' records may cost in a day.
     """
 
     url: str = setting("")
@@ -223,16 +223,16 @@ class HubSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSettings:
-    """The [variants] table, of compiled forms for what models are asked for.
+    """The [variants] table: models compiled for further shapes and sizes.
 
     requests: after so many requests in the same shapes, which count less with time as [usage] says, a model
     gets a variant for these when the machine is idle.
     per_model: variants that are kept of a model, those asked for by hand among them; 0: none is made in idle
     time.
-    disk_mib: what the files of all variants may take, MiB.
+    disk_mib: files of all variants, MiB.
     sizes: sizes that a part whose sizes depend on the data is compiled for when the machine is idle, once it
     was met in some `requests` times; 0: none.
-    memory_mib: what the variants that are loaded may take of their devices, MiB.
+    memory_mib: device memory of all loaded variants, MiB.
     """
 
     requests: float = setting(20.0, minimum=1)
@@ -254,7 +254,7 @@ class VariantSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
-    """Bounds with their defaults; sizes in bytes unless the name says MiB, times in seconds.
+    """The [limits] table; sizes in bytes unless the name says MiB, times in seconds.
 
     The service has one instance, which changes when its configuration is read again: take a value from it
     when it is needed.
@@ -263,8 +263,8 @@ class Limits:
     max_user_connections: open connections of one user.
     max_unanswered: requests of one connection; it is not read further until one is answered.
     max_message_bytes: one message; larger tensors go through shared memory.
-    max_user_bytes: messages of one user that were not answered yet, and answers it has not taken.
-    max_all_bytes: the same of all users; beyond it who holds most loses a connection.
+    max_user_bytes: unanswered messages of one user, and its unread answers.
+    max_all_bytes: those of all users; beyond it the user that holds most loses a connection.
     message_seconds: from the first byte of a message to its last.
     write_seconds: without progress while a client does not read its answers.
     max_regions: shared-memory regions of one connection.
@@ -277,7 +277,7 @@ class Limits:
     max_jobs: models being added; they are compiled one after the other.
     compile_seconds: compiling one model.
     compile_memory_mib: memory of the compiler, MiB.
-    stop_seconds: finishing what is queued when the service is told to stop.
+    stop_seconds: finishing queued requests when the service stops.
     """
 
     max_connections: int = setting(256)

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 class TunerSettings:
     """The [tuner] table.
 
-    spawn: whether the service starts a tuner itself. memory_mib: what each of its processes may write, 0 for
-    no limit.
+    spawn: whether the service starts a tuner itself.
+    memory_mib: memory that each of its processes may write, 0 for no limit.
     """
 
     spawn: bool = setting(True, effect="restart")
