@@ -1,4 +1,4 @@
-"""The CPU engine: ONNX Runtime runs models as they were given. Only its own processes import it."""
+"""Provides the CPU engine, which runs ONNX files by ONNX Runtime. Only its own processes import it."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import os
 from honed.machine import bundle
 
 bundle.use(__file__)
-# With it ONNX Runtime would take its settings from the file, which is untrusted.
+# The variable makes ONNX Runtime read its settings from the model file, which is untrusted.
 os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)

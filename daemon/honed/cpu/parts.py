@@ -1,9 +1,9 @@
-"""The CPU engine's process for partitions of models; the process that runs the compiled rest starts it.
+"""Runs CPU partitions of models in a process, which the worker that runs their compiled partitions starts.
 
 python -m honed.cpu.parts THREADS FD
 
-It answers on the socket FD until that closes (`honed.runtime.execution.partcalls`). Parts are as untrusted
-as models.
+It answers on the socket FD until that closes (`honed.runtime.execution.partcalls`). Partitions are as
+untrusted as models.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .session import Session, prepare
 
 
 class Parts(RpcServer):
-    """The loaded parts by number."""
+    """A server that runs the loaded partitions, by number."""
 
     def __init__(self, connected: socket.socket, threads: int) -> None:
         super().__init__(connected, FRAMES)
         self._threads = threads
         self._parts: dict[int, tuple[Session, tuple[PartitionTensor, ...]]] = {}
-        self._memory: Array = np.empty(0, np.uint8)  # Shared
+        self._memory: Array = np.empty(0, np.uint8)  # Memory shared with the worker
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return the error to answer a failed call with: a bug in one call must not end the others."""
+        """Return the error to answer for an exception; a bug in a call must not end the others."""
         if isinstance(raised, HonedError):
             return raised
         if isinstance(raised, MemoryError):

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, node by node, as ONNX Runtime's own profile has it."""
+"""Reads the time of a run, node by node, from ONNX Runtime's own profile."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _KERNEL = "_kernel_time"
 
 @dataclass(frozen=True, slots=True)
 class NodeRun:
-    """One run of a node, in microseconds since the run of the model began.
+    """A run of a node, in microseconds since the run of the model began.
 
-    `own_us` is the time it took without the nodes that ran within it, as those of a loop's body do.
+    `own_us` excludes nodes that ran within it, such as those of a loop's body.
     """
 
     name: str
@@ -30,7 +30,7 @@ class NodeRun:
 
 
 def read(text: str) -> tuple[float, list[NodeRun]]:
-    """How long the last run in a profile took, in microseconds, and its nodes in the order they ended in."""
+    """Return the microseconds of the last run in a profile, and its nodes in the order of their ends."""
     events = [event for event in json.loads(text) if event.get("ph") == "X"]
     whole = [e for e in events if (e.get("cat"), e.get("name")) == ("Session", "model_run")][-1]
     nodes = [
@@ -42,7 +42,7 @@ def read(text: str) -> tuple[float, list[NodeRun]]:
 
 
 def _node_runs(nodes: Iterable[Any], zero: float) -> list[NodeRun]:
-    """Return the run of each node, with the time of what ran within an outer node taken off its time."""
+    """Return the run of each node; the time of nodes within an outer one is subtracted from its own."""
     done: list[NodeRun] = []
     for event in sorted(nodes, key=lambda event: (event["ts"] + event["dur"], -event["ts"])):
         begin, end = event["ts"] - zero, event["ts"] + event["dur"] - zero
@@ -62,7 +62,7 @@ def result(
 ) -> ModelProfile:
     """Return the result of ModelProfile for one run of the model called `name`.
 
-    Raises InvalidArgument where a timeline is asked for that is too long.
+    Raises InvalidArgument if a requested timeline would be too long.
     """
     if timeline:
         check_timeline(f"runs {len(nodes)} nodes", len(nodes))

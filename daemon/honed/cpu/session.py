@@ -1,4 +1,4 @@
-"""One ONNX file in ONNX Runtime: what it takes and gives, and its runs."""
+"""Provides ONNX Runtime sessions of ONNX files: their interfaces and runs."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ from .profiling import NodeRun
 
 Array = NDArray[Any]
 T = TypeVar("T")
-_MADE_UP = 1  # For a size that the file leaves open, where inputs are made up
-_FEW = 1 << 26  # Elements of a made-up input at most
+_MADE_UP = 1  # Value of a dynamic size in synthetic inputs
+_FEW = 1 << 26  # Maximum elements of synthetic inputs
 # Types that NumPy does not have go into ONNX Runtime and out of it as bits.
 _NARROW = frozenset(narrow.name for narrow in NARROW)
-_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # Of those that are less than a byte
-_ARENA_FROM = 512 << 20  # Bytes that the process may have: less, and its models do without arenas
-_PLAIN_TRIES = 3  # Runs that failed and are tried without optimisation; each loads the model once more
-_STACK = 512 << 10  # Bytes for each of ONNX Runtime's threads, which is what it has on macOS
+_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # Bits of types smaller than a byte
+_ARENA_FROM = 512 << 20  # Memory limit in bytes from which sessions use arenas
+_PLAIN_TRIES = 3  # Failed runs retried without optimisation, each of which loads the model again
+_STACK = 512 << 10  # Bytes of stack for each of ONNX Runtime's threads, as on macOS
 
 
 def prepare(threads: int) -> ThreadPlacement:
-    """Prepare this process for sessions, and return how many threads each has, `threads` if that is not 0.
+    """Prepare this process for sessions, and return their threads and processors; `threads` 0: chosen.
 
-    Have many sessions fit in the process's memory: each has a thread for each core but one, and what one has
-    freed serves the next, whichever thread loads or runs it. And keep its threads, which inherit that, on the
-    processors that suit them.
+    Small stacks and a single heap let many sessions fit into memory: each has a thread for each core but one,
+    and memory freed by one serves the next. Threads inherit the affinity to the chosen processors.
     """
     thread_stacks(_STACK)
     one_heap()
@@ -65,7 +64,7 @@ def prepare(threads: int) -> ThreadPlacement:
 
 
 class ThreadRunOptions(threading.local):
-    """Options by which ONNX Runtime is told to end the runs of this thread."""
+    """Thread-local run options, by which another thread ends this thread's run in ONNX Runtime."""
 
     options: onnxruntime.RunOptions | None = None
 
@@ -74,7 +73,7 @@ running_now = ThreadRunOptions()
 
 
 class BoundSession:
-    """What a session runs on, step after step: only what is another value than before is bound again."""
+    """The inputs and outputs bound to a session for its next step; only changed values are bound again."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self.session = session
@@ -87,7 +86,7 @@ class BoundSession:
         inputs: Mapping[str, Array | onnxruntime.OrtValue],
         outputs: Mapping[str, onnxruntime.OrtValue | None],
     ) -> None:
-        """Have the next run take these values, and write to those given for outputs."""
+        """Bind inputs and outputs of the next run; an output of None is allocated by ONNX Runtime."""
         for name, value in inputs.items():
             if self._inputs.get(name) is value:
                 continue
@@ -106,13 +105,13 @@ class BoundSession:
             self.outputs[name] = place
 
     def run(self) -> None:
-        """Run the session; raises what ONNX Runtime does."""
+        """Run the session; raise ONNX Runtime's errors."""
         self.session.run_with_iobinding(self._binding, running_now.options)
 
     def found(self, *, lasting: bool) -> dict[str, onnxruntime.OrtValue]:
-        """Return the outputs of the latest run, valid until the next unless `lasting`, which takes longer.
+        """Return the outputs of the latest run; `lasting` ones, which take longer, outlive the next run.
 
-        A place keeps its memory, which another value of it does not.
+        An output bound to a value is returned as that value, so that its memory stays the same.
         """
         places = enumerate(self.outputs.items())
         if lasting:
@@ -125,11 +124,11 @@ class BoundSession:
 
 
 class Session:
-    """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good).
+    """A loaded model that runs on `threads` threads (0: ONNX Runtime's default).
 
-    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`, and not at all once it does
-    not load or run so and does without; `lowered` is then what ONNX Runtime said. A model that does not load
-    without optimisation is optimised.
+    ONNX Runtime optimises it to `level`, one of `honed.runtime.engines.LEVELS`. If the model loads or runs
+    only without optimisation, it is not optimised, and `lowered` is the error of the optimised session. A
+    model that does not load without optimisation is optimised.
     """
 
     def __init__(
@@ -142,8 +141,8 @@ class Session:
     ) -> None:
         """Load the model at `path`.
 
-        Raises ModelRefused or MissingFiles where this engine cannot run the file, or MemoryError. A model
-        that is `alone` has all of its data inside: nothing beside its file is read.
+        Raises ModelRefused or MissingFiles if this engine cannot run the file, or MemoryError. With `alone`
+        no external data is read: the file must contain all of it.
         """
         self._threads, self._level, self.lowered, self._tries = threads, level, "", _PLAIN_TRIES
         model, given = _given(path, alone=alone)
@@ -171,8 +170,7 @@ class Session:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model and return its outputs by name.
 
-        Raises InvalidArgument where the model cannot be run on these inputs, MemoryError where memory runs
-        out.
+        Raises InvalidArgument if the model cannot run on these inputs, MemoryError if memory runs out.
         """
         self._asked = {name: array.shape for name, array in inputs.items()}
         if self._narrow:
@@ -197,10 +195,10 @@ class Session:
         outputs: Mapping[str, onnxruntime.OrtValue | None],
         before: BoundSession | None = None,
     ) -> BoundSession:
-        """Run on inputs and on values that ONNX Runtime holds; what is returned has the outputs as such.
+        """Run on `inputs` and `state`; return the binding, which holds the outputs as ONNX Runtime values.
 
-        An output is written to the value given for it. The next step may take what is returned as `before`.
-        Raises as `run`.
+        An output is written to the value in `outputs`, if that is not None. The next step may reuse the
+        binding as `before`. Raises as `run`.
         """
         given = {**inputs, **state}
 
@@ -216,7 +214,7 @@ class Session:
         return self._ran(run)
 
     def _ran(self, run: Callable[[], T]) -> T:
-        """Return what a run of the session gives; raise InvalidArgument or MemoryError."""
+        """Return the result of `run`, retried if that may help; raise InvalidArgument or MemoryError."""
         try:
             return run()
         except Exception as error:
@@ -230,12 +228,12 @@ class Session:
             raise InvalidArgument(f"the model cannot be run on these inputs: {said(error)}") from error
 
     def _ran_plainly(self, run: Callable[[], T], why: str) -> T | None:
-        """Return what a run gives without optimisation, which is left off from now on.
+        """Return the result of `run` without optimisation, which stays off from now on.
 
-        Returns None, and changes nothing, where it fails so as well. What fails is tried a few times only:
-        inputs that no level takes must not cost a load each.
+        Returns None, and changes nothing, if that fails, too. There are `_PLAIN_TRIES` tries, so that inputs
+        that fail at every level do not cost a load each.
         """
-        ended = running_now.options is not None and running_now.options.terminate  # As nobody waits for it
+        ended = running_now.options is not None and running_now.options.terminate  # The client gave up
         if self._level == LOWEST or not self._tries or ended:
             return None
         self._tries -= 1
@@ -244,7 +242,7 @@ class Session:
             self._level = LOWEST
             self._session = _loaded(self._reread(), self._options())
             found = run()
-        except Exception:  # noqa: BLE001  it failed before, which is what is reported
+        except Exception:  # noqa: BLE001  the first error is reported
             self._session, self._level = before
             return None
         self.lowered = why
@@ -257,12 +255,12 @@ class Session:
         return _options(self._threads, self._level)
 
     def _forget_names(self) -> None:
-        """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
+        """Reload the model without names of dimensions: some files give one name to different sizes."""
         self._by_names = False
         self._session = _loaded(self._reread(), self._options())
 
     def try_out(self) -> None:
-        """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
+        """Run once on zeros, and ignore errors: a model that crashes the process should do so here."""
         made = {t.name: _zeros(t) for t in self.interface.inputs}
         if sum(array.size for array in made.values()) <= _FEW:
             try:
@@ -271,10 +269,10 @@ class Session:
                 return
 
     def profiled(self, path: Path) -> tuple[float, list[NodeRun]]:
-        """How long a run of the file on zeros of the latest shapes takes, in microseconds, and its nodes.
+        """Return the microseconds of a run of `path` on zeros of the latest shapes, and its nodes.
 
-        The second run of a session of its own, since one that serves cannot be told to profile. Raises
-        ResourceExhausted where there is no memory for that.
+        It is the second run of a new session, because profiling must be enabled before loading. Raises
+        ResourceExhausted if there is no memory for that.
         """
         with tempfile.TemporaryDirectory(prefix="honed-profile-") as folder:
             options = self._options()
@@ -300,13 +298,13 @@ class Session:
 
 
 def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.ModelProto, bytes | str]:
-    """Return the model, and what ONNX Runtime loads for it; raise ModelRefused or MissingFiles.
+    """Return the model, and the path or bytes that ONNX Runtime loads; raise ModelRefused or MissingFiles.
 
-    Unless `by_names`, dimensions of one name may differ.
+    Unless `by_names`, names of dimensions are removed, so that dimensions of one name may differ.
     """
     try:
         model, external = read(path, external_bytes=0) if alone else read(path)
-    except MissingFiles as missing:  # A subclass does not travel
+    except MissingFiles as missing:  # RPC does not transfer subclasses
         raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
     changed = forget_names(model, UNNAMED) if by_names else forget_names(model)
     # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
@@ -318,9 +316,9 @@ def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.Mode
 
 
 def _in_place(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the inputs of a model that are caches which ONNX Runtime can append to where they are.
+    """Return the inputs of a model that are caches to which ONNX Runtime can append in place.
 
-    GroupQueryAttention does where both are the same memory, and is told elsewhere how many rows are used.
+    GroupQueryAttention does so if its past and present share memory; another input has the rows in use.
     """
     readers = Counter(name for node in model.graph.node for name in node.input)
     given, taken = ({info.name for info in infos} for infos in (model.graph.input, model.graph.output))
@@ -347,7 +345,7 @@ def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxrunt
 
 
 def _options(threads: int, level: str) -> onnxruntime.SessionOptions:
-    # An arena keeps what a model took at its largest, for good, and grows by doubling.
+    # An arena grows by doubling, and keeps the peak memory of a model for good.
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     arena = most == resource.RLIM_INFINITY or most >= _ARENA_FROM
     return session_options(onnxruntime, threads, level, spinning=True, arena=arena)
@@ -399,7 +397,7 @@ def _tensors(
 
 
 def _symbol(size: object) -> str:
-    """Return the name of a dimension, "" where it has none."""
+    """Return the name of a dimension, "" if it has none."""
     return size if isinstance(size, str) and size != UNNAMED else ""
 
 
@@ -411,7 +409,7 @@ def _zeros(tensor: TensorSpec, asked: tuple[int, ...] | None = None) -> Array:
 
 
 def _is_narrow(type_name: str) -> bool:
-    """Whether ONNX Runtime calls one of these types so, as in "tensor(int4)"."""
+    """Return whether ONNX Runtime's name of a type, such as "tensor(int4)", is of one in `_NARROW`."""
     found = from_onnx(type_name)
     return found is not None and found.name in _NARROW
 
@@ -419,19 +417,19 @@ def _is_narrow(type_name: str) -> bool:
 def _run_narrow(
     session: onnxruntime.InferenceSession, outputs: Sequence[str], inputs: Mapping[str, Array]
 ) -> list[Array]:
-    """Return the outputs of a model with inputs or outputs of such types. Raises what ONNX Runtime raises."""
+    """Return the outputs of a model with types in `_NARROW`; raise ONNX Runtime's errors."""
     given = {name: given_value(array) for name, array in inputs.items()}
     return [taken_value(value) for value in session.run_with_ort_values(outputs, given, running_now.options)]
 
 
-@functools.cache  # NumPy makes a type's name anew each time
+@functools.cache  # NumPy builds a type's name at each access
 def _is_bound(kind: np.dtype[Any]) -> bool:
-    """Return whether ONNX Runtime binds an array of a type where it is."""
+    """Return whether ONNX Runtime can bind an array of a type without a copy."""
     return kind.kind in "biuf" and kind.name not in _NARROW
 
 
 def given_value(array: Array) -> onnxruntime.OrtValue:
-    """Return an array as ONNX Runtime takes it, which is in the array's memory where that is contiguous."""
+    """Return an array as an ONNX Runtime value, which shares the array's memory if that is contiguous."""
     name = array.dtype.name
     if name not in _NARROW:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
@@ -442,7 +440,7 @@ def given_value(array: Array) -> onnxruntime.OrtValue:
 
 
 def taken_value(value: Any) -> Array:
-    """Return a copy of what ONNX Runtime holds."""
+    """Return a copy of an ONNX Runtime value as an array."""
     kept = from_onnx(value.data_type())
     if kept is None or kept.name not in _NARROW:
         found: Array = value.numpy()
@@ -457,7 +455,7 @@ def taken_value(value: Any) -> Array:
 
 
 def packed(elements: Array, bits: int) -> Array:
-    """Bytes with so many elements each, the first in the lowest bits (ONNX, TensorProto.int32_data)."""
+    """Return elements packed into bytes, the first in the lowest bits (ONNX, TensorProto.int32_data)."""
     per = 8 // bits
     padded = np.zeros(-(-elements.size // per) * per, np.uint8)
     padded[: elements.size] = elements & ((1 << bits) - 1)
@@ -467,7 +465,7 @@ def packed(elements: Array, bits: int) -> Array:
 
 
 def unpacked(whole: Array, bits: int, size: int, *, signed: bool) -> Array:
-    """So many elements of what `packed` gives, a byte each; signed ones are extended."""
+    """Return the first `size` elements packed by `packed`, a byte each; signed ones are sign-extended."""
     shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
     elements: Array = ((whole[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:size].astype(np.uint8)
     if signed:

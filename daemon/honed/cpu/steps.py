@@ -1,6 +1,6 @@
-"""The state of decoders' sequences, which stays in this process from one step to the next.
+"""Keeps the state of decoders' sequences in the CPU engine from one step to the next.
 
-Each sequence has values of its own, which ONNX Runtime grows.
+Each sequence has its own values, which ONNX Runtime grows.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .session import BoundSession, Session, given_value, taken_value
 
 Array = NDArray[Any]
 Values = Mapping[str, onnxruntime.OrtValue]
-_UNBOUNDED = 1 << 62  # Rows
-_SPARE = 64  # Rows at least that a cache has room for when it is made, where it is appended to
+_UNBOUNDED = 1 << 62  # Rows without a limit
+_SPARE = 64  # Minimum spare rows of a new cache that is appended to in place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alike:
-    """What steps of one `form` have in common that each go on where the one before ended.
+    """The preparation shared by consecutive steps of a sequence with the same run template `form`.
 
-    They give what is `wanted`, of which `cut` may have more rows than are used. State that is not `replaced`
-    is appended to where it is, up to `room` rows; `counted` tells how many rows there are, where none of it
-    is appended to. The worker makes the inputs in `made`.
+    They return the `wanted` outputs; those in `cut` may have unused rows. State that is not `replaced` is
+    appended to in place, up to `room` rows; otherwise the shapes of `counted` have the number of rows. The
+    worker generates the inputs in `made`.
     """
 
     form: bytes
@@ -50,9 +50,9 @@ class _Alike:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the next step of a sequence starts from, by input: state, and inputs that stay as they were.
+    """The data from which the next step of a sequence starts, by input: state and constant inputs.
 
-    There may be room for more rows in what grows. All has `nbytes`, 0 where they were not counted.
+    Growing state may have spare rows. `nbytes` is the size of all, 0 if it was not counted.
     """
 
     rows: int = 0
@@ -65,29 +65,29 @@ class _Held:
 
 
 class CpuSequences:
-    """The sequences by number. A step that fails leaves its sequence as it was."""
+    """The sequences by number; a failed step does not change its sequence."""
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
         self._changing = threading.Lock()
 
     def unbind(self) -> None:
-        """Let go of the sessions that sequences ran in last; the next step of each binds anew."""
+        """Drop the bindings of all sequences, and so their sessions; the next steps bind again."""
         with self._changing:
             self._held = {number: replace(held, bound=None) for number, held in self._held.items()}
 
     def step(self, session: Session, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
-        """Run a step on the client's inputs; return the outputs wanted, rows and bytes of the state now.
+        """Run a step on the client's inputs; return the requested outputs, rows and bytes of the state now.
 
-        Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
-        step would be too large, and what `Session.run` raises.
+        Raises SequenceLost if the state is not here, ResourceExhausted if it would grow too large, and the
+        errors of `Session.run`.
         """
         held = self._held.get(call.sequence, _Held()) if call.rows else _Held()
         alike, rows = held.alike, call.rows + call.count
         if alike is None or alike.form != call.run.form or held.rows != call.rows or rows > alike.room:
             held, alike = _prepared(session, call, held, inputs)
         step = StepSize(call.batch, call.count, call.rows)
-        # What is bound is held until the next step; the message, and shared memory, are not.
+        # Inputs are copied: bindings live until the next step, but the message and shared memory do not.
         inputs = {name: np.array(array) for name, array in inputs.items() if name not in held.state}
         inputs |= {spec.name: _made(spec, step) for spec in alike.made}
         constants = {**held.constants, **{name: inputs[name] for name in call.constants if name in inputs}}
@@ -112,7 +112,7 @@ class CpuSequences:
         return values, rows, nbytes
 
     def state(self, number: int, rows: int) -> Mapping[str, Array]:
-        """Return the first rows of what grows in a sequence, by input; raise SequenceLost without them."""
+        """Return the first rows of a sequence's growing state by input; raise SequenceLost without them."""
         held = self._held.get(number)
         if held is None or held.rows < rows:
             raise SequenceLost("the process that held its state has ended")
@@ -120,13 +120,13 @@ class CpuSequences:
         return {tensor.input: _start(tensor, held.state[tensor.input], rows) for tensor in growing}
 
     def set(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Take a sequence whose rows were computed elsewhere."""
+        """Set a sequence's state to rows computed elsewhere."""
         state = {name: given_value(np.array(value)) for name, value in values.items()}
         with self._changing:
             self._held[call.sequence] = _Held(call.rows, call.tensors, state)
 
     def drop(self, sequences: Sequence[int]) -> None:
-        """Let go of sequences, as far as they are here."""
+        """Drop those sequences that are here."""
         with self._changing:
             for number in sequences:
                 self._held.pop(number, None)
@@ -135,9 +135,9 @@ class CpuSequences:
 def _prepared(
     session: Session, call: RunStep, held: _Held, inputs: Mapping[str, Array]
 ) -> tuple[_Held, _Alike]:
-    """Return what a step starts from, with room for its rows and the state that is given, and its kind.
+    """Return the data that a step starts from, with room for its rows, and its preparation.
 
-    Raises SequenceLost where state is missing.
+    Raises SequenceLost if state is missing.
     """
     tensors = call.tensors or held.tensors
     missing = not tensors or any(t.input not in inputs and t.input not in held.state for t in tensors)
@@ -158,7 +158,7 @@ def _prepared(
     places = {tensor.output: state[tensor.input] for tensor in taken if tensor.input in grown}
     rooms = [state[tensor.input].shape()[tensor.axis] for tensor in tensors if tensor.input in grown]
     alike = _Alike(
-        # The next one has other state, and does not make again what is made once.
+        # A first step, and one that sends state, differ from the next, which must prepare again.
         form=call.run.form if call.rows and not given else b"",
         room=min(rooms, default=_UNBOUNDED),
         wanted=wanted,
@@ -172,13 +172,13 @@ def _prepared(
 
 
 def _made(spec: TensorSpec, step: StepSize) -> Array:
-    """Return an input that follows from a step."""
+    """Return a generated input of a step."""
     shape, values = values_of(spec, step)
     return np.full(shape, values, dtype(spec.dtype).numpy)
 
 
 def _before(tensor: StateTensorSpec, held: _Held, rows: int) -> onnxruntime.OrtValue:
-    """Return what a state input is given: zeros at first; of what grew in a step that failed, its start."""
+    """Return the value of a state input: zeros at first; without the rows of a failed step."""
     value = held.state.get(tensor.input)
     if value is None:
         return given_value(np.zeros(tensor.initial_shape, dtype(tensor.dtype).numpy))
@@ -188,7 +188,7 @@ def _before(tensor: StateTensorSpec, held: _Held, rows: int) -> onnxruntime.OrtV
 
 
 def _with_room(tensor: StateTensorSpec, held: _Held, call: RunStep) -> onnxruntime.OrtValue:
-    """Return what a state input is given that the step appends to: what it has, or a larger copy."""
+    """Return the value of a state input that the step appends to: the present one, or a larger copy."""
     value, rows = held.state.get(tensor.input), call.rows + call.count
     if value is not None and value.shape()[tensor.axis] >= rows:
         return value

@@ -1,9 +1,9 @@
-"""The CPU engine's process, which runs ONNX files as they are for the service.
+"""Runs ONNX files by ONNX Runtime for the service, as the process of a CPU engine.
 
 python -m honed.cpu.worker CACHE_DIR THREADS BOUND FD
 
 It answers the service on the socket FD until that closes (`honed.daemon.worker.host`), as the worker of
-a device does. A file has one probe, a run on zeros, which shows whether it ends the process.
+a device does. A file has one probe, a run on zeros, which shows whether it crashes the process.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _TIMED = frozenset(each.method for each in (RunOnProbe, WarmUp, ProfileModel))
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A session, and what was asked for."""
+    """A session, and the configuration it was loaded with."""
 
     session: Session
     asked: OrtSessionConfig
 
 
 def _with_room(methods: Mapping[str, Method]) -> dict[str, Method]:
-    """Return methods that try again, with room made, where memory runs out."""
+    """Return methods that, if memory runs out, evict other models and try again."""
 
     def retried(handler: Callable[..., object]) -> Callable[..., object]:
         def answer(engine: CpuEngine, call: WorkerCall[Any]) -> object:
@@ -85,17 +85,17 @@ def _with_room(methods: Mapping[str, Method]) -> dict[str, Method]:
 
 
 def _key_of(call: WorkerCall[Any]) -> str:
-    """Return the key of the model that a call runs; "" for one that loads: its session before goes, too."""
+    """Return the key of the model that a call runs; "" for a load, which also evicts its old session."""
     if isinstance(call, BuildModel):
         return ""
     return call.run.key if isinstance(call, RunStep) else getattr(call, "key", "")
 
 
 class CpuEngine(Host):
-    """The loaded models by key.
+    """The host of ONNX Runtime, with the loaded models by key.
 
-    Where memory runs out in a call, all other models make room and it is tried again; the service has them
-    loaded again when they are asked for.
+    If memory runs out in a call, all other models are evicted and the call is repeated; the service loads
+    them again when they are requested.
     """
 
     def __init__(self, connected: socket.socket, threads: ThreadPlacement, bound: str) -> None:
@@ -103,19 +103,19 @@ class CpuEngine(Host):
         self._threads = threads
         self._models: dict[str, _Loaded] = {}
         self._sequences = CpuSequences()
-        self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # Of the model compared now
+        self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # Probe inputs of the model being compared
 
     def loaded(self, key: str) -> Session:
-        """Return a loaded model; raise NotLoaded where none has that key."""
+        """Return a loaded model; raise NotLoaded if none has that key."""
         held = self._models.get(key)
         if held is None:
             raise NotLoaded("the model is not loaded in the CPU engine")
         return held.session
 
     def make_room(self, but: str) -> bool:
-        """Let go of all models but one, "" for none; return whether there were any.
+        """Evict all models except `but` ("": none); return whether there were any.
 
-        One that runs goes when that has ended.
+        A running model is freed when its run has ended.
         """
         others = [key for key in list(self._models) if key != but]
         for key in others:
@@ -128,21 +128,21 @@ class CpuEngine(Host):
         return bool(others)
 
     def begin_call(self, call: CallUnderWay) -> None:
-        """Have ONNX Runtime end what it runs for the call when nobody waits for that any more."""
+        """Have ONNX Runtime end the run of a call when its client gives up."""
         running_now.options = options = onnxruntime.RunOptions()
         call.ends_by(partial(setattr, options, "terminate", True))
 
     def beside(self, call: RequestReceived, other: RequestReceived) -> bool:
-        """Return whether a call may begin while another one that takes long runs: not where that is timed."""
+        """Return whether a call may begin while a long one runs: not if that is timed."""
         return other.method not in _TIMED
 
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
-        """Nothing is remembered, and whole files have no parts."""
+        """Return no sizes, as ONNX files have no partitions; record nothing."""
         return ()
 
     def lowered(self, key: str) -> str:
-        """Return once what ONNX Runtime said to an optimised form that is not run any more, else ""."""
-        if (held := self._models.get(key)) is None:  # It had to make room meanwhile
+        """Return the error of an optimised session that was given up, once; otherwise ""."""
+        if (held := self._models.get(key)) is None:  # The model was evicted after its run
             return ""
         said, held.session.lowered = held.session.lowered, ""
         return said
@@ -155,7 +155,7 @@ class CpuEngine(Host):
 
     def _load(self, call: BuildModel) -> BuiltModel:
         held, asked = self._models.get(call.key), OrtSessionConfig(call.level, call.half)
-        if held is None or held.asked != asked:  # The one before answers until this one is there
+        if held is None or held.asked != asked:  # The previous session answers until the new one is loaded
             session = Session(Path(call.path), self._threads.threads, level=call.level)
             self._models[call.key] = held = _Loaded(session, asked)
         return BuiltModel(device=_DEVICE, probes=1, interface=held.session.interface)
@@ -181,15 +181,15 @@ class CpuEngine(Host):
         return self._sequences.step(self.loaded(call.run.key), call, inputs)
 
     def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
-        """Return the first rows of a sequence."""
+        """Return the first `rows` rows of a sequence's state by input."""
         return self._sequences.state(sequence, rows)
 
     def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Hold rows that were computed elsewhere."""
+        """Set a sequence's state to rows computed elsewhere."""
         self._sequences.set(call, values)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
-        """Let go of sequences."""
+        """Drop the state of sequences."""
         self._sequences.drop(call.sequences)
         return Empty()
 
@@ -206,7 +206,7 @@ class CpuEngine(Host):
         return DeviceIdentity(
             platform="ONNX Runtime",
             vendor=platform.machine(),
-            # Times of both engines are taken again when it changes.
+            # A change of the name makes the service compare engines again.
             name=f"CPU, {self._threads}" if self._threads.processors else "CPU",
             driver_version=onnxruntime.__version__,
             kernel_driver="",

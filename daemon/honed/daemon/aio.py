@@ -1,4 +1,4 @@
-"""Work that ends before its caller goes on, work without tasks, and deadlines of many things."""
+"""Provides work that outlives the cancellation of its caller, work without tasks, and deadlines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # Nobody waits for it any more
+            task.exception()  # Marks the error as retrieved
         raise
 
 
@@ -40,13 +40,13 @@ async def cleared_in_thread(folder: AbstractContextManager[T]) -> AsyncIterator[
         await in_thread(folder.__exit__, None, None, None)
 
 
-# ---- An end that one task waits for, and learns of at once: of a future's it learns a turn later ----
+# ---- An awaitable end, whose task continues at once; with a future it continues a turn later ----
 
 
 class Ending:
-    """Something that ends once, well or with an error; the task that awaits it goes on within `end`.
+    """An awaitable that ends once, with or without an error; the task that awaits it continues within `end`.
 
-    Where `end` is called by another task, which cannot be interrupted, it goes on in the loop's next turn.
+    If another task calls `end`, it continues in the loop's next turn, as tasks cannot be nested.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_error", "_loop", "_waiting", "ended")
@@ -59,7 +59,7 @@ class Ending:
         self.ended = False
 
     def end(self, error: BaseException | None = None, *, later: bool = False) -> None:
-        """End it; only the first call counts. `later`: its task goes on in the next turn in any case."""
+        """End it; only the first call counts. With `later` its task continues in the next turn."""
         if self.ended:
             return
         self.ended, self._error = True, error
@@ -81,26 +81,26 @@ class Ending:
             yield self
         self.result()
 
-    # What a task asks of what it waits for
+    # The interface of futures that tasks use
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop it belongs to."""
+        """Return the event loop of the object."""
         return self._loop
 
     def add_done_callback(
         self, callback: Callable[[Any], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Have a callback called at the end."""
+        """Register the callback for the end."""
         if self.ended:
             self._loop.call_soon(callback, self, context=context)
         else:
             self._waiting = callback, context
 
     def cancel(self, msg: object = None) -> bool:
-        """End it, as its task is cancelled; False where it has ended."""
+        """End it with CancelledError; return False if it has ended."""
         if self.ended:
             return False
-        self.end(asyncio.CancelledError(), later=True)  # Who cancels may go through its tasks
+        self.end(asyncio.CancelledError(), later=True)  # The caller may be iterating over its tasks
         return True
 
     def result(self) -> None:
@@ -109,34 +109,34 @@ class Ending:
             raise self._error
 
 
-# ---- A coroutine that goes on at once when what it waits for ends: a task goes on a turn later ----
+# ---- A coroutine that continues at once when an awaited object ends; a task continues a turn later ----
 
 
 class Driven(Generic[T]):
-    """Work that is done without a task, from one callback to the next.
+    """A coroutine that runs without a task, from one callback to the next.
 
-    It may await futures and `Ending`s, and ask for no current task, as `asyncio.timeout` does.
+    It may await futures and `Ending`s, but not use the current task, as `asyncio.timeout` does.
     """
 
     __slots__ = ("_cancelled", "_done", "_waits", "_work")
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
-        self._waits: Any = None  # What it waits for
+        self._waits: Any = None  # The awaited object
         self._cancelled = False
         self._done: Callable[[Any, BaseException | None], None] = lambda _, __: None
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Do the work as part of the task that awaits it, in place of `begin`."""
+        """Run the coroutine within the awaiting task, instead of `begin`."""
         return self._work.__await__()
 
     def begin(self, done: Callable[[T | None, BaseException | None], None]) -> None:
-        """Do the work; `done` is called once with its result or error, perhaps before this returns."""
+        """Start the coroutine; `done` receives its result or error, perhaps before this returns."""
         self._done = done
         self._go_on()
 
     def cancel(self) -> None:
-        """Have it end with CancelledError where it waits, unless it has ended."""
+        """Raise CancelledError in the coroutine where it waits, unless it has ended."""
         if self._waits is not None and not self._waits.cancel():
             self._cancelled = True
 
@@ -150,7 +150,7 @@ class Driven(Generic[T]):
                 waits = self._work.send(None)
         except StopIteration as end:
             self._done(end.value, None)
-        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - whatever it is, it is the result
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - any error is the result
             self._done(None, error)
         else:
             waits._asyncio_future_blocking = False
@@ -158,14 +158,13 @@ class Driven(Generic[T]):
             waits.add_done_callback(self._go_on)
 
 
-# ---- Things that must end in time, with one timer for all: nearly all do, and none
-# takes a timer of its own ----
+# ---- Deadlines that share a timer: nearly all end in time, so none needs its own ----
 
 K = TypeVar("K", bound=Hashable)
 
 
 class DeadlineWatch(Generic[K]):
-    """What is under way, by whatever names it. `late` is told of each whose time has passed, once."""
+    """The deadlines of keys; `late` is called once for each key whose deadline has passed."""
 
     def __init__(self, late: Callable[[K], None]) -> None:
         self._late = late
@@ -194,7 +193,7 @@ class DeadlineWatch(Generic[K]):
         self._timer = None
         now = time.monotonic()
         for key in sorted((key for key, end in self._ends.items() if end <= now), key=self._ends.__getitem__):
-            if self._ends.pop(key, None) is not None:  # Else it was dropped when another was late
+            if self._ends.pop(key, None) is not None:  # An earlier call of `late` may have dropped it
                 self._late(key)
         if self._ends and self._timer is None:
             self._wait_until(min(self._ends.values()))

@@ -1,4 +1,4 @@
-"""The parts of a service, put together; nothing runs before `service.py` says so."""
+"""Builds the components of the service; `service.py` starts them."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedServices:
-    """What the other parts stand on: models, what serves and changes them, and what is known of their use."""
+    """The services that components share: models, engines, changes, and usage."""
 
     config: Config
-    started: float  # By time.monotonic
+    started: float  # Start of the service (time.monotonic)
     store: Store
     registry: Registry
     curves: Keeper
@@ -72,7 +72,7 @@ class SharedServices:
     leasing: Leasing
 
     def keep_only(self, models: Collection[str]) -> None:
-        """Forget the use of models that are not there any more."""
+        """Drop the usage of all models but `models`."""
         self.usage_log.keep_only(models)
 
     def changed(self, new: Config) -> None:
@@ -84,7 +84,7 @@ class SharedServices:
 
 
 async def founded(config: Config, store: Store, listening: socket.socket) -> SharedServices:
-    """Build the base of the service on a store without its models, which are entered next."""
+    """Build the shared services on a store; the caller adds the models next."""
     places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
     commits, inspector = StoreWriter(store, registry), Inspector()
@@ -114,7 +114,7 @@ async def founded(config: Config, store: Store, listening: socket.socket) -> Sha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceComponents:
-    """What clients and idle time are served by."""
+    """The components that serve clients and do background work."""
 
     base: SharedServices
     publisher: Publisher
@@ -125,7 +125,7 @@ class ServiceComponents:
     watch: KernelWatch
 
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        """Return the coroutines that run as long as the service does; the last ones end first."""
+        """Return the coroutines that run as long as the service; the last ones end first."""
         base = self.base
         return (
             base.usage_log.keep(),
@@ -140,7 +140,7 @@ class ServiceComponents:
 
 
 async def assembled(base: SharedServices, reloader: Reloader) -> ServiceComponents:
-    """Build the parts of the service that depend on `base`."""
+    """Build the components that depend on `base`."""
     publisher = Publisher(
         changes=base.changes,
         registry=base.registry,
@@ -254,7 +254,7 @@ async def _features(
 def methods(parts: ServiceComponents, reloader: Reloader, damaged: Sequence[str]) -> Api:
     """Build the API that answers the methods of the socket.
 
-    `damaged` are sentences about what could not be read.
+    `damaged` are sentences about models that could not be read.
     """
     base, places = parts.base, parts.base.config.service
     limits = base.config.limits

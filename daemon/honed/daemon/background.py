@@ -1,4 +1,4 @@
-"""What is done when nobody asks: one loop, one list of priorities, one rule for trying again."""
+"""Runs idle-time work: one loop over prioritised sources with one retry rule."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from honed.daemon.feature import BackgroundTask, Feature
 from honed.daemon.idle.leasing import Leasing
 from honed.protocol.errors import HonedError
 
-_RETRY_SECONDS = 300.0  # After a failure that says nothing of the model
+_RETRY_SECONDS = 300.0  # Pause of a source after a failed task
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 _log = logging.getLogger(__name__)
 
 
 class Pauses:
-    """Pauses between tries of the same work, by name: 60 s at first, then twice the last, an hour at most."""
+    """The pauses between tries of the same work, by name: 60 s, then doubling up to an hour."""
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[float, float]] = {}  # Seconds of the last pause, and when it ends
@@ -28,7 +28,7 @@ class Pauses:
         return time.monotonic() >= self._ends.get(name, (0.0, 0.0))[1]
 
     def begin(self, name: str) -> None:
-        """Let a pause begin, as the work is tried."""
+        """Begin the next pause; call it when the work is tried."""
         pause = min(2 * self._ends.get(name, (_PAUSE_SECONDS / 2, 0.0))[0], _LONGEST_PAUSE_SECONDS)
         self._ends[name] = pause, time.monotonic() + pause
 
@@ -39,21 +39,21 @@ class Pauses:
 
 @dataclass(kw_only=True, eq=False)
 class Background:
-    """The work of `sources`; those that come first go first. `jobs` change models, by name."""
+    """The loop of background work; earlier `sources` have priority. `jobs` are models being changed."""
 
     leasing: Leasing
     jobs: Collection[str]
     sources: Sequence[Feature]
-    not_before: dict[int, float] = field(init=False, default_factory=dict)  # By the place of the source
+    not_before: dict[int, float] = field(init=False, default_factory=dict)  # Ends of pauses by source
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look for work at intervals until cancelled."""
         while True:
             await asyncio.sleep(self.leasing.look_seconds())
             await self.look()
 
     async def look(self) -> None:
-        """Tidy up, and do one piece of work if the machine is idle."""
+        """Tidy up all sources, and run the first task that one has."""
         for source in self.sources:
             await source.tidy()
         idle = not self.jobs and self.leasing.idle().idle

@@ -1,4 +1,4 @@
-"""The configuration: files, environment and command line; shown, and read again while in force."""
+"""Loads the configuration from files, environment and command line, shows it, and reloads it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .settings.schema import (
 from .systemd import Systemd
 from .tuning.process import TunerSettings
 
-# ---- On which line of a TOML file a setting stands: `tomllib` does not tell ----
+# ---- Line numbers of settings in a TOML file, which `tomllib` does not report ----
 
 _HEADER = re.compile(r"\s*\[\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*(?:\.\s*[\"']?([A-Za-z0-9_-]+)[\"']?\s*)?=")
@@ -78,9 +78,9 @@ def lines_of(text: str) -> dict[str, int]:
 # setting keeps its origin.
 
 MAX_FILE_BYTES = 256 << 10
-_MAX_DOTS = 200  # On a line: what TOML's parser takes for a key grows with the square of its parts
+_MAX_DOTS = 200  # Limit for a line: the parser's time for a key is quadratic in its parts
 DEFAULT_ORIGIN: Final = "default"
-# Settings that left, and what to do: files that still have them are read.
+# Removed settings, with advice: files that still have them are read.
 REMOVED: Final = {
     "cpu.in_app_ms": "apps no longer borrow small models; HONED_ORT=1 has an app run its own beside honed",
 }
@@ -89,7 +89,7 @@ _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings, a field for each table.
+    """The configuration, with a field for each table.
 
     `origins` maps "service.socket" and so on to where the value came from: a file with the line, an
     environment variable, an option, or "default".
@@ -106,9 +106,9 @@ class Config:
     idle: IdleSettings
     tuner: TunerSettings
     hub: HubSettings
-    files: tuple[Path, ...]  # Read, in order
+    files: tuple[Path, ...]  # Files read, in order
     origins: Mapping[str, str]
-    notes: tuple[str, ...] = ()  # On settings in the files that left
+    notes: tuple[str, ...] = ()  # Notes about removed settings in the files
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
@@ -133,11 +133,11 @@ def load(
     config: Path | None = None,
     overrides: Mapping[str, str | Path | None] | None = None,
 ) -> Config:
-    """Load the settings in force for a process with this environment and user id.
+    """Return the configuration of a process with this environment and user id.
 
     `config` (--config) replaces the usual file and must exist; the usual one need not. `overrides` are those
     of the command line: "socket", "state_dir", "cache_dir" and "device"; None means not given. Raises
-    InvalidArgument that names the file, the setting and what is allowed.
+    InvalidArgument, which names the file, the setting and the allowed values.
     """
     usual = places(environ, uid)
     values = _defaults(usual)
@@ -172,7 +172,7 @@ def _check_placement(service: Service, origin: str) -> None:
 
 
 def memory(config: Config) -> int:
-    """Return the MiB that what runs at a time takes at most, the machine's memory where one has no limit."""
+    """Return the maximum MiB of simultaneous processes, the machine's memory if one has no limit."""
     limits, machine = config.limits, memory_mib()
     if not (limits.worker_memory_mib and config.cpu.memory_mib and config.tuner.memory_mib):
         return machine
@@ -186,7 +186,7 @@ def memory(config: Config) -> int:
 
 
 def memory_sentence(takes: int, machine: int) -> str:
-    """Return a sentence about the sum of the limits of memory, and what to do where it is too much."""
+    """Return a sentence about the sum of the limits of memory, with a remedy if it is too large."""
     sentence = (
         f"With these limits honed takes at most {takes:,} MiB of memory, {takes * 100 / machine:.0f} % of "
         f"this machine's {machine:,} MiB"
@@ -375,7 +375,7 @@ def _listed(names: typing.Iterable[str], form: str = "{}") -> str:
     return ", ".join(form.format(name) for name in names)
 
 
-# ---- Reads the configuration again while the service runs, and changes what can be changed ----
+# ---- Reload of the configuration while the service runs, as far as settings can change ----
 
 _log = logging.getLogger(__name__)
 
@@ -398,7 +398,7 @@ class Reloader:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def show(self) -> ConfigShown:
-        """Return the result of ConfigShow: the settings in force, and where the files differ from them."""
+        """Return the result of ConfigShow: the settings in force, and differences of the files from them."""
         pending: tuple[SettingChange, ...] = ()
         problem = ""
         try:
@@ -425,7 +425,7 @@ class Reloader:
                 self._systemd.tell("READY=1")
 
     def signalled(self) -> None:
-        """Reload the configuration where nobody waits for the result, which goes to the log."""
+        """Reload the configuration in a task; the result goes to the log."""
         task = asyncio.ensure_future(self._reload_for_log())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,7 +1,7 @@
-"""The seam between the service and its features: what a feature may add, and what it is given.
+"""Defines the interface between the service and its features.
 
 Batching, sequences, variants, sizes and users' own models are features (`features/`). `assembly.py` has a row
-for each, and nothing else knows them: layers ask `Feature`s by what is here.
+for each; other modules use them only through `Feature`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from honed.protocol.strict import Map
 P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
-# What was found out of the parameters of requests, by what it is, with what it depends on beside them.
+# Values derived from the parameters of requests, each with the other things that it depends on.
 Known = dict[Hashable, tuple[object, Any]]
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class MethodCall:
-    """A request, by whom, with its number, parameters and descriptors."""
+    """A request for a method: its connection, number, parameters and descriptors."""
 
     connection: Connection
     msgid: int
@@ -38,27 +38,26 @@ class MethodCall:
     descriptors: list[int]
 
     def progress(self, news: Map) -> None:
-        """Tell how far it is."""
+        """Send a Progress notification to the client."""
         self.connection.notify("Progress", {"msgid": self.msgid, **news})
 
 
-# Answers requests for a method of the socket; until it is awaited, it may raise HonedError alone.
+# Answers requests for a method of the socket; before it is awaited, it may only raise HonedError.
 Handler = Callable[
     [MethodCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText | Map] | Callbacks
 ]
-# Called with what ran the request, its plan, and the sizes that depend on the data which its parts met.
+# Called with the model that ran a request, its plan, and the sizes that partitions observed.
 Answered = Callable[[ServedModel, InferencePlan, tuple[ObservedSizes, ...]], None]
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class FeatureRequest:
-    """A request on its way through the features of its model `entry`.
+    """A request that passes through the features of its model `entry`.
 
-    `data` and `id` are its own, `params` what it was prepared with; `known` has what was found out of these,
-    for all requests of them. Features replace what they change: `runner_of` gives what answers inputs of
-    some shapes in the place of `entry`, `deadline` (monotonic seconds) counts in the place of the timeout of
-    `params`, with `alone` the request is not joined with others, and each of `answered` is called when the
-    request was answered.
+    `params` were prepared, perhaps for several requests that differ in `data` and `id`; `known` caches values
+    derived from them. Features replace fields: `runner_of` returns the model that answers inputs of given
+    shapes instead of `entry`; `deadline` (monotonic seconds) overrides the timeout of `params`; with `alone`
+    the request is not batched; each of `answered` is called after the answer.
     """
 
     connection: Connection
@@ -77,11 +76,11 @@ class FeatureRequest:
         return replace(self, params=params, data=data, known={})
 
     def seconds(self, plan: InferencePlan) -> float:
-        """Return how long the request may still take."""
+        """Return the seconds that the request may still take."""
         return plan.timeout if self.deadline is None else self.deadline - time.monotonic()
 
     def kept(self, what: Hashable, depends: object, found: Callable[[], T]) -> T:
-        """Return `what` was found out of `params` before, as long as what it `depends` on is equal."""
+        """Return the cached value `what`, or compute it by `found` if `depends` has changed."""
         held = self.known.get(what)
         if held is None or held[0] != depends:
             held = self.known[what] = depends, found()
@@ -90,26 +89,26 @@ class FeatureRequest:
 
     @property
     def shapes(self) -> Shapes:
-        """The shapes of its inputs."""
+        """The shapes of the request's inputs."""
         return {tensor.name: tensor.shape for tensor in self.params.inputs}
 
     def runner(self, shapes: Shapes | None = None, variant: str = "") -> ServedModel:
-        """Return what is to run it, or inputs of other shapes, whose `variant` the caller may know."""
+        """Return the model that runs the request, or inputs of `shapes`; `variant` is its name, if known."""
         if self.runner_of is None:
             return self.entry
         return self.runner_of(self.shapes if shapes is None else shapes, variant)
 
 
-# Answers a request: with the result of ModelInfer, as it travels. It asks for no task of its own, in which it
-# does not run: `asyncio.timeout` would.
+# Answers a request with the result of ModelInfer, as a map to send. It must not use the current task, as
+# `asyncio.timeout` does, because it may run without one.
 Infer = Callable[[FeatureRequest], Awaitable[Map]]
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundTask:
-    """Something to do in the background. `what` names it in the log, as "compiling m as m@5x7".
+    """A task of background work; `what` names it in the log, such as "compiling m as m@5x7".
 
-    `run` raises HonedError for failures that may pass; then it is tried again later.
+    If `run` raises HonedError, its source is tried again later.
     """
 
     what: str
@@ -117,27 +116,27 @@ class BackgroundTask:
 
 
 class Feature:
-    """Optional behaviour of the service. What a feature does not change stays as it is here."""
+    """The base class of features; its methods do nothing."""
 
     __slots__ = ()
-    makes_variants: ClassVar[bool] = False  # That a client asks for with a model
+    makes_variants: ClassVar[bool] = False  # Compiles variants that are requested with a model
 
     # Requests
 
     def methods(self) -> Mapping[str, Handler[Any, Any]]:
-        """Return what answers methods of the socket, by their names in `protocol/methods.py`."""
+        """Return handlers of methods, by their names in `protocol/methods.py`."""
         return {}
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Return what answers requests for a model around `infer`; None: the model does not use this.
+        """Return a handler of a model's requests that calls `infer`; None: the feature is not used.
 
-        The pipeline asks when a model is first asked for, and again when its version or settings changed, so
-        that a request for a model without features runs no feature's code.
+        The pipeline calls this at a model's first request, and again when its version or settings have
+        changed, so that requests for a model without features run no code of features.
         """
         return None
 
     async def added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
-        """Do what else is asked for with a model that was added; return notes for the answer."""
+        """Do the feature's work for an added model; return notes for the answer."""
         return ()
 
     def status(self) -> Mapping[str, object]:
@@ -153,26 +152,26 @@ class Feature:
         return {}
 
     def forget(self, model: str) -> None:
-        """Forget a model or a variant that was removed."""
+        """Drop data of a removed model or variant."""
 
     def version_comparer(self, entry: ServedModel) -> VersionComparer | None:
-        """Return what compares versions of a model in the place of plain runs; None: these will do.
+        """Return the comparison of a model's versions; None for plain runs.
 
-        The feature then compares the model's engines by itself, too.
+        Such a feature must also compare the model's engines by itself.
         """
         return None
 
-    # While nobody asks
+    # Background work
 
     async def tidy(self) -> None:
-        """Keep the bounds; called every few seconds, whether the machine is idle or not."""
+        """Enforce limits; called every few seconds, idle or not."""
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Return what is to be done next, or None. `idle`: so is the machine, and no model is changed."""
+        """Return the next task, or None; `idle`: the machine is idle, and no model is being changed."""
         return None
 
     async def run(self) -> None:
-        """Do what lasts as long as the service; cancelled in the end, after `close` and `background`."""
+        """Run as long as the service; cancelled at its end, after `close` and `background`."""
 
     async def close(self) -> None:
-        """End what is under way, when the service stops."""
+        """End work in progress when the service stops."""

@@ -28,14 +28,14 @@ from .transport.fairness import RoundRobin, Usage
 
 _BACKLOG = 128
 _ACCEPT_PAUSE = 0.1  # Seconds, after running out of descriptors
-_CLOSE_SECONDS = 2.0  # For clients to take their last answers
+_CLOSE_SECONDS = 2.0  # Time for clients to receive their last answers
 _log = logging.getLogger(__name__)
 
 
 def listen(path: Path) -> socket.socket:
     """Return a listening socket at `path`, replacing a stale one; the caller holds the lock on the place.
 
-    Everybody may connect: who may do what is decided per request, so that a refusal can say why. Raises
+    All users may connect: permissions are checked for each request, so that a refusal can say why. Raises
     PermissionDenied or AlreadyExists where the place cannot be used.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -46,7 +46,7 @@ def listen(path: Path) -> socket.socket:
                     f"{path} is there and is no socket; remove it, or choose another --socket"
                 )
             path.unlink()
-        mask = os.umask(0o111)  # So that there is no moment in which it refuses some
+        mask = os.umask(0o111)  # A later chmod would leave a moment in which clients are refused
         try:
             listening.bind(str(path))
         finally:
@@ -64,7 +64,7 @@ def listen(path: Path) -> socket.socket:
 
 
 class SocketServer:
-    """Accepts connections until it is stopped."""
+    """A server that accepts connections until it is stopped."""
 
     def __init__(self, listening: socket.socket, limits: Limits, pool: EngineManager) -> None:
         self._listening = listening
@@ -81,11 +81,11 @@ class SocketServer:
 
     @property
     def connections(self) -> int:
-        """Clients connected now."""
+        """The number of connected clients."""
         return len(self._connections)
 
     def limits_changed(self) -> None:
-        """Apply limits that have changed; clients that are connected stay."""
+        """Apply changed limits; connected clients stay."""
         self._bytes.limit = self._limits.max_user_bytes
         self._bytes.in_all = self._limits.max_all_bytes
         self._by_user.limit = self._limits.max_user_connections
@@ -105,7 +105,7 @@ class SocketServer:
             self.start_accepting()
 
     async def close(self) -> None:
-        """Refuse what still runs, and end every connection once its answers are sent."""
+        """Refuse unanswered requests, and end every connection once its answers are sent."""
         for connection in self._connections.values():
             connection.refuse_all(service_stops())
         await self._until(lambda: not any(c.unanswered for c in self._connections.values()))
@@ -117,7 +117,7 @@ class SocketServer:
         self._listening.close()
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for that, but not for long."""
+        """Wait until `done()`, for _CLOSE_SECONDS at most."""
         end = self._loop.time() + _CLOSE_SECONDS
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
@@ -131,7 +131,7 @@ class SocketServer:
         return self.api.answer(call, asked.method)
 
     def overfull(self) -> None:
-        """Drop the largest connection of the user who holds most: all together hold too much."""
+        """Close the largest connection of the user that holds most, as all together hold too much."""
         user = self._bytes.largest
         largest = max(
             (c for c in self._connections.values() if c.peer.uid == user), key=lambda c: c.held, default=None
@@ -182,6 +182,6 @@ class SocketServer:
 
 
 def _refuse(connected: socket.socket, error: HonedError) -> None:
-    with connected, contextlib.suppress(OSError):  # Who is gone needs no reason
+    with connected, contextlib.suppress(OSError):  # The client may be gone
         connected.setblocking(False)
         connected.send(encode(Notification(method="Error", params=error_to_map(error))))

@@ -1,4 +1,4 @@
-"""The models that the store had when the service began, entered, and what is left to do for them."""
+"""Restores the stored models at the start of the service, and their unfinished work."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 def without_raced_devices(pool: EngineManager, models: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """Return the models; those for which honed 0.1 chose the processor beside a GPU are compiled anew.
+    """Return the models; those for which honed 0.1 chose the processor beside a GPU are compiled again.
 
-    The CPU engine serves them meanwhile; without one, the service's device runs the form that there is.
+    The CPU engine serves them meanwhile; without one, the service's device runs the present compiled file.
     """
 
     def on_default(manifest: Manifest) -> Manifest:
@@ -47,13 +47,13 @@ def without_raced_devices(pool: EngineManager, models: Mapping[str, Manifest]) -
 
 
 def without_chosen_sessions(models: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """Return the models; honed 0.1 chose threads and arenas, with which it had checked their answers."""
+    """Return the models without the choices of threads and arenas that honed 0.1 made."""
     found, altered = dict(models), []
     for name, manifest in models.items():
         check = manifest.optimisation
         if check is None or (session := check.session) is None:
             continue
-        on_first = session.first.startswith(f"{session.threads} thread")  # As all models run
+        on_first = session.first.startswith(f"{session.threads} thread")  # The threads that all models use
         kept = dataclasses.replace(session, threads=0, spinning=True, arena=None)
         if kept != session:
             altered.append(name)
@@ -71,7 +71,7 @@ def without_chosen_sessions(models: Mapping[str, Manifest]) -> dict[str, Manifes
 async def fill(
     pool: EngineManager, store: Store, models: Mapping[str, Manifest], systemd: Systemd, policy: str
 ) -> list[tuple[Manifest, str]]:
-    """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
+    """Add the stored models; return those whose compiled file cannot be used, with the reason."""
     found = await _inspected(store, models, systemd)
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
@@ -104,7 +104,7 @@ async def fill(
 async def _inspected(
     store: Store, models: Mapping[str, Manifest], systemd: Systemd
 ) -> dict[Path, CompiledFileInfo | HonedError]:
-    """Return the content of each compiled file, or what is wrong with it."""
+    """Return the summary of each compiled file, or its error."""
     paths = {store.object(each.compiled) for each in models.values() if each.compiled is not None}
     found: dict[Path, CompiledFileInfo | HonedError] = {}
     async for inspected, said in inspect_all(sorted(paths)):
@@ -116,16 +116,16 @@ async def _inspected(
 async def _drop_variant(
     store: Store, variant: Manifest, models: Mapping[str, Manifest], error: HonedError | None
 ) -> None:
-    """Drop a variant that cannot be served; it is compiled again when it is asked for often enough."""
+    """Drop a variant that cannot be served; it is compiled again when it is requested often enough."""
     _log.error("variant %s is dropped: its compiled file is %s", variant.name, _unusable(error))
     remaining = [each for each in models.values() if each.name != variant.name]
     await in_thread(store.remove, variant.name, remaining)
 
 
 def _entered_damaged(pool: EngineManager, manifest: Manifest, error: HonedError) -> bool:
-    """Serve a model without its compiled file where the CPU engine can.
+    """Serve a model without its compiled file if the CPU engine can.
 
-    Gives whether nothing is left to be done: a user's own is compiled again when it is the user's turn.
+    Returns whether nothing is left to do: a user's own model is compiled again at the user's turn.
     """
     reason, home = f"its compiled file is {_unusable(error)}", _home(pool, manifest)
     if manifest.interface is None or pool.cpu is None:
@@ -159,7 +159,7 @@ def unfinished_work(
     broken: Sequence[tuple[Manifest, str]],
     policy: str,
 ) -> Iterator[Coroutine[Any, Any, None]]:
-    """Yield the work to compile what was being compiled when the service ended, and what is damaged."""
+    """Yield the work to compile models whose compilation was interrupted, and damaged ones."""
     for manifest in models.values():
         if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
             yield jobs.resume(manifest)
@@ -168,12 +168,12 @@ def unfinished_work(
 
 
 async def _restore(jobs: ModelInstaller, pool: EngineManager, manifest: Manifest) -> None:
-    """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
+    """Compile a damaged model again from its stored source; a failure affects only this model."""
     try:
         await jobs.restore(manifest)
     except HonedError as error:
         reason = failure(error)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one model must not end the service
+    except Exception as error:  # noqa: BLE001 - an error of a model must not end the service
         _log.error("restoring model %s failed", manifest.name, exc_info=error)
         reason = f"the service failed in it ({error!r:.200})"
     else:

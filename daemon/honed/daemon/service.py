@@ -1,4 +1,4 @@
-"""The daemon: `honed`. Runs until told to stop, and leaves nothing behind."""
+"""Runs the daemon `honed` until it is stopped, and removes its traces."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _log = logging.getLogger("honed.daemon")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the service; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
+    """Run the service, and return the exit status: 0 stopped as requested, 1 failed, 2 wrong usage."""
     options = _parser().parse_args(arguments)
-    os.umask(0o077)  # What the service and its children write is for nobody else
+    os.umask(0o077)  # Other users must not read files of the service and its children
     systemd = None
     try:
         systemd = Systemd(os.environ)
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def lock(path: Path, what: str, folder_mode: int = 0o700) -> int:
-    """Lock the file `path` (made if missing) and return its descriptor; the lock lasts until it is closed.
+    """Lock the file `path`, created if missing; return its descriptor, which holds the lock until closed.
 
-    A folder that is missing is made with `folder_mode`, whatever the umask is. Raises AlreadyExists where
-    another process holds it; `what` says in the message what is in use.
+    A missing folder is created with `folder_mode`, regardless of the umask. Raises AlreadyExists if another
+    process holds the lock; `what` names the locked thing in the message.
     """
     try:
         if not path.parent.is_dir():
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(read: Callable[[], Config], systemd: Systemd) -> None:
-    """Take the places that the configuration names, serve, and give them back."""
+    """Lock the configured folders, serve, and release them."""
     config = read()
     _allow_many_descriptors()
     places = config.service
@@ -181,7 +181,7 @@ async def _run(
             base.installer, base.pool, models, broken, config.serve.engine
         ):
             running.push_async_callback(_end, asyncio.ensure_future(change))
-        # What stays for good is exempt from garbage collection: looking at it would hold up the loop.
+        # Permanent objects are exempt from garbage collection, which would block the loop.
         gc.collect()
         gc.freeze()
         base.clients.start_accepting()
@@ -200,7 +200,7 @@ def _begin(
     works: Iterable[Coroutine[Any, Any, None]],
     stop: asyncio.Event,
 ) -> None:
-    """Start what runs as long as the service, to be ended with `running`."""
+    """Start tasks that run as long as the service, and end them with `running`."""
     for work in works:
         task = asyncio.ensure_future(work)
         task.add_done_callback(partial(_stop_if_failed, stop))
@@ -211,7 +211,7 @@ def _begin(
 
 
 async def _finish(base: assembly.SharedServices, parts: assembly.ServiceComponents, systemd: Systemd) -> None:
-    """Answer what is queued, and nothing new."""
+    """Answer the queued requests, and accept no new ones."""
     _log.info("stopping")
     systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
     parts.pipeline.stopping = True
@@ -221,21 +221,21 @@ async def _finish(base: assembly.SharedServices, parts: assembly.ServiceComponen
 
 
 async def _keep_watchdog(systemd: Systemd) -> None:
-    """Tell systemd twice per period that the loop turns."""
+    """Notify systemd's watchdog twice per period that the loop runs."""
     while systemd.watchdog_seconds:
         systemd.tell("WATCHDOG=1")
         await asyncio.sleep(systemd.watchdog_seconds / 2)
 
 
 def _stop_if_failed(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """End the service if one of its parts failed unexpectedly, so that it is noticed and started again."""
+    """End the service if one of its tasks failed unexpectedly, so that it is restarted."""
     if not task.cancelled() and task.exception() is not None:
         _log.critical("the service cannot go on: %r", task.exception())
         stop.set()
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end; what it failed with before is raised."""
+    """Cancel a task and wait for its end; raise the error that it failed with before."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -1,4 +1,4 @@
-"""What the service tells systemd, and how it logs. Without systemd all of this is plain or nothing."""
+"""Notifies systemd, and configures logging; without systemd, it logs to standard error only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Systemd:
     """The service manager that started this process, if one did (sd_notify(3), sd_listen_fds(3))."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Connect to systemd; raise Unavailable where it started us and systemd-python is missing."""
+        """Connect to systemd; raise Unavailable if it started this process and systemd-python is missing."""
         self._notifies = bool(environment.get("NOTIFY_SOCKET"))
         self._activated = environment.get("LISTEN_PID") == str(os.getpid())
         self._daemon: Any = None
         if self._notifies or self._activated:
             self._daemon = _systemd_python()
-        # A unit that neither notifies nor passes a socket does without systemd-python: the journal takes
-        # standard error, too.
+        # Without notifications and a passed socket systemd-python is not needed: the journal also reads
+        # standard error.
         self.journals = self._daemon is not None and _in_journal(environment)
         pid = environment.get("WATCHDOG_PID", str(os.getpid()))
         period = environment.get("WATCHDOG_USEC", "")
@@ -34,7 +34,7 @@ class Systemd:
         self.watchdog_seconds = int(period) / 1e6 if known else 0.0
 
     def tell(self, *lines: str) -> None:
-        """Send states such as READY=1 or STATUS=...; nothing happens without systemd."""
+        """Send states such as READY=1 or STATUS=...; do nothing without systemd."""
         if self._notifies:
             self._daemon.daemon.notify("\n".join(lines))
 
@@ -45,7 +45,7 @@ class Systemd:
     def socket(self) -> socket.socket | None:
         """Return the listening socket that systemd passed, if any.
 
-        Raises InvalidArgument where it is none of ours.
+        Raises InvalidArgument if it is not the service's.
         """
         if not self._activated:
             return None
@@ -62,7 +62,7 @@ class Systemd:
         return listening
 
     def set_up_logging(self, verbose: bool) -> None:
-        """Log to the journal where it is ours, else to standard error."""
+        """Log to the journal if standard error leads there, else to standard error."""
         handler: logging.Handler
         if self.journals:
             handler = self._daemon.journal.JournalHandler(SYSLOG_IDENTIFIER="honed")
@@ -75,11 +75,11 @@ class Systemd:
 def _in_journal(environment: Mapping[str, str]) -> bool:
     """Return whether standard error leads to the journal, as systemd.exec(5) tells.
 
-    Terminals inherit the variable that says so.
+    The variable alone is not enough, because terminals inherit it.
     """
     try:
         stream = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # It was closed
+    except (OSError, ValueError, AttributeError):  # Standard error was closed
         return False
     return environment.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
 

@@ -1,1 +1,1 @@
-"""How models come to be served: compiling, proving, committing, publishing."""
+"""Changes to models: adding, compiling, verifying, committing and publishing."""

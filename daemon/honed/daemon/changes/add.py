@@ -43,14 +43,14 @@ from honed.protocol.strict import Map
 from .change import BUILT, RECEIVED, Built, Change, Changes, Notify
 from .staging import Staged, copies, stage
 
-# What a manifest says of engines, which is found out once the model is served.
+# Fields of a manifest that describe engines, which are known only once the model is served.
 _ENGINE_FIELDS: Final = (
     "interface", "decision", "by_hand", "optimisation", "compared_devices",
 )  # fmt: skip
 
 
 def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | None) -> Manifest:
-    """Return the manifest of a file that the CPU engine is to serve."""
+    """Return the manifest of an ONNX file that the CPU engine is to serve, without a compiled file."""
     before = replaced.manifest if replaced is not None and staged.device is None else None
     manifest = strict.copy_fields(
         Manifest,
@@ -74,7 +74,7 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
 def made_manifest(
     name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
-    """Return the manifest of a model just built; `restored` is the one whose file was found damaged."""
+    """Return the manifest of a model just built; `restored` is the one whose compiled file was damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
     before = restored or (replaced.manifest if replaced is not None else None)
     if staged.device is not None:
@@ -106,9 +106,9 @@ def made_manifest(
 
 
 def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
-    """Return `manifest` with what `before` knows of engines.
+    """Return `manifest` with the engine fields of `before`.
 
-    That knowledge depends on the source alone, so it holds for another compiled form of it.
+    They depend on the source alone, so they are valid for another compiled file of it.
     """
     return dataclasses.replace(
         manifest,
@@ -122,10 +122,7 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
 def _history(
     file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
 ) -> VersionHistory:
-    """Return the history of a model given by a user.
-
-    It keeps no earlier versions, because they may answer differently.
-    """
+    """Return the history of an added model; it keeps no earlier versions, as their outputs may differ."""
     if replaced is None or not replaced.manifest.history.versions:
         return begin(file, schedules=schedules, why=why, now=now)
     before = replaced.manifest.history
@@ -134,9 +131,9 @@ def _history(
 
 
 def same_but_schedules(model: CompiledFileInfo, replaced: ServedModel) -> bool:
-    """Return whether a model made elsewhere differs from what is served in schedules alone.
+    """Return whether a file compiled elsewhere differs from the served one in schedules alone.
 
-    It does if it is what the stored source compiles to as the user asked for it.
+    It does if it was compiled from the stored source in the shapes and precision that the user requested.
     """
     manifest, before = replaced.manifest, replaced.compiled
     if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
@@ -147,16 +144,16 @@ def same_but_schedules(model: CompiledFileInfo, replaced: ServedModel) -> bool:
     )
 
 
-# ---- What RepositoryModelLoad may be asked for ----
+# ---- Checks of the parameters of RepositoryModelLoad ----
 #
 # No I/O.
 
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
-MAX_VARIANTS = 64  # Of one addition
+MAX_VARIANTS = 64  # Limit of variants added with a model
 
 
 def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
-    """Raise InvalidArgument for what no addition can be."""
+    """Raise InvalidArgument for invalid parameters of an addition."""
     check_name(params.model_name)
     if is_own(params.model_name):
         raise InvalidArgument(
@@ -218,13 +215,13 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
             raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")
 
 
-# ---- Adding and removing models: receive, compile, prove on the device, commit, serve ----
+# ---- Adding and removing models: receive, compile, verify on the device, commit, serve ----
 
 _log = logging.getLogger(__name__)
 
 
 class AddRequest:
-    """One addition, for the request that waits for it."""
+    """An addition in progress; `served` is set once the CPU engine serves the model."""
 
     def __init__(self, *, name: str, notify: Notify) -> None:
         self.notify = notify
@@ -233,7 +230,7 @@ class AddRequest:
         self._begun = time.monotonic()
 
     def report_to(self, progress: Map) -> None:
-        """Pass on how far it is, while somebody listens."""
+        """Pass on progress while the client waits."""
         self.notify(progress)
 
     def is_served(self, manifest: Manifest) -> None:
@@ -242,7 +239,7 @@ class AddRequest:
             self.served.set_result(self.result(manifest))
 
     def result(self, manifest: Manifest) -> ModelAdded:
-        """Return the result for a model that the CPU engine serves as it was given."""
+        """Return the result for a model that the CPU engine serves without a compiled file."""
         return ModelAdded(
             model_name=self._name,
             sha256=manifest.source_key,
@@ -256,7 +253,7 @@ class AddRequest:
         )
 
     def added(self, model: CompiledFileInfo, sha256: str, manifest: Manifest | None = None) -> ModelAdded:
-        """Return the result for a model that has a compiled form."""
+        """Return the result for a model that has a compiled file."""
         engine = "cpu" if manifest is not None and manifest.decision.chosen == "cpu" else model.engine
         return ModelAdded(
             model_name=self._name,
@@ -272,7 +269,7 @@ class AddRequest:
 
 
 class ModelInstaller:
-    """Adds, replaces and removes models, and goes on compiling those that wait for it."""
+    """An installer that adds, replaces and removes models, and compiles those that still await that."""
 
     def __init__(self, changes: Changes, policy: str, cache_dir: Path) -> None:
         """Initialise; `policy` is the setting serve.engine."""
@@ -283,9 +280,9 @@ class ModelInstaller:
         self._checks = changes.checks
         self._policy = policy
         self._cache_dir = cache_dir
-        self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # By model
+        self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # Additions by model
         self._resuming: asyncio.Future[None] | None = None
-        self._awaiting: asyncio.Future[None] | None = None  # A device to compile for
+        self._awaiting: asyncio.Future[None] | None = None  # Waits for a device to compile for
         self.leaving: set[str] = set()  # Models that are being removed
 
     async def add(
@@ -295,11 +292,11 @@ class ModelInstaller:
         notify: Notify,
         meanwhile: AbstractContextManager[None],
     ) -> ModelAdded:
-        """Serve a model under a new name; the result of RepositoryModelLoad.
+        """Add a model, and return the result of RepositoryModelLoad.
 
-        `meanwhile` lasts until it is compiled, though nobody waits. The descriptors stay the caller's.
-        Cancelling, or any error, leaves the models as they were; but what the CPU engine serves already goes
-        on to be compiled.
+        `meanwhile` is left once the model is compiled, even if the client does not wait. The caller keeps the
+        descriptors. Cancellation or an error leaves the models unchanged; but a model that the CPU engine
+        serves already stays, and is compiled.
         """
         options = params.parameters or LoadOptions()
         check(params, descriptors, options)
@@ -355,10 +352,10 @@ class ModelInstaller:
                 return await self._compile_on(job, change, staged, servers, given)
 
     async def serve_as_given(self, change: Change, staged: Staged, wanted: str) -> Manifest | None:
-        """Have the CPU engine serve the file; None where it cannot or shall not, and compiling is next.
+        """Have the CPU engine serve the file, and return its manifest; None if only compiling is left.
 
-        Raises ModelRefused where it must and cannot, MissingFiles where data files are not there. It must
-        where it was asked for, and where the file is a user's own.
+        The CPU engine is required if it was requested, and for a user's own file. Raises ModelRefused if it
+        is required and cannot run the model, and MissingFiles if data files are missing.
         """
         policy = wanted or self._policy
         if policy == "gpu" or not staged.sources:
@@ -375,7 +372,7 @@ class ModelInstaller:
             manifest = dataclasses.replace(manifest, interface=proof.interface)
             if policy == "cpu":
                 manifest = manifest.decided(chosen="cpu", reason="the CPU engine was asked for")
-            # Compiling needs the files where they are.
+            # Compiling needs the staged files, so the store receives links.
             await self._enter(change, manifest, None, proof, await in_thread(copies, staged))
         except MissingFiles:
             raise
@@ -392,8 +389,8 @@ class ModelInstaller:
     async def keep_for_app(self, change: Change, staged: Staged) -> None:
         """Store a file that its app runs by itself, to be compiled later; no engine loads it now.
 
-        The CPU engine does where the model is asked for by name. Raises MissingFiles where data files are not
-        there, and ModelRefused or ModelFileError for what is no ONNX file.
+        The CPU engine loads it if a request names the model. Raises MissingFiles if data files are missing,
+        and ModelRefused or ModelFileError if it is not an ONNX file.
         """
         found = await self._changes.inspector.inspect_source(staged.model_file)
         names = {file.name for file, _ in staged.sources}
@@ -409,7 +406,7 @@ class ModelInstaller:
     async def _compile_alone(
         self, job: AddRequest, change: Change, staged: Staged, servers: Sequence[EngineServer]
     ) -> ModelAdded:
-        """Compile what the CPU engine does not serve; where neither can, tell the reasons of both."""
+        """Compile a model that the CPU engine does not serve; an error contains the reasons of both."""
         try:
             made = await self._make(change, staged, servers)
         except ModelRefused as error:
@@ -427,10 +424,10 @@ class ModelInstaller:
         servers: Sequence[EngineServer],
         given: Manifest,
     ) -> ModelAdded:
-        """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
+        """Compile a model that the CPU engine serves; if that fails, record why and leave it there."""
         if given.decision.reason and not given.decision.awaits_compiler:
             return job.result(given)
-        # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
+        # The CPU engine answers apps meanwhile; compiling must not take the cores from it.
         staged = dataclasses.replace(staged, foreground=False)
         try:
             made = await self._make(change, staged, servers, given=given)
@@ -466,7 +463,7 @@ class ModelInstaller:
         await asyncio.wait([self._begun(manifest.name, again())])
 
     async def _await_device(self, servers: Sequence[EngineServer]) -> None:
-        """Have what waits compiled once one of them has a worker."""
+        """Compile the waiting models once one of `servers` has a worker."""
         coming = [asyncio.ensure_future(server.wait_ready_unbounded()) for server in servers]
         try:
             await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
@@ -477,9 +474,9 @@ class ModelInstaller:
         self.compiler_came()
 
     def compiler_came(self) -> None:
-        """Compile what waited for a compiler or a device, one model after the other.
+        """Compile the models that waited for a compiler or a device, one after the other.
 
-        Call it when a compiler or a device is there that was not before.
+        Call it when a compiler or a device has become available.
         """
         self._checks.restored()
         waiting = [
@@ -507,7 +504,7 @@ class ModelInstaller:
             await asyncio.wait([work])
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel additions and checks in progress."""
         works: list[asyncio.Future[Any]] = list(self._adding.values())
         works += [work for work in (self._resuming, self._awaiting) if work is not None]
         for work in works:
@@ -517,7 +514,7 @@ class ModelInstaller:
         await self._checks.close()
 
     async def restore(self, manifest: Manifest) -> None:
-        """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
+        """Compile a stored model again whose compiled file is damaged; raise the error of compilation."""
         async with self._changes.begin(manifest.name) as change:
             server = self._pool.home(manifest.name, manifest.device)
             await self._make(change, await change.sources(manifest), [server], restored=manifest)
@@ -525,8 +522,8 @@ class ModelInstaller:
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
         """Return a model's manifest, and read-only descriptors of its compiled file and its sources.
 
-        The caller owns the descriptors. The call does not leave the event loop, so the models cannot change
-        meanwhile. Raises NotFound, and Unavailable for a model whose file was damaged.
+        The caller owns the descriptors. This does not await, so the models cannot change between manifest and
+        files. Raises NotFound, and Unavailable for a model whose file is damaged.
         """
         entry, _ = self._registry.compiled(name)
         return entry.manifest, self._store.open_files(entry.manifest)
@@ -534,10 +531,10 @@ class ModelInstaller:
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound.
 
-        What is remembered of a user goes with the last of the user's own models.
+        With the last of a user's own models, the user's cache is deleted.
         """
         owner = self._registry.model(name).manifest.owner
-        self.leaving.add(name)  # So that nobody begins to compile it anew
+        self.leaving.add(name)  # Prevents a new compilation
         try:
             await self.stop_compiling(name)
             self._changes.check_idle(name)
@@ -549,7 +546,7 @@ class ModelInstaller:
             await in_thread(shutil.rmtree, users_cache(self._cache_dir, owner), ignore_errors=True)
 
     def _servers(self, name: str, options: LoadOptions) -> list[EngineServer]:
-        """Return where a model may go: where the user wants it, else where it was, else where it belongs."""
+        """Return the candidate engines: the requested ones, else the previous one, else the default."""
         if options.device:
             return self._pool.asked(name, options.device)
         replaced = self._registry.find(name)
@@ -564,7 +561,7 @@ class ModelInstaller:
         restored: Manifest | None = None,
         given: Manifest | None = None,
     ) -> Built:
-        """Build a served model from staged files; `given` is what the CPU engine serves of it so far."""
+        """Build and serve a model from staged files; `given` is the manifest that the CPU engine serves."""
         from .building import build
 
         made = await build(change, staged, servers)
@@ -583,8 +580,8 @@ class ModelInstaller:
     async def _with_choice(
         self, change: Change, manifest: Manifest, made: Built, given: Manifest
     ) -> Manifest:
-        """Say in the manifest which engine is to serve."""
-        if given.for_app:  # Which compares by itself
+        """Return the manifest with the engine that is to serve, chosen by comparison."""
+        if given.for_app:  # The app compares both by itself
             us = await made.server.loader.own_us(made.file.sha256)
             decision = EngineDecision(
                 requested=given.decision.requested, chosen="gpu", pinned_engine=given.decision.pinned_engine
@@ -599,10 +596,10 @@ class ModelInstaller:
         manifest = dataclasses.replace(
             manifest,
             interface=given.interface,
-            optimisation=await self._checks.done(given),  # Before it is timed
+            optimisation=await self._checks.done(given),  # The level affects the times
         )
         key = given.source_key
-        if given.owner is not None:  # Whose CPU engine may rest
+        if given.owner is not None:  # A user's CPU engine may have stopped
             await change.load_stored(cpu, given, key)
         else:
             change.keep(cpu, key)

@@ -1,4 +1,4 @@
-"""How a change has a model compiled for a device, and built and verified by its worker."""
+"""Compiles a model for a device within a change, and has the device's worker build and verify it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .change import BUILT, COMPILED, RECEIVED, Built, Change
 from .compilation import compile_model
 from .staging import Staged
 
-# The least that is needed, by the models of tests/models and LightGlue: compiling each took 330 MiB, and 7
-# to 30 times its file beside that.
+# Lower bounds, from the models of tests/models and LightGlue: compiling each took 330 MiB, plus 7 to 30 times
+# the size of its file.
 _COMPILER_MIB, _COMPILER_TIMES = 320, 4
-_ROUNDS = 7  # Pairs of runs, where devices are compared
-_NICENESS = 15  # Of compiling that nobody waits for
+_ROUNDS = 7  # Pairs of runs that compare devices
+_NICENESS = 15  # Niceness of background compilation
 _log = logging.getLogger(__name__)
 
 
 async def build(change: Change, staged: Staged, servers: Sequence[EngineServer]) -> Built:
-    """Compile and load a model on the one device, or on the fastest of several.
+    """Compile and load a model on the only device, or on the fastest of several.
 
-    Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
-    start. Of several devices those that cannot take the model are left out, unless none can.
+    Raises ModelRefused if it cannot be compiled or its outputs are wrong, Unavailable if a worker does not
+    start. Of several devices, those that fail so are skipped, unless all do.
     """
     if len(servers) == 1:
         return await _Building(change, staged, 0, 1).run(servers[0])
@@ -60,7 +60,7 @@ async def build(change: Change, staged: Staged, servers: Sequence[EngineServer])
 
 @dataclass(frozen=True, slots=True)
 class _Building:
-    """The part of a change that builds for one device, of `count` equal parts."""
+    """The build for a device within a change; its share of the progress is one of `count` equal parts."""
 
     change: Change
     staged: Staged
@@ -91,11 +91,11 @@ class _Building:
         def report(stage: Stage) -> None:
             self._report(stage.stage, RECEIVED + (COMPILED - RECEIVED) * stage.fraction, stage.text)
 
-        self.change.keep(server, output.name)  # One that sleeps wakes, and has a profile then
+        self.change.keep(server, output.name)  # Starts a stopped engine, whose profile is needed
         needs = _COMPILER_MIB + (_COMPILER_TIMES * sum(file.nbytes for file, _ in staged.sources) >> 20)
         check_memory("compiling it", needs, changes.limits.compile_memory_mib, "limits.compile_memory_mib")
         if changes.compiling.locked() and staged.foreground:
-            # What will be refused need not wait for others to be compiled.
+            # A model that will be refused should not wait for other compilations.
             async with changes.checking:
                 job = await self._job(output, server)
                 check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
@@ -129,9 +129,6 @@ class _Building:
         )
 
     def _report(self, stage: str, fraction: float, text: str = "") -> None:
-        """Report progress; `fraction` is of this part.
-
-        The first part begins where everything has been received.
-        """
+        """Report progress; `fraction` is that of this build. The first build begins at RECEIVED."""
         done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
         self.change.report(stage, RECEIVED + (1 - RECEIVED) * done, text)

@@ -1,12 +1,12 @@
-"""One transaction for everything that changes what a model serves.
+"""Provides the transaction that every change to a model runs in.
 
     async with changes.begin(name) as change:
         staged = await change.sources(manifest)
         made = await building.build(change, staged, [server])
         await change.commit(entering, [(made.file, made.path)])
 
-A change owns its staging folder and what it has workers load. Both go when the change ends, however it ends:
-what was not committed leaves no trace.
+A change owns its staging folder and pins the files that it has workers load. Both are released when the
+change ends, so that nothing remains of an uncommitted change.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from honed.protocol.strict import Map
 from .optimisations import OptimisationChecks
 from .staging import Staged, stage_again
 
-# Shares of a whole addition, for the progress shown.
+# Progress of an addition, from 0 to 1, at the end of each stage.
 RECEIVED, COMPILED, BUILT = 0.02, 0.8, 0.98
 Notify = Callable[[Map], None]
-Entered = Added | SuccessorReady | VersionChosen  # A model that is served by a manifest from now on
+Entered = Added | SuccessorReady | VersionChosen  # Events by which a manifest is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """A compiled model in the worker of `server`. `measured` tells the times where devices were compared."""
+    """A compiled model loaded in the worker of `server`; `measured` describes a comparison of devices."""
 
     server: EngineServer
     path: Path
@@ -59,20 +59,20 @@ class Built:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Change:
-    """A change to the model `name`, as ServerStatus shows it. No other change to it is under way."""
+    """A change in progress to the model `name`; there is at most one for each model."""
 
     changes: Changes
     name: str
-    owner: int | None  # Of a user's own
+    owner: int | None  # The user of an own model
     notify: Notify
-    held: AsyncExitStack  # What goes when the change ends
+    held: AsyncExitStack  # Resources released at the end of the change
     stage: str = ""
     fraction: float = 0.0
     text: str = ""
-    unserved: str = ""  # Why the CPU engine, which was to serve it first, does not
+    unserved: str = ""  # Reason why the CPU engine does not serve the model first
 
     def report(self, stage: str, fraction: float, text: str = "") -> None:
-        """Note and pass on how far it is."""
+        """Record the progress, and pass it on to the client."""
         self.stage, self.fraction, self.text = stage, fraction, text
         self.notify(strict.to_plain(self.status()))
 
@@ -84,16 +84,16 @@ class Change:
         return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
 
     async def folder(self) -> Path:
-        """Make a staging folder, which is removed when the change ends."""
+        """Create a staging folder, which is removed when the change ends."""
         return await self.held.enter_async_context(cleared_in_thread(self.changes.store.staging()))
 
     async def sources(self, manifest: Manifest) -> Staged:
-        """Stage the stored sources of a model; raises ModelRefused where they are damaged or missing."""
+        """Stage the stored sources of a model; raise ModelRefused if they are damaged or missing."""
         folder, most = await self.folder(), self.changes.limits.max_model_bytes
         return await in_thread(stage_again, self.changes.store, manifest, folder, most)
 
     def keep(self, server: EngineServer, key: str) -> None:
-        """Have a worker keep a file, once it is loaded, until the change ends."""
+        """Pin a file in a worker until the change ends."""
         self.held.enter_context(self.changes.pool.keeping(server, key))
 
     async def load(
@@ -105,12 +105,12 @@ class Change:
         *,
         foreground: bool = True,
     ) -> LoadReport:
-        """Load and check a file in a worker, which keeps it; raises as `EngineServer.load`."""
+        """Pin, load and verify a file in a worker; raise as `EngineServer.load`."""
         self.keep(server, key)
         return await server.load(key, path, progress, foreground=foreground)
 
     async def load_stored(self, server: EngineServer, manifest: Manifest, key: str) -> LoadReport:
-        """Load a form of a stored model; raises as `load`, and Unavailable where its files cannot be used."""
+        """Load a stored model's file by key; raise as `load`, and Unavailable if its files cannot be used."""
         return await self.load(server, key, await in_thread(self.changes.store.form, manifest, key))
 
     async def alter(self, model: ServedModel, event: Event) -> None:
@@ -123,9 +123,9 @@ class Change:
     ) -> None:
         """Store a manifest with its new files, and serve the model by it.
 
-        `entering` gives the event with the manifest. It is called when no other commit is under way, and
-        raises where the change has been overtaken. An error leaves the models as they were. A caller who is
-        cancelled still waits for the end. Variants of another source go, as do files that nothing needs.
+        `entering` returns the event with the manifest. It is called while no other commit runs, and raises if
+        another change has made this one obsolete. An error leaves the models unchanged. A cancelled caller
+        still waits for the end. Variants of another source and unused files are removed.
         """
         await self.changes.in_turn(self._commit(entering, files))
 
@@ -142,9 +142,9 @@ class Change:
 
 
 class Changes:
-    """The changes of one service: of each model one at a time, one compilation and one commit at a time.
+    """The changes of the service: one at a time for each model, and one compilation and commit at a time.
 
-    Each of `forget` is called with the name of a model or a variant that was removed.
+    Each function in `forget` is called with the name of each removed model or variant.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Changes:
         inspector: Inspector,
         records: Path,
     ) -> None:
-        """Initialise; models are compiled with the best schedules in `records`, those of tuning, if any."""
+        """Initialise; models are compiled with the best schedules in the tuning records `records`, if any."""
         self.limits = limits
         self.store = store
         self.registry = registry
@@ -169,7 +169,7 @@ class Changes:
         self.active: dict[str, Change] = {}
         self.forget: Sequence[Callable[[str], None]] = ()
         self.compiling = asyncio.Lock()
-        self.checking = asyncio.Lock()  # Whether models can be compiled, while others are
+        self.checking = asyncio.Lock()  # Held by a check whether a model compiles, beside `compiling`
 
     @asynccontextmanager
     async def begin(
@@ -180,9 +180,9 @@ class Changes:
         replace: bool = True,
         owner: int | None = None,
     ) -> AsyncIterator[Change]:
-        """Change a model, or with `replace` False add one; raises AlreadyExists or ResourceExhausted.
+        """Begin a change to a model, or with `replace` False to a new one.
 
-        The limits are those of administrators' models: users' own have quotas instead.
+        Raises AlreadyExists, and for administrators' models ResourceExhausted; users' own have quotas.
         """
         self.check_idle(name)
         if self.registry.find(name) is not None and not replace:
@@ -198,13 +198,13 @@ class Changes:
             yield change
 
     def check_idle(self, name: str) -> None:
-        """Raise AlreadyExists where a change to a model is under way."""
+        """Raise AlreadyExists if a change to the model is in progress."""
         if name in self.active:
             raise AlreadyExists(f"model {name!r} is being added right now; wait for it or cancel it")
 
     @property
     def adding(self) -> int:
-        """How many models of administrators are being added."""
+        """The number of administrators' models being changed."""
         return sum(change.owner is None for change in self.active.values())
 
     def _check_room(self) -> None:
@@ -224,7 +224,7 @@ class Changes:
         await self.in_turn(remove())
 
     async def remove_variants(self, names: Sequence[str]) -> None:
-        """Remove variants, of those that there are."""
+        """Remove those of the named variants that exist."""
 
         async def remove() -> None:
             await self.drop([name for name in names if self.registry.variant(name) is not None])
@@ -232,7 +232,7 @@ class Changes:
         await self.in_turn(remove())
 
     async def drop(self, names: Sequence[str]) -> None:
-        """Remove from the store, then from service, in turn: where the store fails a model is served on."""
+        """Remove models one by one, from the store before service; an error of the store keeps one served."""
         for name in names:
             remaining = [manifest for manifest in self.registry.manifests() if manifest.name != name]
             await in_thread(self.store.remove, name, remaining)
@@ -241,7 +241,7 @@ class Changes:
                 forget(name)
 
     async def in_turn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Change the store and what is served, to the end, while no other change does."""
+        """Run `work`, which changes store and models, to its end, while no other commit runs."""
 
         async def turn() -> None:
             async with self.commits.turn:

@@ -1,4 +1,4 @@
-"""Has children of the service do jobs of the compiler, `python -m honed.tuner`, within limits."""
+"""Runs jobs of the compiler, `python -m honed.tuner`, in child processes within limits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 async def compile_model(
     job: Job[R], seconds: float, progress: Callable[[Stage], None], *, niceness: int = 0
 ) -> R:
-    """Compile, or only check, within the job's memory too. Cancelling ends the child.
+    """Compile a model, or check whether it compiles, within the job's memory. Cancellation ends the child.
 
-    Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached,
-    Unavailable without a compiler, or another error the compiler reports.
+    Raises ModelRefused with every reason, MissingFiles, ResourceExhausted if a limit was reached, Unavailable
+    without a compiler, or another error that the compiler reports.
     """
 
     def heard(news: News) -> None:
@@ -53,10 +53,10 @@ async def do(
     seconds: float | None,
     started: Callable[[Child], None] = lambda _: None,
 ) -> R:
-    """Run a job in a child process and return its result, after passing on the news that the child sent.
+    """Run a job in a child process, pass its events to `heard`, and return its result.
 
-    Cancelling ends the child. Raises the error that the child reports, Died, Unavailable without a compiler,
-    and TimeoutError after `seconds`.
+    Cancellation ends the child. Raises the error that the child reports, JobCrashed, Unavailable without a
+    compiler, and TimeoutError after `seconds`.
     """
     if not places.compiler():
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")

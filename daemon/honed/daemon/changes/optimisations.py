@@ -1,10 +1,9 @@
-"""Checks how far ONNX Runtime may optimise each model, and has the CPU engine run it so.
+"""Finds the highest ONNX Runtime optimisation level that keeps a model's outputs, and serves the model at it.
 
 The CPU engine runs a model without optimisation until a job of the compiler's package has compared ONNX
-Runtime's optimised answers with its unoptimised ones: in a child that serves nobody, at a low priority, one
-model at a time and once for each file and version of ONNX Runtime. Then it loads the model anew at the
-highest level that is right; the session before answers until that is loaded. What cannot be checked stays
-as it is.
+Runtime's optimised outputs with the unoptimised ones. The job runs in a child at low priority, for one model
+at a time, and once for each file and version of ONNX Runtime. Then the CPU engine loads the model again at
+that level; the previous session answers until it is loaded. A model that cannot be checked is not optimised.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from honed.protocol.results import OptimisationCheck, SessionSettings
 from honed.runtime.engines import HIGHEST, LOWEST
 
 _NICENESS = 15
-_SECONDS = 600.0  # That a check may take
+_SECONDS = 600.0  # Limit of a check
 NO_COMPILER = "honed-tuner, which makes the inputs, is not installed"
 _log = logging.getLogger(__name__)
 
 
 class OptimisationChecks:
-    """The checks of one service."""
+    """The optimisation checks of the service, one at a time."""
 
     def __init__(self, limits: Limits, store: Store, registry: Registry, pool: EngineManager) -> None:
         self._limits = limits
@@ -44,11 +43,11 @@ class OptimisationChecks:
         self._registry = registry
         self._pool = pool
         self._turn = asyncio.Lock()
-        self._under_way: dict[str, asyncio.Task[None]] = {}  # By the key of the source
+        self._under_way: dict[str, asyncio.Task[None]] = {}  # Checks by key of the source
         self._restoring: asyncio.Task[None] | None = None
 
     def begin(self, manifest: Manifest) -> None:
-        """Have a model checked that its CPU engine runs; what is known of its file already is taken over."""
+        """Start the check of a model served by the CPU engine, or reuse the result for its file."""
         key, cpu = manifest.source_key, self._pool.cpu_for(manifest.owner)
         if manifest.interface is None or cpu is None or key in self._under_way:
             return
@@ -61,17 +60,14 @@ class OptimisationChecks:
             self._pool.handle(OptimisationChecked(key, known))
 
     async def done(self, manifest: Manifest) -> OptimisationCheck | None:
-        """Return the result of the check of a model's file, or None if it was not checked.
-
-        A check that is under way is waited for.
-        """
+        """Return the result of the check of a model's file, after one in progress; None if there was none."""
         task = self._under_way.get(manifest.source_key)
         if task is not None:
             await asyncio.wait([task])
         return self._registry.optimisation(manifest.source_key)
 
     def restored(self) -> None:
-        """Start to check the models whose check is missing or outdated, unless that is under way.
+        """Start to check all models whose check is missing or outdated, unless that is in progress.
 
         Call it when the models are restored, and when a compiler is installed.
         """
@@ -79,14 +75,14 @@ class OptimisationChecks:
             self._restoring = asyncio.ensure_future(self._restore())
 
     def sweep(self) -> None:
-        """End the checks of files that no model has any more."""
+        """Cancel the checks of files that no model has any more."""
         keys = {manifest.source_key for manifest in self._registry.manifests()}
         for key, task in self._under_way.items():
             if key not in keys:
                 task.cancel()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all checks in progress."""
         tasks = [*self._under_way.values(), *([self._restoring] if self._restoring is not None else [])]
         for task in tasks:
             task.cancel()
@@ -94,10 +90,7 @@ class OptimisationChecks:
             await asyncio.wait(tasks)
 
     async def _restore(self) -> None:
-        """Check the models that are outdated as each CPU engine's process comes up.
-
-        Nothing is served by an ONNX Runtime before its process runs, which reports its version.
-        """
+        """Check models with outdated checks as each CPU engine starts, which then reports its version."""
         owners = {entry.manifest.owner for entry in self._registry.models() if entry.can_run_on_cpu}
 
         async def come(owner: int | None) -> None:
@@ -107,7 +100,7 @@ class OptimisationChecks:
                 for entry in self._registry.models():
                     if entry.manifest.owner == owner and self._registry.serves(entry):
                         self.begin(entry.manifest)
-                        await self.done(entry.manifest)  # What is added meanwhile comes before the rest
+                        await self.done(entry.manifest)  # Models added meanwhile precede the rest
 
         await asyncio.gather(*map(come, owners))
 
@@ -118,26 +111,26 @@ class OptimisationChecks:
 
     async def _check(self, manifest: Manifest, key: str, cpu: EngineServer) -> None:
         async with self._turn:
-            self.sweep()  # It may have waited long
+            self.sweep()  # The models may have changed while the check waited
             found = dataclasses.replace(await self._found(manifest), runtime=cpu.engine.fingerprint)
             await self._adopt(manifest, key, found)
             _tell(manifest.name, found)
 
     async def _adopt(self, manifest: Manifest, key: str, found: OptimisationCheck) -> None:
-        """Have the CPU engines run a file as `found` says from now on, and remember that."""
+        """Reload a file in the CPU engines as `found` says, and store that."""
         lost: list[EngineServer] = []
         if found.asked != self._registry.asked(key):
-            self._registry.rechecked[key] = found  # Of whatever loads it from now on
+            self._registry.rechecked[key] = found  # Later loads follow it, too
             lost = [server for server in self._holders(key) if not await self._reloaded(server, key)]
         self._pool.handle(OptimisationChecked(key, found))
         self._registry.rechecked.pop(key, None)
-        for server in lost:  # The next process loads it so
+        for server in lost:  # The next process loads the file as found
             server.supervisor.kill(f"it could not load model {manifest.name} at another level")
 
     async def settle(self, manifest: Manifest, session: SessionSettings) -> SessionSettings | None:
-        """Have a model run in this session, and return the settings that it has then.
+        """Have the CPU engine run a model with these session settings, and return them.
 
-        Returns None, and changes nothing, where the file was checked anew meanwhile.
+        Returns None, and changes nothing, if the file was checked again meanwhile.
         """
         key, known = manifest.source_key, manifest.optimisation
         async with self._turn:
@@ -147,7 +140,7 @@ class OptimisationChecks:
             return session
 
     async def halved(self, manifest: Manifest, threads: int, form: Path) -> bool:
-        """Have the fp16 form of a model written to `form`; return whether it is right on so many threads."""
+        """Write a model in fp16 to `form`; return whether its outputs on `threads` threads are right."""
         async with self._turn:
             found = await self._found(manifest, threads, form)
         known = manifest.optimisation
@@ -192,7 +185,7 @@ class OptimisationChecks:
                 yield server
 
     async def _reloaded(self, server: EngineServer, key: str) -> bool:
-        """Have a process load a file at its level now; whether it could."""
+        """Load a file again at its present level; return whether that succeeded."""
         manifest = next((m for m in self._registry.manifests() if m.source_key == key), None)
         if manifest is None:
             return True
@@ -206,8 +199,8 @@ class OptimisationChecks:
 
 
 def _outdated(known: OptimisationCheck) -> bool:
-    """Return whether a check can be made that could not be, or not as well, before."""
-    earlier = known.level != LOWEST  # Of an earlier version, which served what it could not check
+    """Return whether a failed check should be repeated."""
+    earlier = known.level != LOWEST  # Earlier versions optimised models that they could not check
     return not known.checked and (earlier or (known.why == NO_COMPILER and places.compiler()))
 
 

@@ -1,4 +1,4 @@
-"""Changes of the version and of the engine that serve a model: by comparison, or by hand."""
+"""Changes the version and the engine that serve a model, by comparison or by request of a user."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Must(Enum):
-    """What a version has to be, beside the one that is served, to take its place."""
+    """The requirement that a version must meet, compared with the served one, to replace it."""
 
     BE_FASTER = auto()
     BE_NO_SLOWER = auto()
@@ -61,7 +61,7 @@ class _Must(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Successor:
-    """A file that may be served in the place of the present version, why it was made, and what it must be."""
+    """A file that may replace the present version, with the reason it was compiled and its requirement."""
 
     file: StoredFile
     path: Path
@@ -72,7 +72,7 @@ class _Successor:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Publisher:
-    """Changes which version of a model is served, and which engine; `policy` is the setting serve.engine."""
+    """A publisher of versions and a switch of engines; `policy` is the setting serve.engine."""
 
     changes: Changes
     registry: Registry
@@ -97,10 +97,10 @@ class Publisher:
         )
 
     async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
-        """Serve a faster form of a model, if it is one; the result of ModelPublish.
+        """Serve a new version of a model if it is faster, and return the result of ModelPublish.
 
-        Raises AlreadyExists where another version came meanwhile, ModelRefused where it is another model or
-        the device gives wrong answers with it. One that is slower or in quarantine is not an error.
+        Raises AlreadyExists if another version was served meanwhile, ModelRefused if it is another model or
+        its outputs are wrong. A version that is slower or in quarantine is not an error.
         """
         self.pool.wake(params.name)
         entry, before = self.registry.compiled(params.name)
@@ -125,9 +125,9 @@ class Publisher:
     async def resized(
         self, change: Change, entry: ServedModel, made: Built, why: str, *, slower_too: bool
     ) -> ModelPublished:
-        """Serve a form of a model with other sizes of its parts, each of which was timed, if not slower.
+        """Serve a version with other size specialisations, each already timed, if it is no slower.
 
-        With `slower_too` that does not matter: compiled forms were asked for. Raises as `publish` does.
+        With `slower_too`, because compiled files were requested, it may be slower. Raises as `publish` does.
         """
         _, before = self.registry.compiled(entry.name)
         _check_interface(before, made.model)
@@ -142,9 +142,9 @@ class Publisher:
             return _kept(self.registry.find(entry.name) or entry, str(kept))
 
     async def _compared(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:
-        """Load the successor beside the present version, and let the better one serve.
+        """Load the successor beside the present version, and serve it if it meets its requirement.
 
-        What has forms for other sizes is as good where it is no slower: the inputs may not meet these.
+        One with other size specialisations need only be no slower, as the inputs may not have these sizes.
         """
         server, key = self.pool.device_of(entry), successor.file.sha256
         version = new_version(
@@ -157,7 +157,7 @@ class Publisher:
             brought=_new_schedules(successor.model, entry.compiled),
         )
         change.keep(server, key)
-        await server.wait_ready(self.changes.limits.load_seconds)  # It may have slept
+        await server.wait_ready(self.changes.limits.load_seconds)  # The engine may have been stopped
         try:
             if entry.on_cpu or entry.state is not State.READY:
                 change.keep(server, entry.key)
@@ -200,7 +200,7 @@ class Publisher:
         """Return the event that makes a new version the model's successor.
 
         Raises AlreadyExists if the version it was compared with is not served any more: a rollback meanwhile
-        is stored and must stay.
+        must not be undone.
         """
         if not self.registry.serves(entry):
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
@@ -209,7 +209,7 @@ class Publisher:
         model = successor.model
         if choice is None:
             return SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
-        # It was compared with all there is; no trial of it would tell more.
+        # The comparison covered both engines, so a canary would show nothing more.
         manifest = dataclasses.replace(manifest, history=settle(history)).decided(
             chosen=choice.engine, reason=choice.why, times=choice.times
         )
@@ -219,7 +219,7 @@ class Publisher:
         )
 
     async def rollback(self, params: RollbackParams) -> RolledBack:
-        """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
+        """Serve an earlier version again, and quarantine the present one. Raises NotFound."""
         self.pool.wake(params.name)
         entry = self.registry.get(params.name)
         target = self._target(entry, params.version)
@@ -228,7 +228,7 @@ class Publisher:
         return RolledBack(version=target.number)
 
     async def pin(self, params: PinParams) -> results.VersionPinned:
-        """Serve a version and let no other take its place, or (version 0) allow that again; or an engine."""
+        """Pin a version, serving it first if necessary, or an engine; version 0 unpins the version."""
         self.pool.wake(params.name)
         entry = self.registry.entry(params.name)
         if params.engine is not None:
@@ -273,7 +273,7 @@ class Publisher:
     async def _serve_again(
         self, entry: ServedModel, target: ModelVersion, reason: str, *, quarantine: str, pinned: bool | None
     ) -> None:
-        """Load an earlier version and put it in place, by hand."""
+        """Load an earlier version and serve it."""
         file = version_file(entry.manifest, target)
         async with self.changes.begin(entry.name) as change:
             path = self.changes.store.object(file)
@@ -288,10 +288,10 @@ class Publisher:
         _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
 
     async def _pin_engine(self, entry: ServedModel, engine: str) -> None:
-        """Have "gpu", the compiled form, or "cpu" serve a model; "" lets the service choose again.
+        """Pin "gpu" (the compiled file) or "cpu" as a model's engine; "" lets the service choose again.
 
-        It is loaded there before. Raises Unavailable where there is no such form or engine, and ModelRefused
-        where the engine cannot run the model.
+        The engine loads the model first. Raises Unavailable if there is no compiled file or no such engine,
+        and ModelRefused if the engine cannot run the model.
         """
         if engine not in ("", "gpu", "cpu"):
             raise InvalidArgument(f"there is no engine {engine[:20]!r} to pin; use 'opencl' or 'onnxruntime'")
@@ -319,10 +319,9 @@ class Publisher:
         )
 
     def _engine_let_go(self, entry: ServedModel) -> EngineChosen:
-        """Return the choice of engine for a model that is not pinned any more.
+        """Return the choice of engine for a model that is unpinned.
 
-        It follows the times that are known; without them the engine stays, and where there is a choice, both
-        are compared again.
+        It follows the known times. Without them the engine stays, and the core compares both if possible.
         """
         manifest = entry.manifest
         wanted = manifest.decision.requested or self.policy
@@ -341,7 +340,7 @@ class Publisher:
 async def _turned_away(
     change: Change, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
 ) -> ModelPublished:
-    """Remember a successor that is not taken, its file aside."""
+    """Record a rejected successor without its file, quarantined if `quarantine` says why."""
     reason = reason or quarantine
     _log.warning("model %s: a successor is not served: %s", entry.name, reason)
     if quarantine:
@@ -387,7 +386,7 @@ def _kept(
 
 
 def _new_schedules(model: CompiledFileInfo, before: CompiledFileInfo | None) -> tuple[str, ...]:
-    """Return the measured schedules that a version has and the one before lacks (`ModelVersion.brought`)."""
+    """Return the measured schedules that a version adds to the previous one (`ModelVersion.brought`)."""
     measured, known = (
         {
             f"{kernel.task} {origin.name}": None

@@ -1,4 +1,4 @@
-"""How single models are served, as their users set it: checked, proven where that is needed, and kept."""
+"""Changes the settings of models: checks values, verifies that batching is possible, and stores them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from honed.protocol.results import ModelSettings
 MAX_BATCH = 1024
 MAX_DELAY_US = 10_000_000
 MAX_WARM_UP = 100
-_MOST_ELEMENTS = 1 << 28  # Of an input that is made up
+_MOST_ELEMENTS = 1 << 28  # Maximum elements of a synthetic input
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class SettingsKeeper:
-    """Changes the settings of models."""
+    """A keeper of models' settings."""
 
     changes: Changes
     pool: EngineManager
@@ -48,7 +48,7 @@ class SettingsKeeper:
         return settings
 
     async def _prove_rows(self, change: Change, entry: ServedModel) -> None:
-        """Raise InvalidArgument where requests cannot be run as one, or would change each other's answers."""
+        """Raise InvalidArgument if requests cannot be batched, or would change each other's outputs."""
         name, manifest = entry.name, entry.manifest
         if wrong := _objection(manifest.interface):
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
@@ -79,7 +79,7 @@ def _check(settings: ModelSettings, entry: ServedModel) -> None:
 
 
 def _objection(interface: Interface | None) -> str:
-    """Return why the file of a model rules out joining requests for it; "" where it does not."""
+    """Return why a model's interface prevents batching; "" if it does not."""
     if interface is None:
         return "the CPU engine, which takes any number of rows, does not run it"
     for what, tensors in (("input", interface.inputs), ("output", interface.outputs)):

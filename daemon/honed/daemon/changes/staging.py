@@ -1,4 +1,4 @@
-"""Files of a model that is to be compiled: received from a client, or as they were stored."""
+"""Stages the files of a model to be compiled: received from a client, or copied from the store."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from honed.protocol.results import ObservedSizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
+    """The files in a staging folder, and how to compile them; `device` is the one the user requested.
 
-    `calibration` is a folder of inputs, None where there are none of the user's. `existing_build` is a
-    compiled form of the same model for other shapes, whose choice of precision is taken. Not `foreground`:
-    nobody waits.
+    `calibration` is a folder of the user's inputs, None if there are none. `existing_build` is a compiled
+    file of the model for other shapes, whose precision is reused. Without `foreground` no client waits.
     """
 
     folder: Path
-    sources: tuple[tuple[StoredFile, Path], ...]  # Empty where a compiled file was given
-    model_file: Path  # The model file
+    sources: tuple[tuple[StoredFile, Path], ...]  # Source files; empty for a compiled file
+    model_file: Path  # The ONNX file, or the compiled file
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str | None
     calibration: Path | None = None
     existing_build: Path | None = None
     foreground: bool = True
-    state: dict[str, str] = field(default_factory=dict)  # Inputs by output, as the user named them
-    owner: int | None = None  # As in the manifest
-    sizes: tuple[ObservedSizes, ...] = ()  # Of parts, to compile them for
-    keep_slower: bool = False  # Parts are to run compiled for sizes whatever the CPU engine takes
-    seconds: float | None = None  # That compiling may take, where that is less than for others
+    state: dict[str, str] = field(default_factory=dict)  # State that the user declared: inputs by output
+    owner: int | None = None  # Owner, as in the manifest
+    sizes: tuple[ObservedSizes, ...] = ()  # Sizes to specialise partitions for
+    keep_slower: bool = False  # Keep specialisations even if the CPU engine is faster
+    seconds: float | None = None  # Limit of compile time, below the configured one
 
 
 async def stage(
@@ -46,7 +45,7 @@ async def stage(
 ) -> Staged:
     """Receive the files that a client sent, of at most `most` bytes in all.
 
-    Raises InvalidArgument for options that a compiled file cannot have.
+    Raises InvalidArgument if a compiled file comes with other files or options.
     """
     given, calibration = folder / "given", folder / "calibration"
     sources = len(params.files) - (options.calibration or 0)
@@ -75,9 +74,9 @@ async def stage(
 
 
 def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> Staged:
-    """Copy the stored sources of a model to `folder` under their names; blocking.
+    """Copy the stored sources of a model to `folder` under their names (blocking).
 
-    Raises ModelRefused where they are damaged, or there are none.
+    Raises ModelRefused if they are damaged, or there are none.
     """
     files = []
     for file in manifest.sources:
@@ -102,7 +101,7 @@ def stage_again(store: Store, manifest: Manifest, folder: Path, most: int) -> St
 
 
 def copies(staged: Staged) -> list[tuple[StoredFile, Path]]:
-    """Return hard links to the sources, which can be moved to the store; blocking."""
+    """Return hard links to the sources, which can be moved to the store (blocking)."""
     copies = []
     for number, (file, path) in enumerate(staged.sources):
         copy = staged.folder / f"source-{number}"

@@ -1,10 +1,10 @@
-"""Who pays for a worker that ended: the model that ran, a model that was being loaded, or nobody.
+"""Charges a worker's crash to the model that ran, to a model that was being loaded, or to none.
 
-A run is charged, and a load only where nothing ran. On a device a model that ends workers again and again is
-given up. In a CPU engine it is isolated for a while: the engine that isolates models begins one thing at a
-time, so that the end of its process leaves no doubt, and harms no other model. The request that is suspected
-of having ended the process of all models runs again there, too. That is the one that began last: others begin
-only beside runs that have taken long.
+A run is charged; a load only if nothing ran. On a device, a model that crashes workers repeatedly is given
+up. In a CPU engine it is isolated for a while: the isolating engine begins one run or load at a time, so that
+the cause of a crash is certain, and no other model is harmed. The request suspected of a crash of the shared
+process is also retried there. The suspect is the request that began last, because others begin only beside
+runs that have taken long.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from .model import (
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded
 from .state import Core, removed
 
-_MOST_SPARED = 2  # Ends of processes for which another run is to blame, before a request is suspected, too
-_MOST_EMPTY = 64  # Ways in which inputs are empty, that are remembered of a model
-_UNUSED_SECONDS = 40.0  # Without a request, after which no sequence is lost with an engine's process
+_MOST_SPARED = 2  # Crashes blamed on other runs before a long-running request is suspected, too
+_MOST_EMPTY = 64  # Combinations of empty axes recorded for a model
+_UNUSED_SECONDS = 40.0  # Time without a request after which a model with state may change process
 
 
 def note_answered(running: RunningRequest, engine: Engine) -> None:
-    """Remember that inputs which are empty in some places are answered."""
+    """Record that the CPU engine answered inputs with these empty axes."""
     answers = running.model.crash_record.answers
     if running.ticket.empty and is_cpu(engine.name) and len(answers) < _MOST_EMPTY:
         answers[running.ticket.empty] = True
 
 
 def check(model: ServedModel, engine: Engine, ticket: Ticket) -> None:
-    """Raise InvalidArgument where a request is known to end the CPU engine's process."""
+    """Raise InvalidArgument if a request's empty inputs are known to crash the CPU engine."""
     if is_cpu(engine.name) and not model.crash_record.answers.get(ticket.empty, True):
         raise _deadly(ticket, engine)
 
 
 def suspects(engine: Engine, fallen: list[RunningRequest]) -> list[RunningRequest]:
-    """Return the runs that may have ended a worker: in a CPU engine not those that had taken long by then."""
+    """Return the runs that may have crashed a worker: in a CPU engine, those that had not taken long yet."""
     found = [each for each in fallen if not each.long or each.ticket.spared >= _MOST_SPARED]
     return found if found and is_cpu(engine.name) else fallen
 
 
 def spare(core: Core, running: RunningRequest) -> None:
-    """Run a request again that is not to blame for the end of its worker."""
+    """Retry a request that is not to blame for the crash, without counting the attempt."""
     if not running.abandoned:
         running.ticket.attempts -= 1
         running.ticket.spared += 1
@@ -63,9 +63,9 @@ def spare(core: Core, running: RunningRequest) -> None:
 
 
 def run(core: Core, engine: Engine, running: RunningRequest, event: WorkerLost) -> None:
-    """Charge a run with which a worker ended, unless that was ended from outside; run it again or refuse it.
+    """Charge a run for its worker's crash, unless that was ended from outside; retry or refuse the request.
 
-    The engine is known to have lost its worker.
+    The caller has already handled the loss of the engine's worker.
     """
     ticket, reason, from_outside = running.ticket, event.reason, event.from_outside
     last = ticket.attempts >= ATTEMPTS or (engine.isolating and not from_outside)
@@ -85,19 +85,19 @@ def run(core: Core, engine: Engine, running: RunningRequest, event: WorkerLost) 
         sentence = f"the request failed in {ticket.attempts} workers; last: {reason}"
         core.act(Refuse(ticket.number, Unavailable(sentence)))
     else:
-        # State that a request needs is in the process of its engine, if anywhere.
+        # State that a held request needs lies in the process of its engine.
         ticket.isolated = is_cpu(engine.name) and not ticket.held and not from_outside
         running.model.statistics.retried()
         wait_again(core, ticket)
 
 
 def wait_again(core: Core, ticket: Ticket) -> None:
-    """Have a request wait for its next run, where its model is served by now; refuse it where it is not."""
+    """Enqueue a request again on the engine that serves its model now; refuse it if none does."""
     model = core.models.find(ticket.model)
     if model is None:
         core.act(Refuse(ticket.number, removed(ticket.model)))
         return
-    if ticket.isolated and not model.can_run_on_cpu:  # It was replaced by one that ONNX Runtime cannot run
+    if ticket.isolated and not model.can_run_on_cpu:  # A model that needs a compiler replaced its own
         ticket.isolated = False
     engine = core.engine_for(model, ticket)
     deployment = model.deployments.get(engine.name)
@@ -115,7 +115,7 @@ def wait_again(core: Core, ticket: Ticket) -> None:
 
 
 def loads(core: Core, engine: Engine, event: WorkerLost, *, ran: bool) -> None:
-    """Charge the loads that were cut short, where nothing ran in the worker and nobody else ended it."""
+    """Charge the interrupted loads, unless a run is to blame or the worker was ended from outside."""
     fallen, engine.fallen_loads = engine.fallen_loads, []
     if ran or event.from_outside:
         return
@@ -125,7 +125,7 @@ def loads(core: Core, engine: Engine, event: WorkerLost, *, ran: bool) -> None:
 
 
 def load(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> None:
-    """Count a process that ended loading a model; refuse the model for a while after the second."""
+    """Count a crash while loading a model; from the second one on, refuse the model for a while."""
     engine = core.engines[deployment.engine]
     model.crash_record.load_crashes += 1
     if model.crash_record.load_crashes > 1:
@@ -135,7 +135,7 @@ def load(core: Core, model: ServedModel, deployment: Deployment, reason: str) ->
 
 
 def try_again(core: Core) -> None:
-    """Try again what was refused for long enough, and end what was isolated for long enough."""
+    """Retry deployments and end isolations whose time is over."""
     for engine in list(core.engines.values()):
         for _, deployment in core.deployments_on(engine):
             if deployment.due(core.now):
@@ -146,7 +146,7 @@ def try_again(core: Core) -> None:
 
 
 def revive(core: Core, deployment: Deployment) -> None:
-    """Have a deployment loaded that ended processes and was refused for long enough."""
+    """Load a deployment again that was refused for a while because it crashed processes."""
     deployment.state, deployment.reason, deployment.again = State.LOADING, "", float("inf")
     engine = core.engines[deployment.engine]
     start_if_stopped(core, engine)
@@ -179,12 +179,12 @@ def _charge(core: Core, engine: Engine, model: ServedModel, reason: str) -> None
 
 
 def part(core: Core, model: ServedModel, shared: Engine, reason: str) -> None:
-    """Have ONNX Runtime run a model apart from others, beside which a CPU engine has no memory for it."""
+    """Isolate a model for which the shared CPU engine has no memory beside other models."""
     _isolate(core, model, shared, f"{shared.shown} has no memory for it beside other models ({reason})")
 
 
 def _isolate(core: Core, model: ServedModel, shared: Engine, why: str) -> None:
-    """Have ONNX Runtime run a model apart from the others for a while."""
+    """Have ONNX Runtime run a model in a process apart for a while, longer each time."""
     seconds = model.crash_record.isolated()
     model.isolated = f"{why}; it runs in a process apart from the other models for {seconds:g} s"
     model.isolated_until = core.now + seconds
@@ -193,7 +193,7 @@ def _isolate(core: Core, model: ServedModel, shared: Engine, why: str) -> None:
 
 
 def _rejoin(core: Core, model: ServedModel) -> None:
-    """Have ONNX Runtime run a model among the others again, unless sequences of it would be lost."""
+    """Have ONNX Runtime run a model in the shared process again, unless recent sequences would be lost."""
     apart = core.cpu_engine_of(model)
     assert apart is not None
     interface, deployment = model.manifest.interface, model.deployments.get(apart.name)
@@ -207,7 +207,7 @@ def _rejoin(core: Core, model: ServedModel) -> None:
 
 
 def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
-    """Move a model from one CPU engine to the one that may run it now, with the requests that wait."""
+    """Move a model and its waiting requests from a CPU engine to the one that may run it now."""
     other = core.cpu_engine_of(model)
     assert other is not None
     before = model.deployments.pop(left.name, None)
@@ -238,9 +238,9 @@ def _change_process(core: Core, model: ServedModel, left: Engine) -> None:
 
 
 def _end_by_being_empty(running: RunningRequest) -> bool:
-    """Return whether the CPU engine ends on inputs that are empty in this way: none were ever answered.
+    """Return whether the request's empty axes are to blame: none with these was ever answered. Record that.
 
-    The model is not run on such inputs any more, and goes on with all others.
+    The model is not run on such inputs any more, but serves all others.
     """
     blame, empty = running.model.crash_record, running.ticket.empty
     if not empty or blame.answers.get(empty) or len(blame.answers) >= _MOST_EMPTY:
@@ -251,7 +251,7 @@ def _end_by_being_empty(running: RunningRequest) -> bool:
 
 
 def _deadly(ticket: Ticket, engine: Engine, reason: str = "") -> InvalidArgument:
-    """Return the error for a request that ended the CPU engine's process, or is known to do so."""
+    """Return the error for a request that crashed the CPU engine, or is known to do so."""
     where = ", ".join(f"{name!r} in axis {axes[0]}" for name, axes in ticket.empty or ())
     what = f"inputs that are empty ({where})" if where else "these inputs"
     how = f" ({reason})" if reason else ""

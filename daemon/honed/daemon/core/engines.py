@@ -1,4 +1,4 @@
-"""Which engine serves a model: one that stands in for a lost one, and choices between two."""
+"""Decides which engine serves a model: failover from a lost engine, and the choice between two engines."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from .model import DRIFT_SECONDS, Engine, Phase, ServedModel, State, is_cpu
 from .scheduling import load_next, run_next, start_if_stopped, stop_if_unneeded, wake_for
 from .state import Core
 
-# ---- Engines that are lost: another serves their models until they are back ----
+# ---- Failover: another engine serves the models of a lost engine until it is back ----
 #
-# The compiled files stay as they are: a file runs on any device within whose limits it is, and is served
-# there only if its probes are answered right (docs/dev/format.md).
+# Compiled files are not changed: a file runs on any device whose limits it respects, and is served there
+# only if its outputs for the probes are right (docs/dev/format.md).
 
-CPU = "cpu"  # As a device: the first CPU there is
-LINGERING_SECONDS = 40.0  # That the CPU engine keeps what it does not serve
+CPU = "cpu"  # Name of a fallback device: the first processor
+LINGERING_SECONDS = 40.0  # Time that a CPU engine keeps an unused deployment
 
 
 def worker_ready(core: Core, event: WorkerReady) -> None:
-    """Load what is to be served here, and what belongs here and is served elsewhere.
+    """Load the models that the engine serves, and those that prefer it but are served elsewhere.
 
-    Another device, driver or ONNX Runtime may make for other choices.
+    Then reconsider choices, as the device, driver or ONNX Runtime may have changed.
     """
     engine = core.engines[event.engine]
     engine.worker, engine.spec, engine.family = event.worker, event.spec, event.family
@@ -58,7 +58,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
 
 
 def _forget_checks(core: Core, engine: Engine) -> None:
-    """Forget how far another ONNX Runtime could optimise models: this one does not until it is checked."""
+    """Drop the optimisation checks of another version of ONNX Runtime: this one must be checked first."""
     for model in core.models.all():
         known = model.manifest.optimisation
         if known is not None and known.runtime != engine.fingerprint and model.cpu_engine == engine.name:
@@ -66,7 +66,7 @@ def _forget_checks(core: Core, engine: Engine) -> None:
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
-    """Mark all that was loaded on a worker as gone; if no worker starts, the engine has failed."""
+    """Mark the worker's deployments as lost; if no worker starts, fail over to another engine."""
     engine = core.engines[event.engine]
     if engine.phase is not Phase.STOPPING:
         engine.phase = Phase.FAILED if event.failed else Phase.STARTING
@@ -77,7 +77,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
 
 
 def server_stopped(core: Core, event: ServerStopped) -> None:
-    """Mark an engine as resting whose worker was stopped, and wake it if it is needed again."""
+    """Mark a stopped engine as resting, and start it if it is needed again."""
     engine = core.engines[event.engine]
     engine.phase = Phase.RESTING
     _forget_loaded(core, engine)
@@ -90,7 +90,7 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
 
 
 def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
-    """Let a model's own engine, which has loaded it, serve it again."""
+    """Have a model's preferred engine, which has loaded it, serve it again."""
     left = core.engines[model.engine]
     model.engine, model.failover_reason = engine.name, ""
     model.crash_record.crashes = 0
@@ -101,7 +101,7 @@ def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
 
 
 def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
-    """Leave a model with its stand-in: its own engine is back and cannot run it."""
+    """Leave a model on the engine that it failed over to: its preferred one is back but cannot run it."""
     del model.deployments[engine.name]
     if is_cpu(engine.name):
         core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
@@ -111,7 +111,7 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
 
 
 def tick(core: Core, _: Tick) -> None:
-    """Let go of what the CPU engine does not serve, and nobody asked for lately; try again what failed."""
+    """Remove unused deployments from the CPU engines, and retry models whose pause is over."""
     blame.try_again(core)
     for engine in list(core.engines.values()):
         if is_cpu(engine.name):
@@ -131,7 +131,7 @@ def _let_go(core: Core, cpu: Engine) -> None:
 
 
 def fail_over(core: Core, engine: Engine) -> None:
-    """Have another engine serve the models of one that is lost; where there is none, requests are told so."""
+    """Have other engines serve the models of a lost one; refuse the requests that remain."""
     _hand_over(core, engine)
     for ticket in engine.queue.drop_all():
         core.act(Refuse(ticket.number, Unavailable(f"the worker does not start ({engine.reason})")))
@@ -177,9 +177,9 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
 
 
 def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
-    """Return the engine that serves a model while another is lost, or None.
+    """Return the engine that serves a model while `engine` is lost, or None.
 
-    This is the CPU engine where it can, else the device that stands in.
+    This is the engine of the other kind if it can, else for a device the fallback device.
     """
     other = core.other_for(model, engine)
     return other if other is not None or is_cpu(engine.name) else _stand_in_for(core, engine)
@@ -201,15 +201,15 @@ def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
     return core.add_engine(core.fallback, stand_in=True)
 
 
-# ---- Which of two engines a model belongs to: choices that are made, pinned, and due to be made again ----
+# ---- The preferred engine: choosing, pinning and reconsidering it ----
 #
-# A choice stands on times that both engines took in turns. It is made anew when the device, its driver or
-# ONNX Runtime is another than it was then, and when requests take another time than that. What was measured
-# while other programs were busy is measured again when the machine is idle (`changes/publish.py`).
+# A choice is based on times of both engines, measured in turns. Both are compared again when the device, its
+# driver or ONNX Runtime has changed, and when the latency has drifted. Times measured while other programs
+# were busy are measured again when the machine is idle (`features/reselection.py`).
 
 
 def timed(core: Core, event: InferenceTimed) -> None:
-    """Compare again where requests take another time now than the engine took when it was chosen."""
+    """Compare the engines again if the latency has drifted from that measured for the choice."""
     model = core.models.numbered(event.model)
     if model is None or model.manifest.decision.times is None or event.engine != model.engine:
         return
@@ -219,14 +219,14 @@ def timed(core: Core, event: InferenceTimed) -> None:
 
 
 def reconsider(core: Core, engine: str) -> None:
-    """Compare what stands on times of another device, driver or ONNX Runtime than `engine` has now."""
+    """Compare engines again for choices made with another device, driver or ONNX Runtime."""
     for model in core.models.all():
         if engine in (model.device, model.cpu_engine):
             reconsider_model(core, model)
 
 
 def reconsider_model(core: Core, model: ServedModel) -> None:
-    """Compare the engines for one model again if its choice is outdated and what this needs is there."""
+    """Compare the engines for a model again if its choice is outdated and both are available."""
     if _outdated(core, model):
         _compare(core, model)
 
@@ -242,14 +242,14 @@ def _outdated(core: Core, model: ServedModel) -> bool:
 
 
 def _compare(core: Core, model: ServedModel) -> None:
-    """Compare the engines of a model if that is possible and the last time was a while ago."""
+    """Compare the engines of a model if possible, and at most once in DRIFT_SECONDS."""
     if comparable(core, model) and core.now - model.compared >= DRIFT_SECONDS:
         model.comparing, model.compared = True, core.now
         core.act(CompareEngines(model))
 
 
 def comparable(core: Core, model: ServedModel) -> bool:
-    """Return whether a model's engine may be chosen by times, and both engines can take part now."""
+    """Return whether a model's engine may be chosen by times, and both engines can be compared now."""
     if core.cpu_engine_of(model) is None or model.isolated or model.comparing or model.canary is not None:
         return False
     device = core.engines[model.device]
@@ -260,7 +260,7 @@ def comparable(core: Core, model: ServedModel) -> bool:
 
 
 def optimisation_checked(core: Core, event: OptimisationChecked) -> None:
-    """Remember it of all models of that source; run in another way the CPU engine takes another time."""
+    """Store the check with all models of that source; compare engines again if the session changes."""
     for model in core.models.all():
         before = model.manifest.optimisation
         if model.manifest.source_key != event.source or not model.can_run_on_cpu or before == event.found:
@@ -281,13 +281,13 @@ def engines_not_compared(core: Core, event: EnginesNotCompared) -> None:
 
 
 def chosen(core: Core, event: EngineChosen) -> None:
-    """Have the engine serve that was chosen; the other one does until it has loaded the model."""
+    """Move a model to the chosen engine; the other one serves it until the model is loaded."""
     model = core.models.numbered(event.model)
     if model is None:
         return
     if event.pinned is None:
         model.comparing = False
-        if model.manifest.decision.pinned_engine:  # By hand, while they were compared
+        if model.manifest.decision.pinned_engine:  # A user pinned it during the comparison
             return
     manifest = model.manifest.decided(
         chosen=event.engine,
@@ -305,7 +305,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
 
 
 def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) -> None:
-    """Make another engine the home of a model."""
+    """Make another engine the preferred one of a model."""
     versions.end_trial(core, model)
     model.rejected_by.discard(target.name)
     left, model.preferred_engine = core.engines[model.preferred_engine], target.name
@@ -313,7 +313,7 @@ def _move_as_chosen(core: Core, model: ServedModel, target: Engine, why: str) ->
     if left.name != model.engine and left.name in model.deployments:
         core.undeploy(model, left)
     stop_if_unneeded(core, left)
-    if model.engine == target.name:  # It stood in
+    if model.engine == target.name:  # The model had failed over to it
         model.failover_reason = ""
         return
     deployment = model.deployments.get(target.name)

@@ -1,7 +1,7 @@
-"""Who may use the device for tuning: a state machine without clocks or I/O.
+"""Provides the lease, the right to use the device for tuning: a state machine without clocks or I/O.
 
-One tuner at a time holds the lease, the others wait in the order in which they asked. What arrives are
-method calls with a time (seconds of a steady clock); what is to be sent comes back as a list of actions.
+One tuner at a time holds the lease; the others wait in the order in which they asked. Events are method calls
+with a time in monotonic seconds. They return the actions to perform.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from itertools import accumulate
 
 from honed.protocol.errors import InvalidArgument
 
-# Upper ends of how long a release takes, in seconds.
+# Upper ends of the histogram's buckets, in seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-RECENT = 1000  # The percentiles are of so many
+RECENT = 1000  # Number of releases that the percentiles are computed from
 
 
 class LeasePhase(enum.Enum):
-    """What the lease is doing; the values are the protocol's."""
+    """The phase of the lease; the values are the protocol's."""
 
     FREE = "free"
     GRANTED = "granted"
-    REVOKING = "revoking"  # The holder was told to leave and may finish its candidate
-    OVERDUE = "overdue"  # It did not within the bound it stated
+    REVOKING = "revoking"  # Revoked; the holder may finish its candidate
+    OVERDUE = "overdue"  # Revoked, and not released within the bound that the holder stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Tell the holder to leave."""
+    """Tell the holder to release its lease, and why."""
 
     holder: int
     number: int
@@ -47,7 +47,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """The holder should have left after `bound` seconds; for the log."""
+    """Log that the holder did not release its lease within `bound` seconds."""
 
     holder: int
     number: int
@@ -59,21 +59,21 @@ Action = Grant | Revoke | Overdue
 
 @dataclass(slots=True, kw_only=True)
 class HeldLease:
-    """The lease as it is held; `bound` in seconds, the rest moments."""
+    """A granted lease; `bound` is in seconds, the other times in monotonic seconds."""
 
     holder: int
     number: int
     bound: float
     since: float
     revoked: float | None = None
-    why: str = ""  # It was revoked
-    request: float | None = None  # When the first request came that must share the device with the holder
+    why: str = ""  # Reason of the revocation
+    request: float | None = None  # Arrival of the first request that shares the device with the holder
     overdue: bool = False
 
 
 @dataclass(slots=True)
 class LeaseCounts:
-    """Since the service started; `seconds` of leases that have ended."""
+    """Counts of leases since the service started; `seconds` is the total length of ended ones."""
 
     granted: int = 0
     revoked: int = 0
@@ -83,9 +83,9 @@ class LeaseCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseSummary:
-    """Of such times, in seconds; 0 without any.
+    """A summary of release times in seconds; all 0 if there are none.
 
-    `count` and `most` are since the service started, the percentiles of the last `RECENT`.
+    `count` and the maximum `most` cover the time since the service started; the percentiles, `RECENT` times.
     """
 
     count: int
@@ -95,7 +95,7 @@ class ReleaseSummary:
 
 
 class ReleaseTimes:
-    """How long tuners took to leave the device, from the arrival of the request that interrupted them."""
+    """A histogram of release times: from the arrival of the interrupting request to the release."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -112,34 +112,34 @@ class ReleaseTimes:
 
     @property
     def total(self) -> float:
-        """Seconds, all together."""
+        """The sum of all release times in seconds."""
         return self._sum
 
     def summary(self) -> ReleaseSummary:
-        """Count and percentiles (the least value that so many percent do not exceed)."""
+        """Return count, maximum and percentiles (p50: the least value that 50 % do not exceed)."""
         ordered = sorted(self._recent)
         p50, p99 = (ordered[-(-len(ordered) * p // 100) - 1] if ordered else 0.0 for p in (50, 99))
         return ReleaseSummary(count=sum(self._counts), p50=p50, p99=p99, most=self._most)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return for each bucket its upper end (the last: infinity) and how many times were not above it."""
+        """Return for each bucket its upper end (the last: infinity) and the number of times up to it."""
         return list(zip((*BUCKETS, float("inf")), accumulate(self._counts), strict=True))
 
 
 class Lease:
-    """The lease. Holders are named by a number, of their connection."""
+    """The lease of the device; holders are identified by the number of their connection."""
 
     def __init__(self) -> None:
         self.held: HeldLease | None = None
         self.counts = LeaseCounts()
         self.releases = ReleaseTimes()
-        self._waiting: dict[int, float] = {}  # Their bounds, in the order of asking
+        self._waiting: dict[int, float] = {}  # Bounds of waiting tuners in seconds, in order of request
         self._idle = False
         self._why = "the machine's signals were not read yet"
 
     @property
     def phase(self) -> LeasePhase:
-        """What the lease is doing."""
+        """The present phase of the lease."""
         if self.held is None:
             return LeasePhase.FREE
         if self.held.revoked is None:
@@ -148,25 +148,25 @@ class Lease:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Who asked and does not hold it, the first to ask first."""
+        """The tuners that wait for the lease, in order of request."""
         return tuple(self._waiting)
 
     @property
     def why(self) -> str:
-        """Why a tuner that asks now would not get it; "" where it would."""
+        """The reason why a tuner that asks now would not get the lease; "" if it would."""
         if self.held is not None:
             return "another tuner has the lease"
         return "" if self._idle else self._why
 
     def seconds(self, now: float) -> float:
-        """Return how long the lease was held in all, in seconds."""
+        """Return the total time that the lease was held, in seconds."""
         return self.counts.seconds + (now - self.held.since if self.held else 0.0)
 
     def asked(self, tuner: int, bound: float, now: float) -> list[Action]:
-        """Queue a tuner for the lease; it will leave within `bound` seconds of being told.
+        """Queue a tuner for the lease, which it will release within `bound` seconds of a revocation.
 
-        Asking again changes nothing but the bound. Raises InvalidArgument for the holder of a lease that was
-        revoked: it must release that first.
+        Asking again only changes the bound. Raises InvalidArgument for the holder of a revoked lease: it must
+        release that first.
         """
         if self.held is not None and self.held.holder == tuner:
             if self.held.revoked is not None:
@@ -177,7 +177,7 @@ class Lease:
         return self._grant(now)
 
     def released(self, tuner: int, number: int, now: float) -> list[Action]:
-        """Free the lease that a tuner has released; for a lease that it does not hold, change nothing."""
+        """Free the lease that a tuner releases; ignore a lease that it does not hold."""
         if self.held is None or (self.held.holder, self.held.number) != (tuner, number):
             return []
         return self._freed(now)
@@ -190,7 +190,7 @@ class Lease:
         return self._freed(now)
 
     def withdrawn(self, tuner: int) -> None:
-        """Remove a tuner that does not want the lease any more from the queue."""
+        """Remove a tuner that no longer wants the lease from the queue."""
         self._waiting.pop(tuner, None)
 
     def request(self, why: str, now: float) -> list[Action]:
@@ -208,7 +208,7 @@ class Lease:
         return self._grant(now) if idle else self._revoke(why, now)
 
     def tick(self, now: float) -> list[Action]:
-        """Report a holder that is overdue, once, as time passes."""
+        """Report an overdue holder, once."""
         held = self.held
         if held is None or held.revoked is None or held.overdue or now - held.revoked <= held.bound:
             return []
@@ -217,7 +217,7 @@ class Lease:
         return [Overdue(held.holder, held.number, held.bound)]
 
     def due(self) -> float | None:
-        """Return when `tick` has something to report if the holder does not leave before, or None."""
+        """Return when the holder becomes overdue, in monotonic seconds, or None."""
         if self.held is None or self.held.revoked is None or self.held.overdue:
             return None
         return self.held.revoked + self.held.bound

@@ -1,4 +1,4 @@
-"""The serving state machine: events in, actions out. It alone changes a model's state."""
+"""Provides the serving state machine: events in, actions out. Only it changes a model's state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .state import Core
 
 
 class Machine(Core):
-    """Which engine serves which version of which model, and which request runs next."""
+    """A state machine that decides which engine serves which version, and which request runs next."""
 
     def cpu_for(self, owner: int | None) -> str | None:
-        """Return the name of the CPU engine for a user's own models; None where it is missing.
+        """Return the name of the CPU engine for a user's own models; None without ONNX Runtime.
 
         `owner` None stands for the models of administrators.
         """
@@ -22,7 +22,7 @@ class Machine(Core):
         return engine.name if engine is not None else None
 
     def limit_queues(self, max_queue: int) -> None:
-        """Limit how many requests may wait from now on; those that wait already keep waiting."""
+        """Limit the requests that may wait on each engine; those that already wait stay."""
         self.max_queue = max_queue
         for engine in self.engines.values():
             engine.queue.limit = max_queue
@@ -30,8 +30,8 @@ class Machine(Core):
     def handle(self, event: Event, now: float, wall: float) -> list[Action]:
         """Handle an event and return the actions to perform.
 
-        `now` is of a monotonic clock, `wall` in seconds since 1970. An event that is refused raises a
-        HonedError and changes nothing.
+        `now` is in monotonic seconds, `wall` in seconds since 1970. A refused event raises a HonedError and
+        changes nothing.
         """
         self.now, self.wall = now, wall
         _HANDLERS[type(event)](self, event)

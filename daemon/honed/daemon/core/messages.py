@@ -1,4 +1,4 @@
-"""What the machine is told, the events, and what it wants done, the actions."""
+"""The messages of the serving machine: events that it receives, and actions that it requests."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from honed.protocol.results import (
 
 from .model import ServedModel
 
-# ---- What the machine is told ----
+# ---- Events ----
 #
-# Every event is a fact: it has happened when it is told. Those of every request are not frozen, as are its
-# actions: that would make them slower to make.
+# An event is a fact that has already happened. The events and actions of every request are not frozen:
+# frozen dataclasses are slower to construct.
 
 
 class Event:
-    """What has happened."""
+    """The base class of events."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class RequestArrived(Event):
-    """A client asks for a run; refused by an exception where it cannot even wait."""
+    """A client requested a run; an exception refuses it if it cannot even wait."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class ClientGaveUp(Event):
-    """Nobody waits for a request any more."""
+    """The client of a request does not wait for it any more."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClientGone(Event):
-    """A connection ended."""
+    """A client's connection has ended."""
 
     client: ClientId
 
 
 @dataclass(slots=True)
 class RunSucceeded(Event):
-    """The run of a request ended well; with `more` it has further runs to come."""
+    """The run of a request succeeded; with `more`, the request has further runs."""
 
     engine: str
     request: int
@@ -72,7 +72,7 @@ class WorkerFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected(Event):
-    """The engine's worker refused to run the request, or ended its run because nobody waits for it."""
+    """The engine's worker refused to run the request, or ended its run because the client gave up."""
 
     engine: str
     request: int
@@ -81,7 +81,7 @@ class RequestRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunLasts(Event):
-    """The run of a request takes long: others need not wait for it."""
+    """A run takes long, so that requests for other models may start beside it."""
 
     engine: str
     request: int
@@ -89,14 +89,14 @@ class RunLasts(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stopping(Event):
-    """The service stops: what is not answered by now is refused."""
+    """The service is stopping: requests that are not answered yet are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady(Event):
-    """An engine has a worker, the `worker`th, without models, on the device `spec`.
+    """An engine started its worker number `worker`, without models, on the device `spec`.
 
-    `fingerprint` tells the device with its driver from others, or the CPU engine.
+    `fingerprint` identifies the device with its driver, or the version of ONNX Runtime.
     """
 
     engine: str
@@ -108,9 +108,9 @@ class WorkerReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost(Event):
-    """An engine's worker ended, and every call to it has failed; a run not told of yet never began.
+    """An engine's worker ended, and every call to it has failed; a run not reported yet never began.
 
-    `from_outside`: another program killed it, or memory ran out. `failed`: no worker starts.
+    `from_outside`: another program killed it, or memory ran out. `failed`: workers do not start.
     """
 
     engine: str
@@ -121,28 +121,28 @@ class WorkerLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServerStopped(Event):
-    """An engine that was to stop has no process any more."""
+    """An engine that was stopped has no process any more."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """A compiled file is in worker number `worker` of `engine`, which compared it with its probes.
+    """The result of loading: worker number `worker` of `engine` has the file, and compared it with probes.
 
-    `left` are the numbers of those probes that it was not compared with yet.
+    `left` holds the numbers of the probes that are not compared yet.
     """
 
     engine: str
     worker: int
     checked: ModelChecked
     left: tuple[int, ...] = ()
-    interface: Interface | None = None  # Where the engine tells it
+    interface: Interface | None = None  # The model's interface, if the engine reports it
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Event):
-    """A Load ended well."""
+    """A Load action has succeeded."""
 
     deployment: int
     key: str
@@ -151,7 +151,7 @@ class Loaded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoadRefused(Event):
-    """The engine cannot run the model, whose file it may have loaded; it may be `short` of memory."""
+    """The engine cannot run the model, though it may have loaded the file; `short`: for lack of memory."""
 
     deployment: int
     engine: str
@@ -162,7 +162,7 @@ class LoadRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoadCrashed(Event):
-    """A process ended loading a model: the one that serves, or one `apart` that builds."""
+    """A process crashed while it loaded a model: the serving worker, or with `apart` the builder."""
 
     deployment: int
     reason: str
@@ -171,7 +171,7 @@ class LoadCrashed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProbePassed(Event):
-    """A deployment answered the probe rightly; `outputs` tells how far off it was at worst."""
+    """A deployment's outputs for a probe are right; `outputs` holds the largest differences so far."""
 
     deployment: int
     outputs: tuple[ComparedOutput, ...]
@@ -179,7 +179,7 @@ class ProbePassed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed(Event):
-    """A deployment gave a wrong answer for the probe."""
+    """A deployment's outputs for a probe are wrong."""
 
     deployment: int
     reason: str
@@ -187,10 +187,10 @@ class ProbeFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added(Event):
-    """A model is in the store, new or in another's place; with `proof` it is in a worker, too.
+    """A model was stored, new or in place of another; with `proof`, a worker has loaded it, too.
 
-    `preferred_engine` is the device of its compiled form, which is None where there is none; with `cpu` the
-    CPU engine serves it. A variant may be added to rest.
+    `preferred_engine` is the device of the compiled file, present or future; `compiled` is None if there is
+    none. With `cpu` the CPU engine serves the model. A variant with `rests` is added suspended.
     """
 
     manifest: Manifest
@@ -220,7 +220,7 @@ class NotRestored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReasonChanged(Event):
-    """The manifest of `model` says now why it is served as it is, and whether a compiler would help."""
+    """The manifest of `model` has a new reason for its engine; `awaits_compiler`: a compiler would help."""
 
     model: int
     why: str
@@ -229,7 +229,7 @@ class EngineReasonChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsChanged(Event):
-    """The settings of `model` are others from now on."""
+    """The settings of `model` were replaced."""
 
     model: int
     settings: ModelSettings
@@ -237,10 +237,10 @@ class SettingsChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChosen(Event):
-    """The engine that `model` belongs to from now on, "gpu" or "cpu", by comparison or by hand, and why.
+    """An engine, "gpu" or "cpu", was chosen for `model`, by comparison or by a user; `why` says the reason.
 
-    `pinned` is the engine that is pinned, "" for none; None: as before. `interface` is told where it was not
-    known, which a model must have for the CPU engine to serve it.
+    `pinned` is the engine that is pinned, "" for none; None keeps the pin. `interface` is set if the
+    manifest had none, because the CPU engine serves only models whose interface is known.
     """
 
     model: int
@@ -253,22 +253,22 @@ class EngineChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class OptimisationChecked(Event):
-    """It was checked how far ONNX Runtime may optimise a source, and the CPU engines run it so."""
+    """A check found how far ONNX Runtime may optimise a source, and the CPU engines apply it."""
 
-    source: str  # Its key
+    source: str  # The source's key
     found: OptimisationCheck
 
 
 @dataclass(frozen=True, slots=True)
 class EnginesNotCompared(Event):
-    """A Compare could not be done."""
+    """A CompareEngines action has failed."""
 
     model: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceTimed(Event):
-    """A request for `model`, in the shapes it was compiled for, took `engine` so long."""
+    """`engine` ran a request for `model`, in the shapes it was compiled for, in `ms` milliseconds."""
 
     model: int
     engine: str
@@ -282,21 +282,21 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class Removed(Event):
-    """A model is in the store no more."""
+    """A model was removed from the store."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendRequested(Event):
-    """A variant is to rest, as soon as nothing waits for it; nothing happens where something does."""
+    """A variant is to be suspended; ignored while it has work."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class FileRetained(Event):
-    """An engine is to keep a compiled file until it is let go of, whatever the models stand for."""
+    """A compiled file is pinned on an engine until a FileReleased, whether or not a model uses it."""
 
     engine: str
     key: str
@@ -304,7 +304,7 @@ class FileRetained(Event):
 
 @dataclass(frozen=True, slots=True)
 class FileReleased(Event):
-    """The end of one Kept."""
+    """A pin set by a FileRetained was released."""
 
     engine: str
     key: str
@@ -312,7 +312,7 @@ class FileReleased(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessorReady(Event):
-    """A better version of `model` is stored and loaded; refused by an exception where that is not served."""
+    """A better version of `model` is stored and loaded; an exception refuses it if `model` is not served."""
 
     model: int
     manifest: Manifest
@@ -322,7 +322,7 @@ class SuccessorReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChosen(Event):
-    """An earlier version was chosen by hand; it is stored as the one served, and loaded."""
+    """A user chose an earlier version; it is loaded, and stored as the one served."""
 
     manifest: Manifest
     compiled: CompiledFileInfo
@@ -331,7 +331,7 @@ class VersionChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class SuccessorRejected(Event):
-    """A successor of `model` was not taken and goes into quarantine."""
+    """A successor of `model` was rejected and quarantined."""
 
     model: int
     version: ModelVersion
@@ -339,7 +339,7 @@ class SuccessorRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class Pinned(Event):
-    """No version takes the place of `model`, or that is allowed again."""
+    """A user pinned `model`, so that no version replaces it, or unpinned it."""
 
     model: int
     pinned: bool
@@ -347,7 +347,7 @@ class Pinned(Event):
 
 @dataclass(frozen=True, slots=True)
 class CanaryCompared(Event):
-    """A successor was compared once more with the version before; an `objection` says why it must go."""
+    """A canary was compared with the previous version; an `objection` says why to roll back, or is ""."""
 
     model: int
     objection: str
@@ -355,7 +355,7 @@ class CanaryCompared(Event):
 
 @dataclass(frozen=True, slots=True)
 class CanaryComparisonCrashed(Event):
-    """The worker ended meanwhile."""
+    """The worker ended during the comparison of a canary."""
 
     model: int
     reason: str
@@ -363,28 +363,28 @@ class CanaryComparisonCrashed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Inspected(Event):
-    """The file of a version that was gone back to was read."""
+    """The compiled file of a version that serves again after a rollback was read."""
 
     model: int
     compiled: CompiledFileInfo
 
 
-# ---- What the machine wants done ----
+# ---- Actions ----
 #
-# Those that take time end in an event.
+# An action that takes time ends with an event.
 
 
 class Action:
-    """What is to be done."""
+    """The base class of actions."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class Run(Action):
-    """Run a request on an engine; ends in Served, WorkerFailed or RequestRejected.
+    """Run a request on an engine; ends with RunSucceeded, WorkerFailed or RequestRejected.
 
-    Where the worker has ended before the run begins, it ends with WorkerLost.
+    If the worker ends before the run begins, the action ends with WorkerLost.
     """
 
     engine: str
@@ -394,7 +394,7 @@ class Run(Action):
 
 @dataclass(frozen=True, slots=True)
 class EndRun(Action):
-    """Have the run of a request for which nobody waits any more end soon, as a Run ends."""
+    """End the run of a request that its client abandoned; the run's own event follows."""
 
     engine: str
     request: int
@@ -402,14 +402,14 @@ class EndRun(Action):
 
 @dataclass(slots=True)
 class Answer(Action):
-    """Give a request what its runs brought."""
+    """Complete a request with the results of its runs."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Action):
-    """Tell a request why it is not served."""
+    """Fail a request with an error."""
 
     request: int
     error: HonedError
@@ -417,9 +417,9 @@ class Refuse(Action):
 
 @dataclass(frozen=True, slots=True)
 class Load(Action):
-    """Load and prove a model; `awaited` where requests may wait for it.
+    """Load and verify a model; `awaited` if requests may wait for it.
 
-    Ends in Loaded, LoadRefused or LoadBroken, or with the engine's worker.
+    Ends with Loaded, LoadRefused or LoadCrashed, or with the engine's worker.
     """
 
     engine: str
@@ -430,7 +430,7 @@ class Load(Action):
 
 @dataclass(frozen=True, slots=True)
 class VerifyProbe(Action):
-    """Compare a deployment with a probe that is left; ends in Proven or Disproved, or with the worker."""
+    """Verify an unchecked probe of a deployment; ends with ProbePassed, ProbeFailed, or the worker."""
 
     engine: str
     deployment: int
@@ -440,7 +440,7 @@ class VerifyProbe(Action):
 
 @dataclass(frozen=True, slots=True)
 class Unload(Action):
-    """Have an engine's worker forget a compiled file."""
+    """Unload a compiled file from an engine's worker."""
 
     engine: str
     key: str
@@ -456,23 +456,23 @@ class Kill(Action):
 
 @dataclass(frozen=True, slots=True)
 class StartServer(Action):
-    """Keep a worker on an engine from now on."""
+    """Start an engine's worker, and restart it whenever it ends."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopServer(Action):
-    """End an engine's processes; ends in ServerStopped."""
+    """End an engine's processes; ends with ServerStopped."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompareCanary(Action):
-    """Compare a successor with the version before, on what clients sent since.
+    """Compare a canary with the previous version, on inputs that clients have sent since.
 
-    Ends in Judged or JudgingBroken.
+    Ends with CanaryCompared or CanaryComparisonCrashed.
     """
 
     model: ServedModel
@@ -481,21 +481,21 @@ class CompareCanary(Action):
 
 @dataclass(frozen=True, slots=True)
 class Persist(Action):
-    """Store the manifest of a model, for as long as that model is served."""
+    """Store the manifest of a model, unless it is not served any more."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
 class InspectFile(Action):
-    """Read the compiled file of a model anew; ends in Inspected."""
+    """Read the compiled file of a model again; ends with Inspected."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRolledBack(Action):
-    """Told: a version does wrong, and the one before serves again."""
+    """Log that a version failed and the previous one serves again."""
 
     model: str
     left: int
@@ -505,7 +505,7 @@ class VersionRolledBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnavailable(Action):
-    """Told: a model is not served any more."""
+    """Log that a model is not served any more."""
 
     model: str
     why: str
@@ -513,7 +513,7 @@ class ModelUnavailable(Action):
 
 @dataclass(frozen=True, slots=True)
 class CanaryPromoted(Action):
-    """Told: a successor has served cleanly."""
+    """Log that a canary has served without a fault and is promoted."""
 
     model: str
     version: int
@@ -521,7 +521,7 @@ class CanaryPromoted(Action):
 
 @dataclass(frozen=True, slots=True)
 class FailedOver(Action):
-    """Told: an engine is lost, and another serves its models."""
+    """Log that an engine is lost and another serves its models."""
 
     engine: str
     other: str
@@ -531,7 +531,7 @@ class FailedOver(Action):
 
 @dataclass(frozen=True, slots=True)
 class FailedBack(Action):
-    """Told: a model is served by the engine it belongs to again."""
+    """Log that a model is back on its preferred engine."""
 
     model: str
     engine: str
@@ -539,7 +539,7 @@ class FailedBack(Action):
 
 @dataclass(frozen=True, slots=True)
 class FailbackRefused(Action):
-    """Told: the engine a model belongs to is back and cannot run it."""
+    """Log that a model's preferred engine is back but cannot run the model."""
 
     model: str
     engine: str
@@ -548,7 +548,7 @@ class FailbackRefused(Action):
 
 @dataclass(frozen=True, slots=True)
 class EngineReplaced(Action):
-    """Told: an engine cannot serve a model, and another does from now on."""
+    """Log that an engine cannot serve a model and another has replaced it."""
 
     model: str
     engine: str
@@ -558,7 +558,7 @@ class EngineReplaced(Action):
 
 @dataclass(frozen=True, slots=True)
 class Isolated(Action):
-    """Told: ONNX Runtime runs a model apart from the others from now on."""
+    """Log that ONNX Runtime now runs a model in a process apart from the others."""
 
     model: str
     why: str
@@ -566,21 +566,21 @@ class Isolated(Action):
 
 @dataclass(frozen=True, slots=True)
 class Rejoined(Action):
-    """Told: ONNX Runtime runs a model among the others again."""
+    """Log that ONNX Runtime runs a model in the shared process again."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class CompareEngines(Action):
-    """Run a model on the device and on the CPU engine in turns; ends in EngineChosen or NotCompared."""
+    """Time a model on device and CPU engine in turns; ends with EngineChosen or EnginesNotCompared."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChanged(Action):
-    """Told: a model belongs to another engine from now on."""
+    """Log that a model has another preferred engine."""
 
     model: str
     engine: str
@@ -589,7 +589,7 @@ class EngineChanged(Action):
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed(Action):
-    """Told: a run of a model failed with its worker."""
+    """Log that a run of a model failed with its worker."""
 
     model: str
     attempt: int

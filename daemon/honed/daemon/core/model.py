@@ -1,4 +1,4 @@
-"""What the machine knows: engines, the models they serve, and how each model does."""
+"""The state that the serving machine keeps: engines, the models they serve, and crashes and latencies."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from honed.daemon.store.store import Manifest
 from honed.machine.families import FAMILIES
 from honed.protocol.results import ModelChecked
 
-CPU_ENGINE = "ONNX Runtime/CPU"  # The engine that runs models as they were given
-RESTING_SECONDS = 60.0  # Without a request, after which a user's CPU engine rests
-MAX_CRASHES_AN_HOUR = 6  # Of workers that ran one model and that nobody else ended
-MAX_CRASHES = 4  # In a row, of workers that ran one model: two requests with two attempts each
-MAX_SHARED_CRASHES = 2  # In a row, of a CPU engine's process that ran one model among others: it is isolated
-MAX_ISOLATED_CRASHES = 6  # In a row, with those before: the requests of one that is isolated are refused
-RUNS_AT_ONCE = 4  # Of different models in one CPU engine, each begun when those before it had taken long
-_FIRST_PAUSE_SECONDS = 60.0  # For which a model is isolated, or refused, the first time
-_FIRST_ISOLATED_PAUSE_SECONDS = 2.0  # For which one is refused that is isolated, and harms no other
+CPU_ENGINE = "ONNX Runtime/CPU"  # The engine that runs ONNX files as users added them
+RESTING_SECONDS = 60.0  # Time without a request after which a user's CPU engine stops
+MAX_CRASHES_AN_HOUR = 6  # Crashes of workers that ran one model and were not killed from outside
+MAX_CRASHES = 4  # Consecutive crashes of workers that ran one model: two requests, two attempts each
+MAX_SHARED_CRASHES = 2  # Consecutive crashes of a shared CPU engine before the model is isolated
+MAX_ISOLATED_CRASHES = 6  # Consecutive crashes, shared ones included, before an isolated model is refused
+RUNS_AT_ONCE = 4  # Runs of different models in one CPU engine; the next begins once all others are `long`
+_FIRST_PAUSE_SECONDS = 60.0  # Length of a model's first isolation or refusal
+_FIRST_ISOLATED_PAUSE_SECONDS = 2.0  # Length of an isolated model's first refusal
 _LONGEST_PAUSE_SECONDS = 3600.0
 _HOUR = 3600.0
-DRIFT = 1.25  # Times as long, or as short, as when the engine was chosen
-DRIFT_RUNS = 20  # Requests in a row that tell how long they take now
-DRIFT_SECONDS = 600.0  # Between two comparisons for such a difference
+DRIFT = 1.25  # Ratio of the latency now to that when the engine was chosen, or its inverse
+DRIFT_RUNS = 20  # Consecutive requests that one estimate of the latency is made from
+DRIFT_SECONDS = 600.0  # Minimum time between two comparisons of engines
 
 
 def cpu_engine(owner: int | None, *, isolated: bool = False) -> str:
-    """Return the CPU engine that runs a user's own models, None: those of administrators.
+    """Return the name of the CPU engine that runs a user's own models; owner None: those of administrators.
 
-    `isolated`: the one for models that ended its process.
+    `isolated` selects the engine for models that crashed the shared one.
     """
     name = CPU_ENGINE if owner is None else f"{CPU_ENGINE} {owner}"
     return f"{name} isolated" if isolated else name
 
 
 def is_cpu(engine: str) -> bool:
-    """Return whether an engine is the CPU engine, or that of a user."""
+    """Return whether an engine is a CPU engine, shared or of a user."""
     return engine.startswith(CPU_ENGINE)
 
 
 def kind_of(engine: str) -> Literal["gpu", "cpu"]:
-    """Return the kind that answers report: "cpu" for the CPU engine, "gpu" for compiled forms on a device."""
+    """Return the kind that answers report: "cpu" for a CPU engine, "gpu" for compiled files on a device."""
     return "cpu" if is_cpu(engine) else "gpu"
 
 
 class State(enum.Enum):
-    """Whether a model can be run; the values are the protocol's."""
+    """The readiness of a model; the values are the protocol's."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -58,22 +58,22 @@ class State(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """What an engine's worker is doing."""
+    """The phase of an engine's worker process."""
 
-    RESTING = "resting"  # A stand-in that is not needed
+    RESTING = "resting"  # Stopped: an on-demand engine that is not needed
     STARTING = "starting"
     READY = "ready"
-    FAILED = "failed"  # It ended twice in a row before it was ready, and is started again
-    STOPPING = "stopping"  # A stand-in that is not needed any more
+    FAILED = "failed"  # Two workers in a row ended before they were ready; the next one is starting
+    STOPPING = "stopping"  # Ending: an on-demand engine that is not needed any more
 
 
 @dataclass(slots=True, kw_only=True)
 class Deployment:
     """A version of a model on one engine.
 
-    `checked` is the engine's comparison with the probes, of which those in `unchecked_probes` are to follow.
-    One that is `resting` is loaded when it is asked for. One that is UNAVAILABLE because it ended processes
-    is tried `again` at that time, in monotonic seconds.
+    `checked` is the engine's comparison with the probes; those in `unchecked_probes` are compared later.
+    A `resting` deployment is loaded at the next request. One that is UNAVAILABLE because it crashed processes
+    is retried at `again`, in monotonic seconds.
     """
 
     number: int
@@ -82,8 +82,8 @@ class Deployment:
     reason: str = ""
     checked: ModelChecked | None = None
     unchecked_probes: tuple[int, ...] = ()
-    loading: bool = False  # A Load is under way
-    used: float = float("-inf")  # When a request came for it last, in monotonic seconds
+    loading: bool = False  # A Load is in progress
+    used: float = float("-inf")  # Time of the last request (monotonic seconds)
     resting: bool = False
     again: float = float("inf")
 
@@ -93,11 +93,11 @@ class Deployment:
 
     @property
     def used_there(self) -> bool:
-        """Whether the engine needs its file: not where it was given up."""
+        """Return whether the engine needs the file: the deployment was not given up, or loads."""
         return self.loading or self.state is not State.UNAVAILABLE
 
     def due(self, now: float) -> bool:
-        """Return whether it is to be tried again by now."""
+        """Return whether an unavailable deployment is to be retried now."""
         return self.state is State.UNAVAILABLE and self.again <= now
 
     def lost(self) -> None:
@@ -109,11 +109,12 @@ class Deployment:
 
 @dataclass(slots=True)
 class CrashRecord:
-    """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour.
+    """The crashes charged to a version.
 
-    `refusals` counts how often in a row it was refused for a while for that, `isolations` how often it was
-    isolated. Of inputs that are empty somewhere `answers` says whether they are answered, or end the CPU
-    engine.
+    `crashes` counts consecutive ones while it ran, `load_crashes` consecutive ones while it was loaded, and
+    `times` holds those of the last hour. `refusals` counts consecutive temporary refusals, `isolations` all
+    isolations. `answers` says for inputs with empty axes whether they were answered (True) or crash the CPU
+    engine (False).
     """
 
     crashes: int = 0
@@ -133,12 +134,12 @@ class CrashRecord:
         self.crashes = self.refusals = 0
 
     def refused(self, *, isolated: bool) -> float:
-        """Return for how many seconds the model is not tried again; longer each time in a row."""
+        """Count a refusal, and return its length in seconds: twice as long each time in a row."""
         self.refusals += 1
         return _longer(_FIRST_ISOLATED_PAUSE_SECONDS if isolated else _FIRST_PAUSE_SECONDS, self.refusals)
 
     def isolated(self) -> float:
-        """Return for how many seconds the model is isolated; longer each time."""
+        """Count an isolation, and return its length in seconds: twice as long each time."""
         self.isolations += 1
         return _longer(_FIRST_PAUSE_SECONDS, self.isolations)
 
@@ -149,16 +150,17 @@ def _longer(first: float, times: int) -> float:
 
 
 class LatencyDrift:
-    """What the latest requests for a model took on one engine, in milliseconds."""
+    """A detector of changed latency: the latest latencies of a model on one engine, in milliseconds."""
 
     def __init__(self) -> None:
         self._engine = ""
         self._latest: deque[float] = deque(maxlen=DRIFT_RUNS)
 
     def note(self, engine: str, ms: float, chosen_ms: float) -> bool:
-        """Count a request; return whether the faster quarter of the latest took DRIFT more or less than then.
+        """Count a request, and return whether the latency has drifted.
 
-        They count anew then, and on another engine.
+        After each `DRIFT_RUNS` requests their lower quartile is compared with `chosen_ms`: beyond a factor of
+        `DRIFT`, up or down, it has drifted. Another engine starts the count again.
         """
         if engine != self._engine:
             self._engine = engine
@@ -173,25 +175,24 @@ class LatencyDrift:
 
 @dataclass(slots=True, kw_only=True)
 class Canary:
-    """A successor's first time in service. `before` is the version it replaced, still loaded."""
+    """A successor on trial. `before` is the version it replaced, still loaded."""
 
     before: ServedModel
     since: float  # Monotonic seconds
     served: int = 0
     judging: bool = False
-    strikes: int = 0  # Workers that ended while it was judged
+    strikes: int = 0  # Workers that ended during its comparison with `before`
 
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
-    """A model at the version that is served; another version is another object. The machine alone changes it.
+    """A model at the version that is served; another version is another object. Only the machine changes it.
 
-    It belongs to the engine `preferred_engine`, and `engine` is the one that serves it; `failover_reason`
-    says why these differ, or
-    "". Home is the engine `device`, where its compiled form is or would be, or the CPU engine. `compiled` is
-    None where there is no compiled form or it could not be read. `rejected_by` are engines that gave it up. A
-    variant that rests is served by nothing. `isolated` says why ONNX Runtime runs it apart from the other
-    models, until `isolated_until` in monotonic seconds; "" where it does not.
+    `engine` serves it, and `preferred_engine` should: the engine of `device`, which runs its compiled file
+    or would run one, or the CPU engine. `failover_reason` says why the two differ, or is "". `compiled` is
+    None if there is no compiled file or it could not be read. The engines in `rejected_by` gave the model up.
+    No engine serves a suspended variant. `isolated` says why ONNX Runtime runs the model in a process apart
+    from other models, until `isolated_until` in monotonic seconds; otherwise it is "".
     """
 
     number: int
@@ -204,22 +205,22 @@ class ServedModel:
     isolated: str = ""
     isolated_until: float = 0.0
     rejected_by: set[str] = field(default_factory=set)
-    deployments: dict[str, Deployment] = field(default_factory=dict)  # By engine
+    deployments: dict[str, Deployment] = field(default_factory=dict)  # Deployments by engine
     crash_record: CrashRecord = field(default_factory=CrashRecord)
     canary: Canary | None = None
     statistics: Statistics = field(default_factory=Statistics)
-    comparing: bool = False  # Both engines run it in turns
-    compared: float = float("-inf")  # When that began last, in monotonic seconds
+    comparing: bool = False  # A comparison of both engines is in progress
+    compared: float = float("-inf")  # Start of the last comparison (monotonic seconds)
     drift: LatencyDrift = field(default_factory=LatencyDrift)
 
     @property
     def name(self) -> str:
-        """What clients call it."""
+        """The name by which clients request the model."""
         return self.manifest.name
 
     @property
     def key(self) -> str:
-        """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
+        """The SHA-256 of the compiled file, or of the source if there is none."""
         return self.manifest.key
 
     def key_on(self, engine: str) -> str:
@@ -228,56 +229,56 @@ class ServedModel:
 
     @property
     def cpu_engine(self) -> str:
-        """The CPU engine that may run it."""
+        """The name of the CPU engine that may run the model."""
         return cpu_engine(self.manifest.owner, isolated=bool(self.isolated))
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the CPU engine serves it."""
+        """Return whether a CPU engine serves the model."""
         return is_cpu(self.engine)
 
     @property
     def kind(self) -> str:
-        """What its answers are told to be of."""
+        """The kind of engine that the model's answers report."""
         return self.kind_on(self.engine)
 
     def kind_on(self, engine: str) -> str:
         """Return the kind that an engine is for this model: "cpu", "gpu", or "gpu+cpu".
 
-        It is "gpu+cpu" where the compiled form leaves partitions to the CPU engine.
+        It is "gpu+cpu" if the compiled file leaves partitions to the CPU engine.
         """
         kind = kind_of(engine)
         return self.compiled.engine if kind == "gpu" and self.compiled is not None else kind
 
     @property
     def on_device(self) -> bool:
-        """Whether the device of its compiled form serves it."""
+        """Return whether the device of the compiled file serves the model."""
         return self.engine == self.device
 
     @property
     def can_run_on_cpu(self) -> bool:
-        """Whether the CPU engine can run it, in whatever shapes its file allows."""
+        """Return whether the CPU engine can run the model, in all shapes that its file allows."""
         return self.manifest.interface is not None
 
     @property
     def has_dynamic_inputs(self) -> bool:
-        """Whether its file is known to leave sizes of inputs open."""
+        """Return whether the file is known to leave sizes of inputs dynamic."""
         interface = self.manifest.interface
         return interface is not None and any(tensor.is_open for tensor in interface.inputs)
 
     @property
     def on_preferred_engine(self) -> bool:
-        """Whether the engine it belongs to serves it."""
+        """Return whether the preferred engine serves the model."""
         return self.engine == self.preferred_engine
 
     @property
     def deployment(self) -> Deployment:
-        """On the engine that serves it."""
+        """The deployment on the engine that serves the model."""
         return self.deployments[self.engine]
 
     @property
     def state(self) -> State:
-        """Whether it can be run."""
+        """The state of that deployment; a resting one is READY, as a request loads it."""
         deployment = self.deployment
         if deployment.resting and deployment.state is State.LOADING:
             return State.READY
@@ -285,25 +286,25 @@ class ServedModel:
 
     @property
     def reason(self) -> str:
-        """Why it cannot be run, or ""."""
+        """The reason why the model cannot be run, or ""."""
         return self.deployment.reason
 
     @property
     def remark(self) -> str:
-        """What users should know of its state, or ""."""
+        """The first reason to show to users: it cannot be run, has failed over or is isolated; or ""."""
         return self.reason or self.failover_reason or self.isolated
 
     @property
     def checked(self) -> ModelChecked | None:
-        """The comparison with its probes, by the engine that serves it."""
+        """The comparison with the probes by the engine that serves the model."""
         return self.deployment.checked
 
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest:
-    """A request that runs; nobody waits for one that was `abandoned`.
+    """A running request; `abandoned` once its client gave up.
 
-    Others may be begun beside it once it has taken `long`.
+    Once it has run for `long`, requests for other models may start beside it.
     """
 
     ticket: Ticket
@@ -314,14 +315,14 @@ class RunningRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One that runs models: the worker of an OpenCL device, or the CPU engine.
+    """An engine that runs models: the worker of an OpenCL device, or a CPU engine.
 
-    `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `on_demand`,
-    and the CPU engine is one, runs only while it has something to do; a user's also rests with the models
-    that it serves, as does one that is `isolating`: it begins one thing at a time, runs and loads, so that it
-    is known what ended its process. `worker` counts its workers; what one had loaded is gone with it.
-    `running` are the requests that run, by number. Those that failed with a worker whose end is not known yet
-    are in `fallen`, deployments whose loading did in `fallen_loads`.
+    `name` is the configured name of the device ("" for the best one), or the result of `cpu_engine`. An
+    `on_demand` engine, such as each CPU engine, runs only while it is needed. A user's, and one that is
+    `isolating`, also stops while its models are not requested. An isolating engine begins one run or load
+    at a time, so that a crash has one cause. `worker` counts its workers; each starts with no model loaded.
+    `running` holds the running requests by number. `fallen` holds requests that failed with a worker whose
+    end is not reported yet, `fallen_loads` the numbers of deployments whose load failed so.
     """
 
     name: str
@@ -331,25 +332,25 @@ class Engine:
     isolating: bool = False
     phase: Phase = Phase.STARTING
     worker: int = 0
-    spec: str = ""  # The device's full name, once it was seen
-    family: str = ""  # Of the device, once it was seen
-    fingerprint: str = ""  # Of the device with its driver, or of the CPU engine, once it was seen
-    reason: str = ""  # The last worker ended
+    spec: str = ""  # The device's full name, "" until a worker reported it
+    family: str = ""  # The device's family, "" until a worker reported it
+    fingerprint: str = ""  # Fingerprint of device and driver, or of ONNX Runtime; "" at first
+    reason: str = ""  # Reason why the last worker ended
     running: dict[int, RunningRequest] = field(default_factory=dict)
     fallen: list[RunningRequest] = field(default_factory=list)
     fallen_loads: list[int] = field(default_factory=list)
-    ended: float = float("-inf")  # When a request ended last, in monotonic seconds
-    proving: int | None = None  # The deployment that is compared with the probes left
-    kept: Counter[str] = field(default_factory=Counter)  # Compiled files that no model stands for yet
+    ended: float = float("-inf")  # Time when a request last ended (monotonic seconds)
+    proving: int | None = None  # Number of the deployment whose unchecked probes are verified
+    kept: Counter[str] = field(default_factory=Counter)  # Pins on compiled files that no model has yet
 
     @property
     def stops_when_unused(self) -> bool:
-        """Whether it ends, too, while what it serves is not asked for."""
+        """Return whether the engine also stops while its models are not requested."""
         return self.owner is not None or self.isolating
 
     @property
     def open_to_more(self) -> bool:
-        """Return whether another run may begin: where none runs, or in a CPU engine where all take long."""
+        """Return whether another run may begin: none is running, or in a CPU engine all take long."""
         if not self.running:
             return True
         return is_cpu(self.name) and len(self.running) < RUNS_AT_ONCE and self.all_long
@@ -365,23 +366,23 @@ class Engine:
 
     @property
     def is_inactive(self) -> bool:
-        """Whether it is a stand-in whose worker is not kept, or not any more."""
+        """Return whether this on-demand engine's worker is stopped or stopping."""
         return self.phase in (Phase.RESTING, Phase.STOPPING)
 
     @property
     def state(self) -> str:
-        """The state of its worker, as users are told."""
+        """The phase of the worker as reported to users; a stopping one is "resting"."""
         return (Phase.RESTING if self.is_inactive else self.phase).value
 
     @property
     def on_processor(self) -> bool:
-        """Whether its device is the host's processor."""
-        family = FAMILIES.get(self.family)  # "": no worker has told it yet
+        """Return whether the engine's device is the host's processor."""
+        family = FAMILIES.get(self.family)  # The family is "" until a worker reports it
         return family is not None and family.processor
 
     @property
     def shown(self) -> str:
-        """The device for people: its full name once it was seen."""
+        """The device's name for messages: the full name once a worker reported it."""
         return self.spec or self.name or "the best device"
 
     def worker_ends(self) -> None:
@@ -390,5 +391,5 @@ class Engine:
             self.phase = Phase.STARTING
 
     def idle_seconds(self, now: float) -> float:
-        """Return for how many seconds no request has run or waited."""
+        """Return the seconds since a request last ran or waited."""
         return 0.0 if self.running or len(self.queue) else now - self.ended

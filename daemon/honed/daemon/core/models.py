@@ -1,4 +1,4 @@
-"""Models that are added, replaced and removed, and the results of loading them."""
+"""Handles the events of models: added, replaced, removed, loaded and verified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .state import Core, removed
 
 
 def added(core: Core, event: Added) -> None:
-    """Serve a model, in the place of another of its name."""
+    """Serve a model, which replaces another of its name."""
     if event.rests:
         _rest(core, core.new_model(event.manifest, event.compiled, event.preferred_engine))
         return
@@ -63,7 +63,7 @@ def added(core: Core, event: Added) -> None:
 
 
 def damaged(core: Core, event: Damaged) -> None:
-    """Enter a damaged model, which reports why it cannot be run."""
+    """Add a damaged model, unavailable with its reason."""
     model = core.new_model(event.manifest, None, event.preferred_engine)
     core.install(model)
     versions.fail(core, model, event.reason)
@@ -78,21 +78,21 @@ def not_restored(core: Core, event: NotRestored) -> None:
 
 
 def engine_reason_changed(core: Core, event: EngineReasonChanged) -> None:
-    """Remember why a model is served as it is."""
+    """Store why a model's engine serves it."""
     model = core.models.numbered(event.model)
     if model is not None:
         model.manifest = model.manifest.decided(reason=event.why, awaits_compiler=event.awaits_compiler)
 
 
 def settings_changed(core: Core, event: SettingsChanged) -> None:
-    """Remember how a model is to be served."""
+    """Store a model's new settings."""
     model = core.models.numbered(event.model)
     if model is not None:
         model.manifest = dataclasses.replace(model.manifest, settings=event.settings)
 
 
 def gone(core: Core, event: Removed) -> None:
-    """Answer what waits for a model, and forget it."""
+    """Refuse the requests that wait for a removed model, and unload it."""
     if core.models.forget_resting(event.name):
         return
     model = core.models.pop(event.name)
@@ -103,13 +103,13 @@ def gone(core: Core, event: Removed) -> None:
 
 
 def suspend_requested(core: Core, event: SuspendRequested) -> None:
-    """Take a variant out of service, unless it has something to do."""
+    """Suspend a variant unless it has work."""
     model = core.models.find(event.name)
     if model is None or model.canary is not None:
         return
     if any(deployment.loading for deployment in model.deployments.values()):
         return
-    for engine in core.engines.values():  # One that it has left may still be running it
+    for engine in core.engines.values():  # An engine that it moved from may still be running it
         if engine.runs(model) or any(running.model is model for running in engine.fallen):
             return
         if model.name in engine.queue.models():
@@ -124,7 +124,7 @@ def suspend_requested(core: Core, event: SuspendRequested) -> None:
 
 
 def _rest(core: Core, model: ServedModel) -> None:
-    """Keep a variant that nothing serves."""
+    """Store a suspended variant, which no engine serves."""
     model.preferred_engine = model.engine = model.device
     model.failover_reason = ""
     model.deployments = {
@@ -148,11 +148,11 @@ def _forget(core: Core, model: ServedModel) -> None:
 
 
 def loaded(core: Core, event: Loaded) -> None:
-    """Serve what was loaded, if it is still wanted and in the present worker."""
+    """Serve a loaded model if it is still deployed and the worker that loaded it still runs."""
     proof, engine = event.proof, core.engines[event.proof.engine]
     found = core.deployed(event.deployment)
     if found is None:
-        core.unload_unused(proof.engine, event.key)  # It was removed meanwhile
+        core.unload_unused(proof.engine, event.key)  # The model was removed during the load
     else:
         model, deployment = found
         deployment.loading = False
@@ -167,7 +167,7 @@ def loaded(core: Core, event: Loaded) -> None:
 
 
 def refused(core: Core, event: LoadRefused) -> None:
-    """Give up on a model that an engine refused to load, or leave it with its stand-in."""
+    """Give up on a model that an engine refused to load, or leave it on the engine it failed over to."""
     found = core.deployed(event.deployment)
     if found is None:
         core.unload_unused(event.engine, event.key)
@@ -176,7 +176,7 @@ def refused(core: Core, event: LoadRefused) -> None:
     model, deployment = found
     engine = core.engines[event.engine]
     deployment.loading = False
-    short = event.short and is_cpu(engine.name)  # Which is not the model's doing
+    short = event.short and is_cpu(engine.name)  # The model is not to blame
     if short and not engine.isolating:
         blame.part(core, model, engine, event.reason)
     elif core.awaits_failback(model, engine):
@@ -188,10 +188,10 @@ def refused(core: Core, event: LoadRefused) -> None:
 
 
 def load_crashed(core: Core, event: LoadCrashed) -> None:
-    """Note a process that ended while loading a version; one that serves is charged when its end is known."""
+    """Charge the crash of a builder; the load that a serving worker crashed in waits for its WorkerLost."""
     found = core.deployed(event.deployment)
     if found is None:
-        if event.apart:  # Else the worker is gone with it, and the next one loads what there is
+        if event.apart:  # Without a builder the worker is gone, and the next one loads its models
             _load_all(core)
         return
     model, deployment = found
@@ -210,7 +210,7 @@ def load_crashed(core: Core, event: LoadCrashed) -> None:
 
 
 def probe_passed(core: Core, event: ProbePassed) -> None:
-    """Remove the first of the probes that are left, which was verified."""
+    """Remove the first of the unchecked probes, which was verified."""
     found = core.deployed(event.deployment)
     if found is not None:
         deployment = found[1]
@@ -238,7 +238,7 @@ def probe_failed(core: Core, event: ProbeFailed) -> None:
 
 
 def file_retained(core: Core, event: FileRetained) -> None:
-    """Pin a file that no model stands for yet, while something is done with it."""
+    """Pin a file that no model has yet, such as that of a successor being compared."""
     engine = core.engines[event.engine]
     engine.kept[event.key] += 1
     start_if_stopped(core, engine)

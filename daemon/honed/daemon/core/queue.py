@@ -1,4 +1,4 @@
-"""Which inference runs next: a queue that knows deadlines, priorities and fairness, and no clock.
+"""Provides the queue that decides which inference runs next, by deadlines, priorities and fairness.
 
 All times are seconds on one monotonic clock that the caller passes in; nothing here waits or sends.
 """
@@ -23,13 +23,13 @@ class ClientId(NamedTuple):
     connection: int
 
 
-# Where inputs of a request have sizes of 0: each such input's name, and those axes of it. None where several
-# requests run as one, and it is not known which of them is to blame.
+# Names of the inputs with sizes of 0, each with the axes of these sizes. None if several requests run as one:
+# then it is not known which of them is to blame for a crash.
 EmptyAxes = tuple[tuple[str, tuple[int, ...]], ...] | None
 
 
 class ModelReplaced(Unavailable):
-    """A request's model is another one by now, which may take other inputs: it is to be checked anew."""
+    """Raised when a waiting request's model was replaced; the request must be validated again."""
 
 
 def service_stops() -> Unavailable:
@@ -39,11 +39,10 @@ def service_stops() -> Unavailable:
 
 @dataclass(slots=True, kw_only=True)
 class Ticket:
-    """A request that wants to run.
+    """A request in the queue.
 
-    One that is `held` needs state that lies in the process of its engine. One that is `isolated` was running
-    when the process of a CPU engine ended, and runs apart from others. `spared` counts the ends of processes
-    for which another run was to blame.
+    A `held` request needs state that lies in the process of its engine. An `isolated` one was running when a
+    CPU engine crashed, and runs in a process apart. `spared` counts crashes for which another run was blamed.
     """
 
     number: int
@@ -53,7 +52,7 @@ class Ticket:
     arrived: float
     deadline: float
     attempts: int = 0
-    needs_cpu_engine: bool = False  # In shapes, or with values, that only the CPU engine takes
+    needs_cpu_engine: bool = False  # Compiled files do not accept its shapes or values
     empty: EmptyAxes = None
     held: bool = False
     isolated: bool = False
@@ -61,17 +60,17 @@ class Ticket:
 
 
 class Queue:
-    """Tickets that wait.
+    """A queue of waiting tickets that shares turns fairly and evicts when it is full.
 
-    Users take turns. Of one user the first priority comes first, and within it connections take turns, each
-    in its own order. A full queue makes room for who has less in it than others, so that nobody can fill it.
+    Users take turns. A user's tickets run by priority; within a priority connections take turns, each first
+    in, first out. A full queue evicts for clients with fewer tickets than others, so that none can fill it.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.longest = 0  # Tickets that ever waited at once
+        self.longest = 0  # Maximum number of tickets that waited at once
         self._waiting: dict[int, Ticket] = {}
-        self._served: dict[ClientId, int] = {}  # When it last had its turn
+        self._served: dict[ClientId, int] = {}  # Number of each client's last turn
         self._served_users: dict[int, int] = {}
         self._turns = 0
 
@@ -79,9 +78,9 @@ class Queue:
         return len(self._waiting)
 
     def submit(self, ticket: Ticket) -> Ticket | None:
-        """Let a ticket wait; gives the one that had to go for it, if any.
+        """Enqueue a ticket, and return the ticket evicted for it, if any.
 
-        Raises Busy where too many wait, and its user and connection have their share of them.
+        Raises Busy if the queue is full and the ticket's user and connection have their share of it.
         """
         victim = None
         if len(self._waiting) >= self.limit:
@@ -96,9 +95,9 @@ class Queue:
     def _victim(self, client: ClientId) -> Ticket | None:
         """Return the ticket to evict for a client, if any.
 
-        It is the last ticket, not tried yet, of the connection with the most tickets, of the user with the
-        most. Unless that user has at least 2 more than the client's user, it is of the client's user, if that
-        has a connection with at least 2 more tickets than the client.
+        It is the last untried ticket of the largest connection of the user with the most tickets. If that
+        user has fewer than 2 tickets more than the client's user, the ticket comes from the client's user
+        instead, if that has a connection with at least 2 tickets more than the client's.
         """
         users = Counter(t.client.user for t in self._waiting.values())
         user = max(users, key=lambda u: (users[u], u), default=client.user)
@@ -114,7 +113,7 @@ class Queue:
         return max(going, key=lambda t: (t.priority, t.number), default=None)
 
     def take(self, now: float, servable: Callable[[str], bool]) -> Ticket | None:
-        """Remove and give the ticket whose turn it is, of those in time and with a servable model."""
+        """Remove and return the next ticket whose deadline is ahead and whose model is servable, or None."""
         ready = [t for t in self._waiting.values() if t.deadline > now and servable(t.model)]
         if not ready:
             return None
@@ -128,7 +127,7 @@ class Queue:
     def _rank(self, ticket: Ticket) -> tuple[bool, bool, int, int, int, int]:
         client = ticket.client
         return (
-            not ticket.isolated,  # Most of these are not to blame, and wait no longer than they must
+            not ticket.isolated,  # Most of these did not cause the crash and should not wait longer
             not ticket.attempts,
             self._served_users.get(client.user, 0),
             ticket.priority,
@@ -137,26 +136,26 @@ class Queue:
         )
 
     def retry(self, ticket: Ticket) -> bool:
-        """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""
+        """Enqueue a ticket again, ahead of untried ones; return False if it has had all its attempts."""
         if ticket.attempts >= ATTEMPTS:
             return False
         self._waiting[ticket.number] = ticket
         return True
 
     def cancel(self, number: int) -> bool:
-        """Remove a ticket; False where it does not wait."""
+        """Remove a ticket; return False if it is not waiting."""
         return self._waiting.pop(number, None) is not None
 
     def drop_model(self, model: str, *, open_ones: bool | None = None) -> list[Ticket]:
-        """Remove and give the tickets for a model, all or those with this `needs_cpu_engine`."""
+        """Remove and return a model's tickets; `open_ones` selects those with this `needs_cpu_engine`."""
         return self._remove(lambda t: t.model == model and open_ones in (None, t.needs_cpu_engine))
 
     def drop_empty(self, model: str, empty: EmptyAxes) -> list[Ticket]:
-        """Remove and give the tickets for a model with inputs that are empty in the same places."""
+        """Remove and return the tickets for a model whose inputs have the same empty axes."""
         return self._remove(lambda t: t.model == model and t.empty == empty)
 
     def drop_all(self) -> list[Ticket]:
-        """Remove and give every ticket."""
+        """Remove and return every ticket."""
         return self._remove(lambda _: True)
 
     def models(self) -> set[str]:
@@ -173,7 +172,7 @@ class Queue:
         return Counter(ticket.model for ticket in self._waiting.values())
 
     def forget_client(self, client: ClientId) -> None:
-        """Drop what is remembered of a client that went away; its tickets must be cancelled."""
+        """Drop the turns of a client that has disconnected; the caller cancels its tickets."""
         self._served.pop(client, None)
 
     def _remove(self, wanted: Callable[[Ticket], bool]) -> list[Ticket]:

@@ -1,4 +1,4 @@
-"""Requests: which runs next, where it goes when its worker fails, and when it is given up."""
+"""Handles the events of requests: arrival, end of a run, failure of a worker, loss of the client."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .state import Core
 
 
 def request_arrived(core: Core, event: RequestArrived) -> None:
-    """Let a request wait.
+    """Enqueue a request.
 
-    Raises NotFound, Unavailable, InvalidArgument where it is known to end the CPU engine, or
-    ResourceExhausted where too many wait.
+    Raises NotFound, Unavailable, InvalidArgument if it is known to crash the CPU engine, or Busy if too many
+    requests wait.
     """
     ticket = event.ticket
     model = core.models.get(ticket.model)
@@ -52,9 +52,9 @@ def request_arrived(core: Core, event: RequestArrived) -> None:
 
 
 def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
-    """Return the deployment of a model that a request needs on an engine, loaded soon if it is not."""
+    """Return the deployment that a request needs on an engine; add it and have it loaded if necessary."""
     deployment = model.deployments.get(engine.name)
-    if deployment is None:  # For values or shapes that are not the compiled form's
+    if deployment is None:  # The values or shapes are not those of the compiled file
         deployment = core.deploy(model, engine.name)
         deployment.resting = True
     deployment.used = core.now
@@ -66,7 +66,7 @@ def _used(core: Core, model: ServedModel, engine: Engine) -> Deployment:
 
 
 def client_gave_up(core: Core, event: ClientGaveUp) -> None:
-    """Forget a request that waits; have one that runs end."""
+    """Cancel a waiting request, or have the run of a running one ended."""
     for engine in core.engines.values():
         engine.queue.cancel(event.request)
         if (running := engine.running.get(event.request)) is not None:
@@ -78,7 +78,7 @@ def client_gave_up(core: Core, event: ClientGaveUp) -> None:
 
 
 def lasts(core: Core, event: RunLasts) -> None:
-    """Begin others beside a run that takes long."""
+    """Mark a run as long, and begin others beside it."""
     engine = core.engines[event.engine]
     if (running := engine.running.get(event.request)) is not None:
         running.long = True
@@ -86,13 +86,13 @@ def lasts(core: Core, event: RunLasts) -> None:
 
 
 def client_gone(core: Core, event: ClientGone) -> None:
-    """Forget a client that is gone; its requests have left before."""
+    """Forget a client that is gone; its requests were cancelled before."""
     for engine in core.engines.values():
         engine.queue.forget_client(event.client)
 
 
 def run_succeeded(core: Core, event: RunSucceeded) -> None:
-    """Answer the request, or let it wait for its next run, which others come before."""
+    """Answer the request, or enqueue it for its next run."""
     engine = core.engines[event.engine]
     running = _ended(core, engine, event.request)
     current = core.models.serves(running.model)
@@ -100,7 +100,7 @@ def run_succeeded(core: Core, event: RunSucceeded) -> None:
         running.model.crash_record.ran_well()
     blame.note_answered(running, engine)
     if not running.abandoned and event.more:
-        running.ticket.attempts = 0  # It ran well
+        running.ticket.attempts = 0  # Attempts count for one run
         blame.wait_again(core, running.ticket)
     elif not running.abandoned:
         core.act(Answer(running.ticket.number))
@@ -112,30 +112,31 @@ def run_succeeded(core: Core, event: RunSucceeded) -> None:
 
 
 def worker_failed(core: Core, event: WorkerFailed) -> None:
-    """Keep a request whose worker failed until it is known how that ended."""
+    """Keep a request whose worker failed until the worker's end is reported."""
     engine = core.engines[event.engine]
     running = _ended(core, engine, event.request)
     engine.worker_ends()
     engine.fallen.append(running)
     core.act(AttemptFailed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
-        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # Its context may be broken
+        # The worker's device context may be broken.
+        core.act(Kill(engine.name, f"the device failed: {event.reason}"))
 
 
 def request_rejected(core: Core, event: RequestRejected) -> None:
-    """Tell the client what the worker says.
+    """Refuse a request that the worker rejected, or run it where it can succeed.
 
-    ONNX Runtime may serve values that a compiled form does not, and a process apart what has no memory beside
-    other models. What made room for others is loaded again.
+    ONNX Runtime may accept values that the compiled file does not. A process apart may have memory that the
+    shared one lacks. A model that was evicted for others is loaded again.
     """
     engine = core.engines[event.engine]
     running = _ended(core, engine, event.request)
     ticket = running.ticket
     if isinstance(event.error, NotLoaded):
         core.unloaded(engine, running.model.key_on(engine.name))
-        if not is_cpu(engine.name):  # Which alone has models make room
+        if not is_cpu(engine.name):  # CPU engines evict models as a rule
             core.act(AttemptFailed(running.model.name, ticket.attempts, str(event.error)))
-    alone = ticket.empty is not None  # What runs several requests, or has state there, asks again itself
+    alone = ticket.empty is not None  # Features that join requests or keep state retry by themselves
     if isinstance(event.error, PreconditionBroken) and not ticket.needs_cpu_engine:
         running.model.statistics.broke_precondition()
         ticket.needs_cpu_engine = alone and _takes_open(core, ticket)
@@ -152,16 +153,16 @@ def request_rejected(core: Core, event: RequestRejected) -> None:
 
 
 def _takes_open(core: Core, ticket: Ticket) -> bool:
-    """Return whether the CPU engine may run a request."""
+    """Return whether the CPU engine can run a request's model."""
     model = core.models.find(ticket.model)
     return model is not None and model.can_run_on_cpu and core.cpu_engine_of(model) is not None
 
 
 def worker_lost(core: Core, event: WorkerLost) -> None:
-    """Run again what failed with the worker, or refuse it, and charge who is to blame.
+    """Retry or refuse the requests that failed with the worker, and charge the models to blame.
 
-    A request that the worker did not begin, or with which it did not end, waits for the next one without
-    counting an attempt.
+    A request that the worker did not begin, or that did not fail with it, waits for the next worker, and its
+    attempt is not counted.
     """
     engine = core.engines[event.engine]
     engine.worker_ends()
@@ -183,7 +184,7 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
 
 
 def stopping(core: Core, _: Stopping) -> None:
-    """Refuse everything that is not answered."""
+    """Refuse all requests that are not answered."""
     error = service_stops()
     for engine in core.engines.values():
         for ticket in engine.queue.drop_all():
@@ -195,7 +196,7 @@ def stopping(core: Core, _: Stopping) -> None:
 
 
 def _ended(core: Core, engine: Engine, request: int) -> RunningRequest:
-    """Forget a run, and the file that it was the last to need."""
+    """Remove and return a run, and unload its file if nothing else uses it."""
     engine.ended = core.now
     running = engine.running.pop(request)
     model = running.model

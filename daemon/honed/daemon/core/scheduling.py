@@ -1,4 +1,4 @@
-"""What an engine does next: which request runs, and what its worker loads, in which order."""
+"""Schedules an engine: which request runs next, and in which order its worker loads models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .state import Core
 
 
 def run_next(core: Core, engine: Engine) -> None:
-    """Start the next request if one may begin; no model runs twice at once on an engine."""
+    """Start the next request if one may begin; an engine never runs a model twice at once."""
     if not engine.open_to_more or engine.phase is not Phase.READY:
         return
     if engine.isolating and _loading(core, engine):
@@ -36,14 +36,14 @@ def _loading(core: Core, engine: Engine) -> bool:
 
 
 def start_if_stopped(core: Core, engine: Engine) -> None:
-    """Start one that rests."""
+    """Start an engine that is resting."""
     if engine.phase is Phase.RESTING:
         engine.phase = Phase.STARTING
         core.act(StartServer(engine.name))
 
 
 def wake_for(core: Core, engine: Engine, model: ServedModel) -> None:
-    """Start an engine that serves a model from now on; a user's rests until the model is asked for."""
+    """Start an engine for a model that it now serves; one that stops when unused waits for a request."""
     if engine.stops_when_unused and model.name not in engine.queue.models():
         model.deployments[engine.name].resting = True
     else:
@@ -51,7 +51,7 @@ def wake_for(core: Core, engine: Engine, model: ServedModel) -> None:
 
 
 def stop_if_unneeded(core: Core, engine: Engine) -> None:
-    """Stop a stand-in that nothing needs any more, once what runs there has ended."""
+    """Stop an on-demand engine that is not needed and runs nothing."""
     if not engine.on_demand or engine.running or engine.fallen or core.needed(engine):
         return
     if not engine.is_inactive:
@@ -60,10 +60,10 @@ def stop_if_unneeded(core: Core, engine: Engine) -> None:
 
 
 def load_next(core: Core, engine: Engine) -> None:
-    """Load models one at a time on an engine.
+    """Load the next model on an engine, one at a time.
 
-    Models that requests wait for come first, in the order of these; then those that come back, then the
-    probes that are left.
+    Models that the engine serves, or that requests wait for, come first, in the order of the queue; then
+    models that fail back to it; then the remaining probes are verified.
     """
     if engine.phase is not Phase.READY or _loading(core, engine):
         return
@@ -86,14 +86,14 @@ def load_next(core: Core, engine: Engine) -> None:
 
 
 def load_now(core: Core, model: ServedModel) -> None:
-    """Load a version that takes another's place at once, beside what is loaded already."""
+    """Load a version that replaces another at once, even while another load is in progress."""
     engine = core.engines[model.engine]
     if engine.phase is Phase.READY:
         _load(core, model, model.deployment, awaited=True)
 
 
 def admit(core: Core, model: ServedModel, proof: LoadReport | None) -> None:
-    """Serve a model that was entered; where the worker that has it is gone, the present one must load it."""
+    """Serve an installed model; if the worker that loaded it is gone, the present one loads it."""
     engine = core.engines[model.engine]
     if proof is not None and is_here(engine, proof):
         model.deployment.ready(proof.checked, proof.left)
@@ -102,7 +102,7 @@ def admit(core: Core, model: ServedModel, proof: LoadReport | None) -> None:
 
 
 def is_here(engine: Engine, proof: LoadReport) -> bool:
-    """Return whether the worker that has a file is still there."""
+    """Return whether the worker that loaded a file still runs."""
     return engine.phase is Phase.READY and (engine.name, engine.worker) == (proof.engine, proof.worker)
 
 
@@ -122,7 +122,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
     ]
 
     def turn(found: tuple[ServedModel, Deployment]) -> tuple[int, int, int]:
-        """Return the place of a model: those that ended processes come last, for the others' sake."""
+        """Return a model's rank: those that crashed processes come last, so that they delay no other."""
         model, blame = found[0], found[0].crash_record
         return blame.load_crashes, blame.crashes + blame.isolations, wanted.get(model.name, len(wanted))
 

@@ -1,4 +1,4 @@
-"""What all parts of the machine share: its state, the models by name, and the actions gathered so far."""
+"""Provides the state that the machine's modules share: engines, models by name, and pending actions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .model import (
 class Core:
     """The state of one machine: `models` at the version that is served, and `engines`, both by name.
 
-    `cpu` is the CPU engine, None without it; users' are made as they are needed.
+    `cpu` is the shared CPU engine, None without one; users' CPU engines are created on demand.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Core:
         cpu: bool = False,
         policy: str = "fastest",
     ) -> None:
-        """Initialise with `engines` by name; `fallback` stands in for others, "" for none.
+        """Initialise with the names of the `engines`; `fallback` names the one to fail over to, "" for none.
 
-        `cpu`: the CPU engine is there. `policy` is the setting serve.engine.
+        `cpu` says whether ONNX Runtime is installed. `policy` is the setting serve.engine.
         """
         self.policy = policy
         self.models = registry
         self.fallback = fallback
         self.max_queue = max_queue
         self.engines: dict[str, Engine] = {}
-        self.now = 0.0  # Of a monotonic clock
-        self.wall = 0.0  # Seconds since 1970
+        self.now = 0.0  # Time of the current event (monotonic seconds)
+        self.wall = 0.0  # Time of the current event (seconds since 1970)
         self._actions: list[Action] = []
         self._numbers = itertools.count(1)
         for name in engines:
@@ -61,25 +61,25 @@ class Core:
         self.cpu = self.add_engine(CPU_ENGINE, stand_in=True) if cpu else None
 
     def act(self, action: Action) -> None:
-        """Have something done."""
+        """Append an action to those to perform."""
         self._actions.append(action)
 
     def drain_actions(self) -> list[Action]:
-        """Return the actions to perform, and forget them."""
+        """Return the actions to perform, and clear them."""
         actions, self._actions = self._actions, []
         return actions
 
     def add_engine(self, name: str, *, stand_in: bool = False) -> Engine:
-        """Add an engine that was not known, and return it; a stand-in rests at first."""
+        """Add an engine, and return it; with `stand_in` it starts on demand."""
         phase = Phase.RESTING if stand_in else Phase.STARTING
         engine = Engine(name=name, queue=Queue(self.max_queue), on_demand=stand_in, phase=phase)
         self.engines[name] = engine
         return engine
 
     def cpu_of(self, owner: int | None, *, isolated: bool = False) -> Engine | None:
-        """Return the CPU engine for a user's own models; None where it is missing.
+        """Return the CPU engine for a user's own models, created if needed; None without ONNX Runtime.
 
-        `owner` None stands for the models of administrators; `isolated` for those that are isolated.
+        `owner` None stands for the models of administrators; `isolated` selects the engine of isolated ones.
         """
         if self.cpu is None:
             return None
@@ -91,17 +91,17 @@ class Core:
         return engine
 
     def cpu_engine_of(self, model: ServedModel) -> Engine | None:
-        """Return the CPU engine that may run a model; None where it is missing."""
+        """Return the CPU engine that may run a model; None without ONNX Runtime."""
         return self.cpu_of(model.manifest.owner, isolated=bool(model.isolated))
 
     def of_kind(self, model: ServedModel, kind: str) -> Engine | None:
-        """Return the engine of a kind, "gpu" or "cpu", that may run a model; None where that is missing."""
+        """Return the engine of a kind, "gpu" or "cpu", that may run a model; None if it is missing."""
         return self.cpu_engine_of(model) if kind == "cpu" else self.engines[model.device]
 
     def other_for(self, model: ServedModel, engine: Engine) -> Engine | None:
         """Return the engine of the other kind that can serve a model instead of `engine`, or None.
 
-        An engine that has given up on the model does not count.
+        An engine in `rejected_by` does not count.
         """
         other = None
         if is_cpu(engine.name):
@@ -119,7 +119,7 @@ class Core:
         home: str | None = None,
         engine: str | None = None,
     ) -> ServedModel:
-        """Return a version, not entered yet, that `engine` is to serve, else its home, else its device."""
+        """Return a version, not installed yet, to be served by `engine`, by default `home`, else `device`."""
         belongs = device if home is None else home
         serves = belongs if engine is None else engine
         model = ServedModel(
@@ -134,7 +134,7 @@ class Core:
         return model
 
     def install(self, model: ServedModel) -> ServedModel | None:
-        """Serve it from now on; gives what it replaces, whose requests wait for it."""
+        """Serve a model from now on, and return the one that it replaces, whose requests now wait for it."""
         replaced = self.models.put(model)
         if replaced is not None:
             self._end_isolated(replaced)
@@ -144,7 +144,7 @@ class Core:
         return replaced
 
     def _end_isolated(self, model: ServedModel) -> None:
-        """Forget what an engine that isolates models does with one that was replaced."""
+        """Refuse the requests that wait for a replaced model on the isolating engine, and unload it there."""
         engine = self.engines.get(cpu_engine(model.manifest.owner, isolated=True))
         if engine is not None:
             for ticket in engine.queue.drop_model(model.name):
@@ -153,9 +153,9 @@ class Core:
                 self.unload_unused(engine.name, model.key_on(engine.name))
 
     def _take_over(self, model: ServedModel, replaced: ServedModel) -> None:
-        """Take over the CPU engine's deployment of a version that this one replaces.
+        """Take over the CPU engine's deployment of the replaced version if both have the same source.
 
-        This holds if both have the same source; otherwise the requests that wait for that engine are refused.
+        Otherwise refuse the requests that only that engine can run.
         """
         cpu = model.cpu_engine
         kept = replaced.deployments.get(cpu)
@@ -167,12 +167,12 @@ class Core:
         self.refuse_open(model, replaced_error(model.name))
 
     def deploy(self, model: ServedModel, engine: str) -> Deployment:
-        """Have a deployment of a model on an engine, where it is not loaded yet."""
+        """Add and return a deployment of a model on an engine, not loaded yet."""
         deployment = model.deployments[engine] = Deployment(number=next(self._numbers), engine=engine)
         return deployment
 
     def deployed(self, number: int) -> tuple[ServedModel, Deployment] | None:
-        """Return a deployment of a served model, with its model; None where it is not there any more."""
+        """Return a served model and its deployment of that number; None if it is gone."""
         for model in self.models.all():
             for deployment in model.deployments.values():
                 if deployment.number == number:
@@ -188,23 +188,23 @@ class Core:
         ]
 
     def served_by(self, model: ServedModel, engine: Engine) -> bool:
-        """Return whether a model is served, and by this engine."""
+        """Return whether a model is the served version, and this engine serves it."""
         return model.engine == engine.name and self.models.serves(model)
 
     def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
-        """Answer everything that waits for a model, where it is served, with `error`."""
+        """Refuse the requests that wait for a model on the engine that serves it."""
         for ticket in self.engines[model.engine].queue.drop_model(model.name):
             self.act(Refuse(ticket.number, error))
 
     def refuse_open(self, model: ServedModel, error: HonedError) -> None:
-        """Answer what only the CPU engine can run of a model with `error`."""
+        """Refuse a model's waiting requests that only the CPU engine can run."""
         cpu = self.engines.get(model.cpu_engine)
         if cpu is not None:
             for ticket in cpu.queue.drop_model(model.name, open_ones=True):
                 self.act(Refuse(ticket.number, error))
 
     def requeue(self, name: str, left: str, other: str) -> None:
-        """Have everything that waits for a model at one engine, and can run elsewhere, wait at another."""
+        """Move a model's waiting requests to another engine, but not those that need the CPU engine."""
         for ticket in self.engines[left].queue.drop_model(name, open_ones=False):
             self.engines[other].queue.retry(ticket)
 
@@ -218,7 +218,7 @@ class Core:
         return cpu or self.engines[model.engine]
 
     def undeploy(self, model: ServedModel, engine: Engine) -> None:
-        """Have no deployment on an engine that does not serve the model, unless requests need it there."""
+        """Remove the deployment on an engine that does not serve the model, unless requests wait there."""
         if model.name in engine.queue.models():
             model.deployments[engine.name].used = self.now
             return
@@ -226,7 +226,7 @@ class Core:
         self.unload_unused(engine.name, model.key_on(engine.name))
 
     def needed(self, engine: Engine) -> bool:
-        """Return whether there is anything for an engine to do."""
+        """Return whether an engine has models or requests that it must run for."""
         if engine.stops_when_unused:
             if any(self.awaits_failback(model, engine) for model, _ in self.deployments_on(engine)):
                 return True
@@ -238,18 +238,18 @@ class Core:
         return used or any(engine.kept.values())
 
     def awaits_failback(self, model: ServedModel, engine: Engine) -> bool:
-        """Return whether an engine is to serve a model that another one serves until it is loaded there."""
+        """Return whether an engine is a model's preferred one while another engine serves it."""
         return model.preferred_engine == engine.name and model.engine != engine.name
 
     def _used_lately(self, engine: Engine) -> bool:
-        """Return whether an engine is loading, or was asked for something within `RESTING_SECONDS`."""
+        """Return whether an engine is loading, or had a request within `RESTING_SECONDS`."""
         since = self.now - RESTING_SECONDS
         return any(each.used > since or each.loading for _, each in self.deployments_on(engine))
 
     def unload_unused(self, engine: str, key: str) -> None:
-        """Have an engine forget a compiled file, unless it is that of a model there, kept, or being run.
+        """Unload a compiled file from an engine unless a model there uses it, or it is pinned or running.
 
-        A run may not have reached the worker yet, so its end asks again (`requests`).
+        A run may not have reached the worker yet, so the file is unloaded when the run ends (`requests`).
         """
         place = self.engines[engine]
         if place.kept[key] or any(each.model.key_on(engine) == key for each in place.running.values()):
@@ -265,7 +265,7 @@ class Core:
         self.act(Unload(engine, key))
 
     def unloaded(self, engine: Engine, key: str) -> None:
-        """Note that an engine does not hold a file any more: it is loaded again when it is asked for."""
+        """Note that an engine has dropped a file; the next request loads it again."""
         for model, deployment in self.deployments_on(engine):
             if model.key_on(engine.name) == key and deployment.state is State.READY:
                 deployment.lost()
@@ -273,7 +273,7 @@ class Core:
 
 
 def replaced_error(name: str) -> ModelReplaced:
-    """Return the error for a request in other shapes whose model was replaced meanwhile."""
+    """Return the error for a request that the model which replaced its own may not accept."""
     return ModelReplaced(f"model {name!r} was replaced while the request waited; send it again")
 
 
@@ -284,41 +284,41 @@ def removed(name: str) -> NotFound:
 
 # ---- The models by name ----
 #
-# Only the machine enters and removes them; everybody may look.
+# Only the machine adds and removes them; every module may read them.
 
 
 class Registry:
-    """Every model at the version that is served.
+    """A registry of all models at the version that is served, and of suspended variants.
 
-    `all_statistics` counts the requests for all of them, those gone and those unknown too;
-    `shared_statistics` the same without users' own.
+    `all_statistics` counts the requests for all models, also removed and unknown ones; `shared_statistics`
+    leaves out users' own models.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
-        self._resting: dict[str, ServedModel] = {}  # Variants
-        self.rechecked: dict[str, OptimisationCheck] = {}  # Of sources that are loaded anew, by key
+        self._resting: dict[str, ServedModel] = {}  # Suspended variants
+        self.rechecked: dict[str, OptimisationCheck] = {}  # New checks of sources being reloaded, by key
         self.all_statistics = Statistics()
         self.shared_statistics = Statistics(parent=self.all_statistics)
 
     def put(self, model: ServedModel) -> ServedModel | None:
-        """Enter a model; gives the one it replaces, whose statistics it goes on with."""
+        """Add a model, and return the one that it replaces, whose statistics it continues."""
         replaced = self._models.get(model.name)
         self._count(model, replaced or self._resting.pop(model.name, None))
         self._models[model.name] = model
         return replaced
 
     def suspend(self, model: ServedModel) -> None:
-        """Keep a variant, in the place of one of its name that rests, which nothing serves."""
+        """Store a variant that no engine serves, in place of a suspended one of its name."""
         self._count(model, self._resting.get(model.name))
         self._resting[model.name] = model
 
     def forget_resting(self, name: str) -> bool:
-        """Keep a variant no more; False where none of that name rests."""
+        """Remove a suspended variant; return False if there is none of that name."""
         return self._resting.pop(name, None) is not None
 
     def _count(self, model: ServedModel, before: ServedModel | None) -> None:
-        """Have its requests counted; those of a variant are its model's, too."""
+        """Set a model's statistics: those of `before`, or new ones; a variant's also count for its model."""
         if before is not None:
             model.statistics = before.statistics
         elif model.statistics.parent is None:
@@ -327,7 +327,7 @@ class Registry:
             model.statistics = Statistics(parent=of.statistics if of is not None else every)
 
     def pop(self, name: str) -> ServedModel:
-        """Take a model out; raises NotFound."""
+        """Remove and return a model; raise NotFound if there is none."""
         model = self.get(name)
         del self._models[name]
         return model
@@ -342,7 +342,7 @@ class Registry:
     def model(self, name: str) -> ServedModel:
         """Return the model of that name; raise NotFound if there is none, or it is a variant.
 
-        Apps use it: they do not know variants.
+        Requests of apps use this, as apps do not know variants.
         """
         if is_variant(name):
             raise NotFound(
@@ -351,15 +351,15 @@ class Registry:
         return self.get(name)
 
     def variant(self, name: str) -> ServedModel | None:
-        """Return the variant of that name, even if it rests, or None."""
+        """Return the variant of that name, served or suspended, or None."""
         return (self._resting.get(name) or self._models.get(name)) if is_variant(name) else None
 
     def entry(self, name: str) -> ServedModel:
-        """Return a model, or a variant even if it rests; raise NotFound if there is none."""
+        """Return a model, or a variant even if suspended; raise NotFound if there is none."""
         return self.variant(name) or self.get(name)
 
     def is_suspended(self, model: ServedModel) -> bool:
-        """Return whether a model is a variant that rests."""
+        """Return whether a model is a suspended variant."""
         return self._resting.get(model.name) is model
 
     def find(self, name: str) -> ServedModel | None:
@@ -371,7 +371,7 @@ class Registry:
         return self._models.get(model.name) is model
 
     def keeps(self, model: ServedModel) -> bool:
-        """Return whether a model's manifest is that of the version served, or of a variant that rests."""
+        """Return whether a model's manifest is that of the version served, or of a suspended variant."""
         kept = self._models.get(model.name) or self._resting.get(model.name)
         return kept is not None and kept.manifest is model.manifest
 
@@ -385,7 +385,7 @@ class Registry:
         return model.statistics if model else self.shared_statistics
 
     def compiled(self, name: str) -> tuple[ServedModel, CompiledFileInfo]:
-        """Return a model whose compiled file is there and readable; raise NotFound or Unavailable."""
+        """Return a model and its compiled file's info; raise NotFound, or Unavailable if it has none."""
         model = self.entry(name)
         if model.compiled is None and model.on_cpu:
             why = model.manifest.decision.reason or "it is being compiled"
@@ -395,13 +395,13 @@ class Registry:
         return model, model.compiled
 
     def interfaces(self, model: ServedModel) -> tuple[Interface | None, Interface | None]:
-        """Return the interfaces of a model's compiled form, and of its file where the CPU engine runs that.
+        """Return the interfaces of the compiled file, and of the ONNX file if the CPU engine can run it.
 
-        There is one of them at least; raises Unavailable where there is none.
+        At least one is not None; raises Unavailable if neither exists.
         """
         compiled, given = model.compiled, model.manifest.interface
         if compiled is None and given is None:
-            self.compiled(model.name)  # Which says why
+            self.compiled(model.name)  # Raises the error that says why
         return compiled.interface if compiled is not None else None, given
 
     def unordered(self) -> Iterable[ServedModel]:
@@ -413,12 +413,12 @@ class Registry:
         return [self._models[name] for name in sorted(self._models)]
 
     def models(self, viewer: Viewer = EVERYTHING) -> list[ServedModel]:
-        """Return every model that is there for `viewer`, by name, without variants."""
+        """Return the models that `viewer` may see, by name, without variants."""
         models = (model for model in self.all() if not is_variant(model.name))
         return [model for model in models if viewer.sees(model.manifest.owner)]
 
     def variants(self, model: str = "") -> list[ServedModel]:
-        """Return the variants of a model by name, also those that rest; "" means of all models."""
+        """Return the variants of a model, or with "" of all, by name, also suspended ones."""
         known = {name: each for name, each in self._models.items() if is_variant(name)} | self._resting
         return [each for name, each in sorted(known.items()) if model in ("", model_of(name))]
 
@@ -427,19 +427,19 @@ class Registry:
         return [model for model in self.all() if model.engine == engine]
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests of all models and variants, for the store to know what is used."""
+        """Return the manifests of all models and variants: the files that the store must keep."""
         return [model.manifest for model in (*self.all(), *self._resting.values())]
 
     def optimisation(self, source: str) -> OptimisationCheck | None:
-        """Return the check of the file that the CPU engine knows as `source`; None before there was one."""
+        """Return the check of the file with the key `source`; None if it has not been checked."""
         known = (m.optimisation for m in self.manifests() if m.optimisation and m.source_key == source)
         return next(known, None)
 
     def asked(self, source: str) -> OrtSessionConfig:
-        """Return how ONNX Runtime is to run the source with this key, as `OptimisationCheck.asked`."""
+        """Return the session configuration with which ONNX Runtime is to run the source with this key."""
         found = self.rechecked.get(source) or self.optimisation(source)
         return found.asked if found is not None else OrtSessionConfig()
 
     def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
-        """Return how many models are in a state."""
+        """Return the number of models in a state that `viewer` may see, without variants."""
         return sum(model.state is state for model in self.models(viewer))

@@ -1,4 +1,4 @@
-"""What was served, how fast, and what failed; of one model, and of all. No I/O."""
+"""Counts requests, latencies and failures, for each model and for all. No I/O."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _LOG = math.log(_GROWTH)
 MAX_BUCKETS = math.ceil(math.log(HIGHEST / LOWEST) / _LOG) + 2
 
 SLICE_SECONDS = 10.0
-SLICES = 6  # Of a Recent
+SLICES = 6  # Slices that a Recent holds
 
 
 class Duration(NamedTuple):
-    """Seconds, and the bucket that they are counted in."""
+    """A duration in seconds, and the number of its histogram bucket."""
 
     seconds: float
     bucket: int
 
 
 def duration(seconds: float) -> Duration:
-    """Return a duration to be counted, perhaps in several histograms.
+    """Return a duration, whose bucket is computed once for several histograms.
 
-    Below zero, which only a clock that was set can give, counts as zero.
+    A negative one, which only a clock that was set back produces, counts as zero.
     """
     bucket = math.ceil(math.log(min(max(seconds, LOWEST), HIGHEST)) / _LOG)
     return Duration(max(0.0, seconds), bucket)
 
 
 class Histogram:
-    """Counts of durations in seconds. `quantile` is within ERROR of the true one, LOWEST to HIGHEST."""
+    """A histogram of durations in seconds; `quantile` has the relative error ERROR from LOWEST to HIGHEST."""
 
     def __init__(self) -> None:
         self.sum = 0.0
@@ -53,11 +53,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many durations were counted."""
+        """The number of durations counted."""
         return sum(self._buckets.values())
 
     def add(self, duration: Duration) -> None:
-        """Count one more."""
+        """Add a duration to the counts."""
         seconds, bucket = duration
         self._buckets[bucket] += 1
         self.sum += seconds
@@ -65,7 +65,7 @@ class Histogram:
             self.largest = seconds
 
     def quantile(self, share: float) -> float | None:
-        """Return the value of rank floor(share * (count - 1)), from 0; None where nothing was counted."""
+        """Return the value of rank floor(share * (count - 1)), from 0; None if the histogram is empty."""
         rank = math.floor(share * (self.count - 1))
         for bucket in sorted(self._buckets):
             rank -= self._buckets[bucket]
@@ -74,7 +74,7 @@ class Histogram:
         return None
 
     def merge(self, other: Histogram) -> None:
-        """Count everything that `other` counted."""
+        """Add the counts of `other`."""
         for bucket, count in other._buckets.items():
             self._buckets[bucket] += count
         self.sum += other.sum
@@ -82,7 +82,7 @@ class Histogram:
 
     @property
     def buckets(self) -> int:
-        """How many it takes; never more than MAX_BUCKETS."""
+        """The number of buckets in use, at most MAX_BUCKETS."""
         return len(self._buckets)
 
     def spans(self) -> DurationSummary:
@@ -98,20 +98,20 @@ class Histogram:
 
 
 class Recent:
-    """Histograms of the last minute, in slices; moments are of one monotonic clock, in seconds."""
+    """Histograms of the last minute, one a slice of time; `now` is in monotonic seconds."""
 
     def __init__(self) -> None:
         self._slices: deque[tuple[int, Histogram]] = deque(maxlen=SLICES)
 
     def add(self, duration: Duration, now: float) -> None:
-        """Count one that ended now."""
+        """Count a duration that ended at `now`."""
         number = math.floor(now / SLICE_SECONDS)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, Histogram()))
         self._slices[-1][1].add(duration)
 
     def merged(self, now: float) -> Histogram:
-        """Return what ended within the last `covered(now)` seconds, in one histogram."""
+        """Return a histogram of the durations that ended within the last `covered(now)` seconds."""
         merged = Histogram()
         oldest = math.floor(now / SLICE_SECONDS) - SLICES
         for number, histogram in self._slices:
@@ -121,26 +121,26 @@ class Recent:
 
     @staticmethod
     def covered(now: float) -> float:
-        """Return how many seconds `merged` looks back: 50 to 60."""
+        """Return the number of seconds that `merged` looks back: 50 to 60."""
         return (SLICES - 1) * SLICE_SECONDS + now % SLICE_SECONDS
 
 
 @dataclass(slots=True)
 class Tally:
-    """How often, and nanoseconds in all."""
+    """A count, and a sum of nanoseconds."""
 
     count: int = 0
     ns: int = 0
 
     def add(self, ns: int) -> None:
-        """Count one more."""
+        """Count an occurrence that took `ns` nanoseconds."""
         self.count += 1
         self.ns += ns
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class ServedInference:
-    """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
+    """The times of an inference: `queued`, `total` (arrival to answer) in seconds; the worker's in ns."""
 
     queued: float
     total: float
@@ -152,27 +152,27 @@ class ServedInference:
 
 @dataclass(slots=True)
 class Statistics:
-    """Since the service started, of one model or variant; what is noted here is noted in `parent` as well.
+    """Statistics of a model or variant since the service started; they count in `parent` as well.
 
-    Nothing in it is ever taken back, so every count only goes up.
+    Counts never decrease.
     """
 
     parent: Statistics | None = None
-    last_inference: int = 0  # Milliseconds since 1970
+    last_inference: int = 0  # Time of the last inference (milliseconds since 1970)
     requests: int = 0
     retries: int = 0  # Runs of a request beyond its first
-    preconditions: int = 0  # Of compiled forms, that requests broke
+    preconditions: int = 0  # Requests with values that the compiled file does not accept
     joined: int = 0  # Requests that were run as one with others
-    batches: int = 0  # Such runs
+    batches: int = 0  # Runs of joined requests
     kernels: int = 0  # Executed for requests that were answered
-    engines: Counter[str] = field(default_factory=Counter)  # That answered, by kind
-    failures: Counter[str] = field(default_factory=Counter)  # By the error's code
+    engines: Counter[str] = field(default_factory=Counter)  # Answers by kind of engine
+    failures: Counter[str] = field(default_factory=Counter)  # Failed requests by the error's code
     latency: Histogram = field(default_factory=Histogram)
     queued: Histogram = field(default_factory=Histogram)
     recent: Recent = field(default_factory=Recent)
     success: Tally = field(default_factory=Tally)
     fail: Tally = field(default_factory=Tally)
-    queue_ns: int = 0  # Of those that were answered, as what follows
+    queue_ns: int = 0  # Sums over answered requests, as are the next three
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
@@ -225,7 +225,7 @@ class Statistics:
             each.retries += 1
 
     def broke_precondition(self) -> None:
-        """Count a request with values that the compiled form does not serve."""
+        """Count a request with values that the compiled file does not accept."""
         for each in (self, *self.above):
             each.preconditions += 1
 
@@ -272,5 +272,5 @@ class Statistics:
         )
 
     def _tallied(self, ns: int) -> Tallied:
-        """Return nanoseconds of all requests that were answered."""
+        """Return a sum of nanoseconds with the number of answered requests."""
         return Tallied(count=self.success.count, ns=ns)

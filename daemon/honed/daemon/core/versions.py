@@ -1,7 +1,7 @@
-"""Versions of a model: successors and their trials, what happens when one does wrong, and changes by hand.
+"""Handles the versions of a model: canaries, rollbacks, and versions that users choose.
 
-The version before stays loaded until its successor has served cleanly (`versions.trial_over`). What a
-successor does wrong meanwhile puts the one before back at once, here first and then in the store.
+The previous version stays loaded until the canary has served without a fault (`versions.trial_over`). A fault
+of the canary puts the previous version back at once, in the machine first and then in the store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STRIKES = 2
 
 
 def successor_ready(core: Core, event: SuccessorReady) -> None:
-    """Serve it, on trial. Raises AlreadyExists where another version is served by now."""
+    """Serve a successor as a canary; raise AlreadyExists if another version or engine serves by now."""
     before = core.models.numbered(event.model)
     if before is None:
         raise AlreadyExists("the version it was compared with is not served any more; publish it again")
@@ -50,7 +50,7 @@ def successor_ready(core: Core, event: SuccessorReady) -> None:
 
 
 def version_chosen(core: Core, event: VersionChosen) -> None:
-    """Serve an earlier version again, by hand."""
+    """Serve the version that a user chose."""
     left = core.models.get(event.manifest.name)
     chosen = core.new_model(event.manifest, event.compiled, left.device)
     core.install(chosen)
@@ -60,7 +60,7 @@ def version_chosen(core: Core, event: VersionChosen) -> None:
 
 
 def successor_rejected(core: Core, event: SuccessorRejected) -> None:
-    """List a successor that was rejected, without its file."""
+    """Add a rejected successor to the history, without its file."""
     model = core.models.numbered(event.model)
     if model is not None:
         history = model.manifest.history
@@ -68,25 +68,25 @@ def successor_rejected(core: Core, event: SuccessorRejected) -> None:
 
 
 def pinned(core: Core, event: Pinned) -> None:
-    """Let no version take the place of the one served, or allow that again."""
+    """Pin the served version, so that no other replaces it, or unpin it."""
     model = core.models.numbered(event.model)
     if model is not None:
         _rewrite(model, dataclasses.replace(model.manifest.history, pinned=event.pinned))
 
 
 def inspected(core: Core, event: Inspected) -> None:
-    """Show the kernels of the version that is served, which was inspected."""
+    """Store what the inspector read of the version that is served."""
     model = core.models.numbered(event.model)
     if model is not None:
         model.compiled = event.compiled
 
 
 def served(core: Core, model: ServedModel) -> None:
-    """Count the requests of a version that is not settled; after enough of them it is judged."""
+    """Count a request of a version that is not settled; after enough of them compare it."""
     if not model.on_device:
         return
     trial = model.canary
-    if trial is None:  # The service was started anew in it; its probes were checked again, and it serves
+    if trial is None:  # The service restarted during the canary; its probes passed again
         _settle(core, model)
         return
     if trial.judging:
@@ -98,7 +98,7 @@ def served(core: Core, model: ServedModel) -> None:
 
 
 def canary_compared(core: Core, event: CanaryCompared) -> None:
-    """Settle a successor on trial, or fall back if the comparison objects: it is slower or differs."""
+    """Promote a canary, or roll it back if the comparison found it slower or wrong."""
     model = core.models.numbered(event.model)
     if model is None or model.canary is None:
         return
@@ -111,13 +111,13 @@ def canary_compared(core: Core, event: CanaryCompared) -> None:
 
 
 def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> None:
-    """Judge a successor again later, but give it up when a second worker ends."""
+    """Compare a canary again later, but roll it back when a second worker has ended."""
     model = core.models.numbered(event.model)
     if model is None or model.canary is None:
         return
     trial = model.canary
     trial.served, trial.judging = 0, False
-    if model.on_device:  # Else its engine is lost, which is not the version's doing
+    if model.on_device:  # A lost engine is not the version's fault
         trial.strikes += 1
     if trial.strikes >= _STRIKES:
         sentence = f"{trial.strikes} workers ended while it ran; last: {event.reason}"
@@ -125,7 +125,7 @@ def canary_comparison_crashed(core: Core, event: CanaryComparisonCrashed) -> Non
 
 
 def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
-    """Fall back from a successor on trial when a worker ends running it for the first time."""
+    """Roll back a canary when a worker crashes while it runs."""
     if model.canary is not None and model.on_device and core.served_by(model, engine):
         _fall_back(core, model, model.canary.before, f"the worker ended while it ran: {reason}")
 
@@ -133,8 +133,8 @@ def fault(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
 def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = False) -> None:
     """Give up on a version that cannot be served.
 
-    An earlier version may be served in its place, or another engine may serve the model; else nothing does,
-    or, where that is `for_now`, nothing does for a while.
+    An earlier version or another engine serves the model instead. Otherwise the model is unavailable, with
+    `for_now` only for a while.
     """
     if model.on_device and model.manifest.compiled is not None:
         if model.canary is not None:
@@ -156,7 +156,7 @@ def give_up(core: Core, model: ServedModel, reason: str, *, for_now: bool = Fals
 
 
 def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, for_now: bool = False) -> None:
-    """Give up on a model on an engine that cannot serve it, or cannot `for_now`, which is for a while.
+    """Give up on a model on an engine that cannot run it, with `for_now` only for a while.
 
     If another engine serves the model, only requests that need this engine are refused.
     """
@@ -172,14 +172,14 @@ def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str, *, f
 
 
 def _refused_for_a_while(core: Core, model: ServedModel, deployment: Deployment, reason: str) -> str:
-    """Have a deployment tried again after a while; return the reason why it is refused with that."""
+    """Schedule a retry of a deployment, and return `reason` with the time until then."""
     seconds = model.crash_record.refused(isolated=core.engines[deployment.engine].isolating)
     deployment.again = core.now + seconds
     return f"{reason}; it is tried again after {seconds:g} s"
 
 
 def _switched(core: Core, model: ServedModel, reason: str) -> bool:
-    """Have the other engine serve a model for good, unless it has failed, too."""
+    """Have the other engine serve a model for good; return False if that cannot, or has failed, too."""
     left = core.engines[model.engine]
     model.rejected_by |= {left.name, model.cpu_engine if is_cpu(left.name) else left.name}
     other = core.other_for(model, left)
@@ -213,14 +213,14 @@ def fail(core: Core, model: ServedModel, reason: str) -> None:
 
 
 def end_trial(core: Core, model: ServedModel) -> None:
-    """End a trial: unload the version before if nothing else uses it."""
+    """End a canary, and unload the previous version if nothing else uses it."""
     trial, model.canary = model.canary, None
     if trial is not None:
         core.unload_unused(trial.before.engine, trial.before.key_on(trial.before.engine))
 
 
 def _fall_back(core: Core, model: ServedModel, before: ServedModel, why: str) -> ServedModel:
-    """Put `before` in the place of `model` now; the store follows. Gives what is served."""
+    """Replace `model` by `before` at once, the store later; return the model that is served now."""
     history = model.manifest.history
     number = next(v.number for v in reversed(history.versions) if v.sha256 == before.key and v.kept)
     changed = settle(go_back(history, number, why, why, core.wall))

@@ -1,8 +1,8 @@
-"""Requests for a model that are run as one: they wait for each other, and each gets its own answer.
+"""Batches requests for a model: they run as one, and each gets its own answer.
 
-Requests that agree in all but their first dimension may be run as one. They wait for each other until enough
-are there, the first has waited for the model's delay, or one would miss its deadline; while a batch runs, the
-next gathers.
+Requests that agree in all but their first dimension may form a batch. It runs when it is full, when the first
+request has waited for the model's delay, or when one would miss its deadline. While a batch runs, the next
+one is gathered.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Invali
 from honed.protocol.results import ModelSettings
 from honed.protocol.strict import Map
 
-_MARGIN_RUNS = 2.0  # That a request is begun before its deadline
-_FORGET = 0.8  # Of what is known of a run's time, with each that comes
+_MARGIN_RUNS = 2.0  # Time before a deadline at which a batch must begin, in runs
+_FORGET = 0.8  # Weight of the known mean of run times against a new time
 Plan = Callable[[FeatureRequest, ServedModel], InferencePlan]
 W = TypeVar("W")
 A = TypeVar("A")
@@ -42,13 +42,13 @@ class BatchMember:
 
     number: int
     user: int
-    rows: int  # Of its first dimension
+    rows: int  # Size of its first dimension
     arrived: float
     deadline: float
 
 
 class BatchQueue:
-    """Requests of one kind. Users take turns in filling a batch, each with its own in their order.
+    """A queue of requests of a kind; users take turns in filling a batch, each first in, first out.
 
     No I/O and no clock: times are seconds on one monotonic clock.
     """
@@ -58,31 +58,31 @@ class BatchQueue:
         self._most = most
         self._delay = delay
         self._waiting: list[BatchMember] = []
-        self._turns: dict[int, int] = {}  # Of users: when each had its last
+        self._turns: dict[int, int] = {}  # Number of each user's last turn
         self._turn = 0
         self._running = 0
-        self._seconds = 0.0  # Of a run, lately
+        self._seconds = 0.0  # Moving mean of the time of a run
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Return whether no request waits and no batch runs."""
         return not self._waiting and not self._running
 
     def arrived(self, member: BatchMember) -> None:
-        """Queue a request that waits from now on."""
+        """Append a request to the queue."""
         self._waiting.append(member)
 
     def left(self, number: int) -> None:
-        """Remove a request for which nobody waits any more."""
+        """Remove a request that its client abandoned."""
         self._waiting = [member for member in self._waiting if member.number != number]
 
     def ended(self, seconds: float) -> None:
-        """Record that a batch that `due` returned took so many seconds."""
+        """Record that a batch returned by `due` has run for `seconds`."""
         self._running -= 1
         self._seconds = lately(self._seconds, seconds)
 
     def due(self, now: float) -> list[tuple[BatchMember, ...]]:
-        """Return the batches that are to be run now."""
+        """Return the batches to run now; the caller reports the end of each by `ended`."""
         batches = []
         while self._waiting and now >= self._time():
             batches.append(self._filled())
@@ -90,11 +90,11 @@ class BatchQueue:
         return batches
 
     def next_time(self) -> float | None:
-        """Return when `due` is to be asked again if nothing happens before; None where nothing waits."""
+        """Return when to call `due` again if nothing happens before; None: only after an event."""
         return self._time() if self._waiting and self._time() < float("inf") else None
 
     def _time(self) -> float:
-        """Return when the next batch is due: the past where it is full."""
+        """Return when the next batch is due: minus infinity if it is full."""
         if sum(member.rows for member in self._waiting) >= self._most:
             return float("-inf")
         if self._running:
@@ -102,11 +102,11 @@ class BatchQueue:
         return min(self._urgent(), min(member.arrived for member in self._waiting) + self._delay)
 
     def _urgent(self) -> float:
-        """Return when a batch must begin for the first deadline of those that wait."""
+        """Return when a batch must begin to meet the earliest deadline."""
         return min(member.deadline for member in self._waiting) - _MARGIN_RUNS * self._seconds
 
     def _filled(self) -> tuple[BatchMember, ...]:
-        """Take one of each user in turn, while there is room; the first is taken whatever its size."""
+        """Remove and return the next batch: users in turn, while rows fit; the first fits always."""
         chosen: list[BatchMember] = []
         rows = 0
         while self._waiting:
@@ -124,13 +124,13 @@ class BatchQueue:
 
 
 def lately(known: float, seconds: float) -> float:
-    """Return a mean that follows what comes: of `known`, 0 where nothing is, and of `seconds`."""
+    """Return the exponential moving mean of times: `known` (0: none yet) updated by `seconds`."""
     return _FORGET * known + (1 - _FORGET) * seconds if known else seconds
 
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting(Generic[W, A]):
-    """A request that is gathered; `answered` has its result, or raises."""
+    """A waiting request; `answered` holds its result or error."""
 
     member: BatchMember
     request: W
@@ -139,7 +139,7 @@ class _Waiting(Generic[W, A]):
 
 @dataclass(slots=True, kw_only=True)
 class _BatchGroup(Generic[W, A]):
-    """Requests that may be run as one."""
+    """A group of requests that may run as one."""
 
     kind: Hashable
     gathering: BatchQueue
@@ -148,7 +148,7 @@ class _BatchGroup(Generic[W, A]):
 
 
 class RequestBatcher(Generic[W, A]):
-    """Requests that wait for others of their kind. `run` returns the result of each, or its error."""
+    """A batcher of requests of any kind; `run` returns a result or an error for each."""
 
     def __init__(self, run: Callable[[Sequence[W]], Awaitable[Sequence[A | HonedError]]]) -> None:
         self._run_all = run
@@ -165,7 +165,7 @@ class RequestBatcher(Generic[W, A]):
     ) -> A:
         """Return the result of a request; raise its error, or DeadlineExceeded after `timeout` seconds.
 
-        `gathering` makes what decides for requests of that kind, where none waits.
+        `gathering` creates the queue of the kind if there is none.
         """
         group = self._groups.get(kind)
         if group is None:
@@ -185,7 +185,7 @@ class RequestBatcher(Generic[W, A]):
                 self._look(group)
 
     def _look(self, group: _BatchGroup[W, A]) -> None:
-        """Run what is due, and look again when the next is."""
+        """Run the batches that are due, and schedule the next call."""
         for batch in group.gathering.due(time.monotonic()):
             members = [group.waiting.pop(member.number) for member in batch]
             task = asyncio.ensure_future(self._run(group, members))
@@ -210,7 +210,7 @@ class RequestBatcher(Generic[W, A]):
             found = await self._run_all([member.request for member in members])
         except HonedError as error:
             found = [type(error)(*error.args) for _ in members]
-        except Exception as error:  # noqa: BLE001 - a fault of ours is told to each that waits
+        except Exception as error:  # noqa: BLE001 - each client receives an internal error
             _log.exception("running %d requests as one failed", len(members))
             found = [Internal(f"the service failed in running requests as one ({error!r})")] * len(members)
         finally:
@@ -218,7 +218,7 @@ class RequestBatcher(Generic[W, A]):
             self._look(group)
         for member, result in zip(members, found, strict=True):
             if member.answered.done():
-                continue  # Nobody waits for it any more
+                continue  # The client gave up
             if isinstance(result, HonedError):
                 member.answered.set_exception(result)
             else:
@@ -234,7 +234,7 @@ def _refuse_late(waits: asyncio.Future[A]) -> None:
 def _end_unless_awaited(
     run: asyncio.Task[None], members: Sequence[_Waiting[W, A]], _: asyncio.Future[A]
 ) -> None:
-    """Cancel the run of a batch once nobody waits for any of its members."""
+    """Cancel the run of a batch once the clients of all its members gave up."""
     if all(member.answered.done() for member in members):
         run.cancel()
 
@@ -249,10 +249,7 @@ class _BatchRequest:
 
 
 class Batcher(Feature):
-    """The requests that wait for others: the feature of models whose settings ask for it.
-
-    `plan` checks a request for what is to run it.
-    """
+    """A feature that batches the requests of models whose settings allow it; `plan` checks a request."""
 
     def __init__(self, pool: EngineManager, ledger: UsageLog, leasing: Leasing, plan: Plan) -> None:
         self._pool = pool
@@ -263,7 +260,7 @@ class Batcher(Feature):
         self._numbers = count(1)
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Run requests for a model with others as one, where its settings allow that."""
+        """Batch requests for a model if its settings allow that."""
         if entry.manifest.settings.max_batch < 2:
             return None
 
@@ -282,7 +279,7 @@ class Batcher(Feature):
         return infer_joined
 
     async def _infer(self, call: FeatureRequest, plan: InferencePlan) -> Map:
-        """Return the result of a request that `joinable` allows to be run with others; raise its error."""
+        """Return the result of a request for which `joinable` is true; raise its error."""
         now, timeout = time.monotonic(), call.seconds(plan)
         member = BatchMember(
             number=next(self._numbers),
@@ -303,7 +300,7 @@ class Batcher(Feature):
         )
         gathering = partial(BatchQueue, settings.max_batch, settings.batch_delay_us / 1e6)
         for region in plan.regions:
-            region.hold()  # Its client may let go of it while the request waits
+            region.hold()  # The client may release it while the request waits
         try:
             return await self._gatherer.answer(kind, gathering, member, request, timeout)
         finally:
@@ -311,12 +308,12 @@ class Batcher(Feature):
                 self._pool.requests.release(region)
 
     async def _answers(self, members: Sequence[_BatchRequest]) -> Sequence[Map | HonedError]:
-        """Return the results in the order of the requests; raise an error that all of them share."""
+        """Return the result or error of each request, in order; raise an error that concerns all."""
         if len(members) > 1:
             try:
                 return await self._as_one(members)
             except (InvalidArgument, ResourceExhausted) as error:
-                # By one of them, which then is told so alone.
+                # A single request caused the error: run each alone, so that only its client sees it.
                 name = members[0].call.entry.name
                 _log.info("model %s: %d requests are run one by one: %s", name, len(members), error)
         return await asyncio.gather(*map(self._alone, members))
@@ -363,20 +360,17 @@ class Batcher(Feature):
         ]
 
     def _spent(self, runner: ServedModel, seconds: float, *, fits: bool) -> None:
-        """Count the time of a run; what no compiled form of a model ran cannot be tuned for."""
+        """Count the time of a run for the tuner, if the compiled file ran it or there is none."""
         if not runner.failover_reason and (fits or runner.compiled is None):
             self._ledger.ran(runner.name, seconds)
 
 
 def joinable(shapes: Shapes, settings: ModelSettings) -> bool:
-    """Return whether a request may wait for others.
-
-    All inputs must have as many rows, and fewer than a full batch.
-    """
+    """Return whether a request may be batched: all inputs have equally many rows, fewer than a batch."""
     rows = {shape[0] if shape else 0 for shape in shapes.values()}
     return len(rows) == 1 and 0 < min(rows) < settings.max_batch
 
 
 def rows_of(plan: InferencePlan) -> int:
-    """Return how many rows the request's inputs have."""
+    """Return the number of rows of the request's inputs."""
     return (plan.inputs[0][0].shape or (0,))[0]

@@ -1,7 +1,7 @@
-"""Models that apps run by themselves, in their own ONNX Runtime: the compiled forms that honed has for them.
+"""Offers compiled files for models that apps run in their own ONNX Runtime.
 
-An app asks for the form of one kind of its runs, and reports what it does with it. Its own runs never reach
-the service: what it asks for counts as use, so that shapes are compiled and schedules tuned for it.
+An app asks whether a compiled file answers its runs in given shapes, and reports its times. Its own runs
+never reach the service, so the reports count as use, for which shapes are compiled and schedules tuned.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from honed.protocol.results import AppUse, ModelForm
 from .user_models import UserModels
 from .variants import ShapeVariants
 
-MOST_KINDS = 64  # Of a connection, that are remembered
-MOST_SIZES, MOST_LETTERS = 512, 16_384  # Of one kind
-MOST_RUNS = 1_000_000  # Of one report, that count
-_LETTERS = 200  # Of what an app says
-Kind = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # With the model's name
+MOST_KINDS = 64  # Kinds of runs recorded for a connection
+MOST_SIZES, MOST_LETTERS = 512, 16_384  # Limits of the shapes and names of a kind
+MOST_RUNS = 1_000_000  # Maximum number of runs counted for a report
+_LETTERS = 200  # Limit of an app's texts
+Kind = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # Model name, and shapes by input
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Beside(Feature):
-    """What apps of one service report."""
+    """A feature that answers and records what apps report of their own runs."""
 
     registry: Registry
     users: UserModels
     variants: ShapeVariants
     usage_log: UsageLog
-    # By connection; one that ends takes its reports along.
+    # Reports by connection and kind; they end with the connection.
     _uses: dict[int, dict[Kind, AppUse]] = field(init=False, default_factory=dict)
 
     def methods(self) -> Mapping[str, Handler[FormParams, ModelForm]]:
-        """Answer ModelForm."""
+        """Return the handler of ModelForm."""
         return {MODEL_FORM.name: self._form}
 
     async def _form(self, call: MethodCall, params: FormParams) -> ModelForm:
@@ -74,7 +74,7 @@ class Beside(Feature):
         return form
 
     def _of(self, connection: Connection) -> dict[Kind, AppUse]:
-        """Return what a connection has reported, with room for one more."""
+        """Return a connection's reports, after evicting the oldest if there are MOST_KINDS."""
         if connection.number not in self._uses:
             connection.when_closed(partial(self._uses.pop, connection.number, None))
         kinds = self._uses.setdefault(connection.number, {})
@@ -83,28 +83,28 @@ class Beside(Feature):
         return kinds
 
     def listed(self, entry: ServedModel) -> Mapping[str, object]:
-        """Return what apps report of a model."""
+        """Return the apps' reports of a model."""
         every = (each for kinds in self._uses.values() for each in kinds.items())
         return {"apps": tuple(use for (model, _), use in every if model == entry.name)}
 
     shown = listed
 
     def forget(self, model: str) -> None:
-        """Forget what apps reported of a model that was removed."""
+        """Drop the reports of a removed model."""
         for kinds in self._uses.values():
             for kind in [each for each in kinds if each[0] == model]:
                 del kinds[kind]
 
 
 def _check(shapes: Shapes) -> None:
-    """Raise InvalidArgument for more shapes than a model takes."""
+    """Raise InvalidArgument if there are more shapes than any model has."""
     sizes, letters = sum(map(len, shapes.values())), sum(map(len, shapes))
     if sizes > MOST_SIZES or letters > MOST_LETTERS:
         raise InvalidArgument(f"shapes has more than {MOST_SIZES} sizes, or too long names; give the inputs")
 
 
 def _form_of(entry: ServedModel, runner: ServedModel, shapes: Shapes, failed: str) -> ModelForm:
-    """Return what there is for these shapes; `failed` is why they could not be compiled, or ""."""
+    """Return the answer for these shapes; `failed` is why they could not be compiled, or ""."""
     if answers(runner, shapes) and runner.compiled is not None:
         us = runner.manifest.history.current.new_us
         times = runner.manifest.decision.times

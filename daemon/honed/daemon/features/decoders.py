@@ -1,12 +1,12 @@
-"""Decoders: models whose state grows by a row for each token, and stays in the worker that runs them.
+"""Runs decoders: models whose state grows by a row for each token, and stays in the worker that runs them.
 
-A request of a sequence has tokens and gets logits. The worker holds keys and values, and what only the first
-request brings, such as an encoder's output. Masks, positions and lengths, which follow from how many tokens
-there were, are made up here unless the request has them.
+A request of a sequence sends tokens and receives logits. The worker holds keys and values, and inputs that
+only the first request sends, such as an encoder's output. Masks, positions and lengths, which follow from the
+number of tokens, are generated unless the request has them.
 
-ONNX Runtime takes any number of tokens. Compiled are forms for one token and for many, with room for so many
-before: shape variants (`variants.py`), which are made where they are asked for. A mask hides the room that is
-not used, which a model may not mind; so a form serves only once it was compared with ONNX Runtime.
+ONNX Runtime accepts any number of tokens. Compiled shapes have one token or a chunk, and a fixed capacity of
+state; they are shape variants (`variants.py`), compiled on demand. A mask hides unused rows of state. A model
+may ignore that mask, so a compiled shape serves only after a comparison with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Decoders(Feature):
-    """The steps of decoders' sequences: the feature of models whose state grows.
+    """A feature that runs the sequences of models whose state grows.
 
-    `sequencer` has the sequences, and those of all other models.
+    `sequencer` holds the sequences of all models.
     """
 
     sequencer: SequenceFeature
@@ -82,18 +82,18 @@ class Decoders(Feature):
     _tidied: bool = field(init=False, default=False)
     _numbers: itertools.count[int] = field(init=False, default_factory=lambda: itertools.count(1))
     _telling: set[asyncio.Task[None]] = field(init=False, default_factory=set)
-    # What models take, by name, with what that was found in.
+    # Cached decoders by model, with the interface and state that they were derived from.
     _known: dict[str, tuple[Interface, Mapping[str, str], DecoderModel | None]] = field(
         init=False, default_factory=dict
     )
-    _refused: set[str] = field(init=False, default_factory=set)  # Keys of forms that were not right
+    _refused: set[str] = field(init=False, default_factory=set)  # Keys of compiled shapes with wrong outputs
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def __post_init__(self) -> None:
         self.maker.trial = self.trial
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Run the steps of a model's sequences where their state is, if that grows."""
+        """Run the steps of a model's sequences where their state lies, if the state grows."""
         decoder = self._decoder(entry)
         if decoder is None:
             return None
@@ -105,7 +105,7 @@ class Decoders(Feature):
             deadline = await self.sequencer.begin_turn(key, call)
             try:
                 return await self._run(key, call, decoder, deadline)
-            except ModelReplaced as error:  # Its state is of the model before
+            except ModelReplaced as error:  # The state belongs to the replaced model
                 raise Unavailable(str(error)) from None
             finally:
                 self.sequencer.end_turn(key)
@@ -123,7 +123,7 @@ class Decoders(Feature):
         return known[2]
 
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
-        """Return which compiled forms run steps of a decoder, and what keeps it from others."""
+        """Return which compiled shapes run a decoder's steps, and why others do not."""
         decoder = self._decoder(entry)
         return {"forms": self._said_of_forms(entry, decoder)} if decoder is not None else {}
 
@@ -165,7 +165,7 @@ class Decoders(Feature):
         )
 
     def forget(self, model: str) -> None:
-        """Forget what a model that was removed takes."""
+        """Drop the cached decoder of a removed model."""
         self._known.pop(model, None)
 
     async def _run(
@@ -202,13 +202,13 @@ class Decoders(Feature):
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         most, rows = sequences.settings.max_tokens, sequence.rows
         alike = call.kept(
-            ("step", bool(rows)),  # The first brings what the others leave out
+            ("step", bool(rows)),  # The first request has inputs that later ones omit
             (decoder, limit, regions.changes),
             lambda: alike_of(call.params, decoder, rows, regions, limit),
         )
         alike.plan.check_data(call.data)
         step = StepSize(alike.size.batch, alike.size.tokens, rows)
-        if alike.has_state:  # Which tells how many rows there are
+        if alike.has_state:  # The state's shape determines the number of rows
             step = decoder.step(call.params, rows)
         if step.after > most:
             raise ResourceExhausted(
@@ -256,7 +256,7 @@ class Decoders(Feature):
             try:
                 found = await steps.by_forms(forms)
             except PreconditionBroken:
-                if took:  # The first pieces are in the state of the forms
+                if took:  # The state contains the first chunks already
                     raise
                 forms = {}
         if not forms and sequence.on_device and step.past:
@@ -280,7 +280,7 @@ class Decoders(Feature):
     def _forms(
         self, call: FeatureRequest, decoder: DecoderModel, cut: Sequence[TokenChunk]
     ) -> Mapping[DecoderBucket, ServedModel]:
-        """Return the forms that are to run pieces; none where one is missing. Counts what is asked for."""
+        """Return the variants that run the chunks, none if one is missing; count the requested shapes."""
         found: dict[DecoderBucket, ServedModel] = {}
         for form in {piece.form for piece in cut}:
             shapes, name = decoder.shapes(form), decoder.variant(call.entry.name, form)
@@ -294,7 +294,7 @@ class Decoders(Feature):
     async def _taken_back(
         self, sequence: LiveSequence, entry: ServedModel, call: FeatureRequest, decoder: DecoderModel
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
-        """Return a request with the state that the device has, for the CPU engine to go on."""
+        """Return a request with the state read from the device, so that the CPU engine can continue."""
         state = await self._read(self.pool.device_of(entry), sequence)
         inputs = tuple(
             InputTensor(name=each.name, datatype=dtype(each.dtype).datatype, shape=each.shape)
@@ -306,7 +306,7 @@ class Decoders(Feature):
     async def _handed_over(
         self, sequence: LiveSequence, entry: ServedModel, decoder: DecoderModel, step: StepSize
     ) -> bool:
-        """Have the device go on with a sequence whose state the CPU engine has; False where it cannot."""
+        """Move a sequence's state from the CPU engine to the device; return False if that crashes."""
         state = await self._read(self.pool.servers[entry.cpu_engine], sequence)
         held = {each.input: each for each in decoder.held(step)}
         tensors = tuple(held[tensor.name] for tensor in state.tensors)
@@ -318,17 +318,17 @@ class Decoders(Feature):
         return True
 
     async def _read(self, server: EngineServer, sequence: LiveSequence) -> SequenceState:
-        """Return the state that a worker has of a sequence, which another is to go on with."""
+        """Return a sequence's state from the worker that holds it; raise SequenceLost if that has ended."""
         read = ReadSequence(sequence=sequence.number, rows=sequence.rows)
         try:
             return await server.supervisor.call(read, seconds=self.limits.run_seconds)
         except WorkerDied:
             raise SequenceLost("the process that held its state has ended") from None
 
-    # In the background
+    # Background work
 
     def form_of(self, variant: ServedModel) -> tuple[ServedModel, DecoderModel, DecoderBucket] | None:
-        """Return the model and the form that a variant is, None where it is no form of a decoder."""
+        """Return a variant's model, decoder and compiled shape; None if it is not of a decoder."""
         entry = self.registry.find(model_of(variant.name))
         decoder = self._decoder(entry) if entry is not None and entry.name != variant.name else None
         form = decoder.form_of(variant.manifest.shapes) if decoder is not None else None
@@ -337,7 +337,7 @@ class Decoders(Feature):
     def trial(
         self, entry: ServedModel, shapes: Shapes, device: EngineServer, key: str, cpu: EngineServer
     ) -> Awaitable[EngineChoice] | None:
-        """Compare a form that the device has loaded with the file in the CPU engine; None: it is no form."""
+        """Return the trial of a shape loaded on the device against ONNX Runtime; None if not a decoder's."""
         decoder = self._decoder(entry)
         form = decoder.form_of(shapes) if decoder is not None else None
         if decoder is None or form is None:
@@ -353,7 +353,7 @@ class Decoders(Feature):
         return choice()
 
     def version_comparer(self, entry: ServedModel) -> VersionComparer | None:
-        """Have two versions of a form compared as steps, once their answers were."""
+        """Return the comparison of a variant's versions by outputs and steps; None if not a decoder's."""
         if (form := self.form_of(entry)) is None:
             return None
 
@@ -373,7 +373,7 @@ class Decoders(Feature):
     def _form_trial(
         self, entry: ServedModel, decoder: DecoderModel, form: DecoderBucket, device: Loader, key: str
     ) -> Iterator[FormTrial]:
-        """Make a trial of a form; its sequences end with it."""
+        """Create a trial of a compiled shape; its sequences end with the context."""
         numbers = next(self._numbers), next(self._numbers), next(self._numbers)
         try:
             yield FormTrial(
@@ -389,7 +389,7 @@ class Decoders(Feature):
             self.sequencer.sequences.ended += numbers
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Compare forms with ONNX Runtime that were not, or whose times do not hold any more."""
+        """Return the comparison of the next variant that has none, or whose times are outdated."""
         for variant in self.registry.variants() if idle else ():
             if (found := self.form_of(variant)) is not None and self._due(variant):
                 return BackgroundTask(f"comparing {variant.name}", partial(self._compare, found[0], variant))
@@ -411,7 +411,7 @@ class Decoders(Feature):
             await self.maker.choose_again(entry, variant)
 
     async def tidy(self) -> None:
-        """Have workers let go of what nobody asked for; drop the forms that nothing runs any more."""
+        """Have workers drop ended sequences; once, remove variants that this version does not run."""
         self._let_go()
         for entry in self.registry.models() if not self._tidied else ():
             decoder = self._decoder(entry)
@@ -428,7 +428,7 @@ class Decoders(Feature):
         self._tidied = True
 
     def _let_go(self) -> None:
-        """Have workers let go of the sequences that have ended."""
+        """Have workers drop the state of sequences that have ended."""
         sequences = self.sequencer.sequences
         if not sequences.ended:
             return
@@ -440,12 +440,12 @@ class Decoders(Feature):
                 sent.add_done_callback(self._telling.discard)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Wait until the workers have dropped ended sequences."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
 
 def _joined(result: Map, found: Sequence[tuple[TokenChunk, StepResult]]) -> Map:
-    """Return the result of the last piece with the outputs of all."""
+    """Return the last chunk's result with the outputs of all chunks."""
     count = sum(piece.count for piece, _ in found)
     outputs = [{**each, "shape": [each["shape"][0], count, *each["shape"][2:]]} for each in result["outputs"]]
     raw = [b"".join(rows_of(ran.result.raw[at], piece) for piece, ran in found) for at in range(len(outputs))]

@@ -1,4 +1,4 @@
-"""What a decoder takes and gives: its state, what follows from the number of its tokens, and its forms."""
+"""Describes a decoder: its state, the inputs derived from the number of tokens, and its compiled shapes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from honed.protocol.params import Data, InputTensor, PrepareParams
 from honed.runtime.dtypes import dtype
 from honed.runtime.execution.growth import ROWS_MASK
 
-# What a decoder's tokens are called, and what is kept from the request that brings it.
+# Names of a decoder's token inputs; prefix of inputs that the worker keeps from the first request.
 _TOKENS: Final = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 _CONSTANT: Final = "encoder_"
-_CHUNK: Final = 64  # Tokens of a form for many
-_PART: Final = 256  # Tokens of a run of the file, where those before the last need no answer
+_CHUNK: Final = 64  # Tokens of a run of the compiled shapes for prompts
+_PART: Final = 256  # Tokens of a run by ONNX Runtime, if only the last token's outputs are requested
 _CAPACITIES: Final = (256, 512, 1024, 2048)
 _MASKS: Final = ("attention_mask", "decoder_attention_mask")
 _MASK_RANK: Final = 2
@@ -33,17 +33,17 @@ _WHOLE: Final = ("total_sequence_length", "total_seq_len")
 _IN_FORMS: Final = (
     *_MASKS, _POSITIONS, *_WHOLE, "cache_position", "past_sequence_length", "past_seq_len", "seqlens_k"
 )  # fmt: skip
-_MADE_UP: Final = 7  # Tokens of made-up prompts are below
+_MADE_UP: Final = 7  # Tokens of synthetic prompts are below this
 
 
 class DecoderBucket(NamedTuple):
-    """A compiled form: how many tokens it runs at once, and how many rows of state it has room for."""
+    """A compiled decoder shape: tokens per run and capacity in rows of state."""
 
     tokens: int
     capacity: int
 
     def __str__(self) -> str:
-        """Return its size for people, before "rows of state"."""
+        """Return the size as text, to be followed by "rows of state"."""
         return f"{self.tokens} token{'s' * (self.tokens > 1)} with up to {self.capacity}"
 
 
@@ -52,9 +52,9 @@ FORMS: Final = tuple(DecoderBucket(tokens, room) for room in _CAPACITIES for tok
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """One run of a form, for tokens `start` to `start + count` of a request.
+    """A run of a compiled shape for tokens `start` to `start + count` of a request.
 
-    `before` tokens of the sequence come before them.
+    The sequence has `before` tokens before these.
     """
 
     form: DecoderBucket
@@ -64,9 +64,9 @@ class TokenChunk:
 
 
 def pieces(step: StepSize, least: int = 0) -> tuple[TokenChunk, ...]:
-    """Return the runs of a form, with room for at least so many rows, that a request takes.
+    """Return the runs that a request needs, of a compiled shape with a capacity of at least `least` rows.
 
-    There are none where it has more tokens than any has room for.
+    There are none if the sequence exceeds every capacity.
     """
     tokens = 1 if step.tokens == 1 else _CHUNK
     starts = range(0, step.tokens, tokens)
@@ -80,21 +80,21 @@ def pieces(step: StepSize, least: int = 0) -> tuple[TokenChunk, ...]:
     )
 
 
-# As `struct` writes the types of tokens, masks, positions and logits.
+# Format characters of `struct` for the types of tokens, masks, positions and logits.
 _FORMATS: Final[Mapping[str, str]] = {
     "int64": "q", "int32": "i", "bool": "?", "float64": "d", "float32": "f", "float16": "e"
 }  # fmt: skip
 
 
 def packed(kind: str, values: Sequence[int]) -> bytes:
-    """Return numbers as the bytes of a tensor of a type in `_FORMATS`, row-major."""
+    """Return numbers as the little-endian bytes of a tensor whose type is in `_FORMATS`."""
     return struct.pack(f"<{len(values)}{_FORMATS[kind]}", *values)
 
 
 def difference(kind: str, found: Data, right: Data) -> float:
     """Return the largest difference of two tensors, relative to the largest value of `right`.
 
-    Infinity where `found` has a NaN.
+    It is infinite if `found` has a NaN.
     """
     form = f"<{len(right) // dtype(kind).itemsize}{_FORMATS[kind]}"
     pairs = [*zip(struct.unpack(form, found), struct.unpack(form, right), strict=True)]
@@ -104,9 +104,9 @@ def difference(kind: str, found: Data, right: Data) -> float:
     return max((abs(one - other) for one, other in pairs), default=0.0) / largest
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: what each request needs is made once
+@dataclass(frozen=True, kw_only=True)  # Cached properties need a __dict__, so there are no slots
 class DecoderModel:
-    """What is known of a model whose state grows: its pairs, and its other inputs by what they are."""
+    """A model whose state grows: its state pairs, and its other inputs by kind; the worker fills `made`."""
 
     interface: Interface
     pairs: tuple[state_pairs.StatePair, ...]
@@ -119,9 +119,9 @@ class DecoderModel:
     _variants: dict[tuple[str, DecoderBucket], str] = field(init=False, default_factory=dict, compare=False)
 
     def step(self, params: PrepareParams, rows: int) -> StepSize:
-        """Return the size of a request after `rows` tokens, or after those of the state that it brings.
+        """Return the size of a request's step after `rows` tokens, or after those of the state that it sends.
 
-        Raises InvalidArgument where it has no tokens.
+        Raises InvalidArgument if it has no tokens.
         """
         shapes = {tensor.name: tensor.shape for tensor in params.inputs}
         for each in self._held if self.brings_state(params) else ():
@@ -135,14 +135,14 @@ class DecoderModel:
         )
 
     def interface_for(self, params: PrepareParams, step: StepSize) -> Interface:
-        """Return the interface that a request is checked by: without what it may leave to the worker."""
+        """Return the interface to check a request against: without inputs that it leaves to the worker."""
         given = {tensor.name for tensor in params.inputs}
         left = self._state.union(t.name for t in self.made).union(self.constants if step.past else ())
         inputs = tuple(t for t in self.interface.inputs if t.name in given or t.name not in left)
         return dataclasses.replace(self.interface, inputs=inputs)
 
     def brings_state(self, params: PrepareParams) -> bool:
-        """Return whether a request has some of the state itself."""
+        """Return whether a request sends state itself."""
         return any(tensor.name in self._state for tensor in params.inputs)
 
     @functools.cached_property
@@ -151,12 +151,12 @@ class DecoderModel:
 
     @property
     def has_forms(self) -> bool:
-        """Whether forms with room for more tokens than there were can answer."""
+        """Return whether the model can run in compiled shapes."""
         return not self.no_forms
 
     @functools.cached_property
     def no_forms(self) -> str:
-        """Why there are no forms; "" where there are, in which each token has its own row of each output."""
+        """The reason why the model cannot run in compiled shapes, or ""."""
         known = {*self._state, *self.tokens, *self._made}
         odd = [tensor.name for tensor in self.interface.inputs if tensor.name not in known]
         for held in self._held:
@@ -183,9 +183,9 @@ class DecoderModel:
 
     @functools.cached_property
     def in_place(self) -> bool:
-        """Whether the model writes new rows behind those that there are; else they are last, behind the room.
+        """Return whether the model writes new rows of state after the used ones, not after the capacity.
 
-        Where that is not known, it does if nobody tells it the positions, so that it counts a mask's ones.
+        If the interface does not say so, a model does that if it has a mask and no positions: it counts ones.
         """
         if self.interface.in_place is not None:
             return self._state <= frozenset(self.interface.in_place)
@@ -193,29 +193,29 @@ class DecoderModel:
 
     @functools.cached_property
     def _is_told(self) -> bool:
-        """Whether a form's other inputs tell which rows of the room are there; else it has ROWS_MASK."""
+        """Return whether the model's inputs show which rows are used; if not, its shapes have ROWS_MASK."""
         return self.in_place or (not self._made.isdisjoint(_MASKS) and _POSITIONS in self._made)
 
     def shapes(self, form: DecoderBucket) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all inputs of a form."""
+        """Return the shapes of all inputs of a compiled shape."""
         if form not in self._shapes:
             self._shapes[form] = self._shapes_of(form)
         return self._shapes[form]
 
     def variant(self, model: str, form: DecoderBucket) -> str:
-        """Return the name of the variant of a model that is a form."""
+        """Return the name of the model's variant for a compiled shape."""
         known = model, form
         if known not in self._variants:
             self._variants[known] = variant_name(model, self.shapes(form), self.interface)
         return self._variants[known]
 
     def form_of(self, shapes: Mapping[str, tuple[int, ...]]) -> DecoderBucket | None:
-        """Return the form that has these shapes."""
+        """Return the compiled shape whose inputs have these shapes, or None."""
         forms = FORMS if self.has_forms else ()
         return next((form for form in forms if self.shapes(form) == dict(shapes)), None)
 
     def was_for_several(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Return whether shapes are those of a form for 2 or 4 sequences, as earlier versions made them."""
+        """Return whether shapes are for 2 or 4 sequences, as earlier versions compiled them."""
         firsts = {shape[:1] for shape in shapes.values()}
         one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
         return firsts <= {(2,), (4,)} and any(one == self.shapes(form) for form in FORMS if form.tokens == 1)
@@ -238,7 +238,7 @@ class DecoderModel:
 
     @functools.cached_property
     def without_state(self) -> Interface:
-        """Return the interface of a form without what the worker holds."""
+        """The interface without state, which the worker holds."""
         given = {pair.output.name for pair in self.pairs}
         inputs = tuple(tensor for tensor in self.interface.inputs if tensor.name not in self._state)
         outputs = tuple(tensor for tensor in self.interface.outputs if tensor.name not in given)
@@ -246,12 +246,12 @@ class DecoderModel:
 
     @functools.cached_property
     def of_tokens(self) -> tuple[str, ...]:
-        """The outputs that have a row for each token, [batch, tokens, ...]."""
+        """The names of outputs with a row for each token, [batch, tokens, ...]."""
         outputs = self.without_state.outputs
         return tuple(t.name for t in outputs if len(t.shape or ()) > 1 and (t.shape or ())[1] < 0)
 
     def made_up(self, model: str, step: StepSize) -> tuple[PrepareParams, tuple[Data, ...]]:
-        """Return a request for made-up tokens, which every vocabulary has, or for made-up embeddings."""
+        """Return a synthetic request; its tokens are so small that every vocabulary has them."""
         (name,) = self.tokens
         spec = next(tensor for tensor in self.interface.inputs if tensor.name == name)
         shape = (1, step.tokens, *(spec.shape or ())[2:])
@@ -261,14 +261,14 @@ class DecoderModel:
 
     @functools.cached_property
     def of_forms(self) -> Interface:
-        """Return the interface of forms without what the worker holds."""
+        """The interface of compiled shapes without state; it may have ROWS_MASK."""
         if self._is_told:
             return self.without_state
         mask = TensorSpec(name=ROWS_MASK, dtype="uint8", shape=(1, -1))
         return dataclasses.replace(self.without_state, inputs=(*self.without_state.inputs, mask))
 
     def inputs(self, form: DecoderBucket) -> tuple[InputTensor, ...]:
-        """Return the inputs of a form that the worker does not hold."""
+        """Return the inputs of a compiled shape except state."""
         shapes = self.shapes(form)
         return tuple(
             InputTensor(name=spec.name, datatype=dtype(spec.dtype).datatype, shape=shapes[spec.name])
@@ -276,7 +276,7 @@ class DecoderModel:
         )
 
     def contents(self, piece: TokenChunk, data: Data) -> tuple[bytes, ...]:
-        """Return the data of `inputs` for a piece of tokens, padded with the first that there are."""
+        """Return the data of `inputs` for a chunk; tokens are padded by repeating the chunk's."""
         return tuple(self._content(spec, piece, data) for spec in self.of_forms.inputs)
 
     def _content(self, spec: TensorSpec, piece: TokenChunk, data: Data) -> bytes:
@@ -289,12 +289,12 @@ class DecoderModel:
             return b"\1" * piece.before + bytes(form.capacity - piece.before)
         if spec.name in _MASKS:
             hidden, seen = (packed(spec.dtype, [one]) for one in (0, 1))
-            if self.in_place:  # Tokens of the padding are behind the client's, which do not see them
+            if self.in_place:  # Padding follows the client's tokens, which do not attend to it
                 mask = seen * (piece.before + form.tokens)
             else:
                 mask = seen * piece.before + hidden * (form.capacity - piece.before) + seen * piece.count
             return mask + hidden * (math.prod(shape) - len(mask) // len(seen))
-        if spec.name in _WHOLE and self.in_place:  # Of a cache that has all of the room
+        if spec.name in _WHOLE and self.in_place:  # The buffer of the state has the whole capacity
             return packed(spec.dtype, [form.capacity])
         _, values = values_of(spec, StepSize(1, form.tokens, piece.before))
         if isinstance(values, int):
@@ -303,9 +303,9 @@ class DecoderModel:
         return packed(spec.dtype, [min(each, last) for each in values] * (count // len(values)))
 
     def parts(self, step: StepSize) -> tuple[StepSize, ...]:
-        """Return the runs of the file by which the last token of a request is answered.
+        """Return the runs by ONNX Runtime that answer a request for the last token's outputs.
 
-        A long prompt has several, as the answers for all of its tokens may need more memory than there is.
+        A long prompt has several, because the outputs of all its tokens may exceed the memory.
         """
         if step.batch > 1 or step.tokens <= _PART:
             return (step,)
@@ -315,7 +315,7 @@ class DecoderModel:
     def part(
         self, params: PrepareParams, tokens: Data, step: StepSize, part: StepSize
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
-        """Return what a part of a step is given, of a request that has nothing but tokens."""
+        """Return the request and data of a part of a step, for a request that has only tokens."""
         (tensor,) = params.inputs
         row, start = len(tokens) // step.tokens, part.past - step.past
         content = bytes(tokens[start * row : (start + part.tokens) * row])
@@ -324,7 +324,7 @@ class DecoderModel:
         return dataclasses.replace(params, inputs=(cut,)), (content,)
 
     def held(self, step: StepSize) -> tuple[StateTensorSpec, ...]:
-        """Return what the worker holds of a sequence that has batches of that size."""
+        """Return the state tensors that the worker holds of a sequence with the step's batch size."""
         if step.batch == 1:
             return self._held
         opens = [(pair.input.shape or (0,))[0] < 0 for pair in self.pairs]
@@ -337,9 +337,9 @@ class DecoderModel:
 
     @functools.cached_property
     def _held(self) -> tuple[StateTensorSpec, ...]:
-        """Return what the worker holds of one sequence.
+        """The state tensors of a sequence of batch size 1.
 
-        Keys and values of what was encoded are made by the first request for good.
+        The first request sets keys and values of encoder outputs; later ones do not change them.
         """
         once = {pair.output.name for pair in self.pairs if ".encoder." in pair.input.name}
         return tuple(
@@ -358,7 +358,7 @@ class DecoderModel:
 
 
 def decoder_of(interface: Interface, named: Mapping[str, str]) -> DecoderModel | None:
-    """Return what is known of a model, `named` being its state by output; None where none of it grows."""
+    """Return a model's description as a decoder; `named` is its state by output. None if no state grows."""
     pairs = state_pairs.pairs(interface, named)
     if not any(pair.grows_on >= 0 for pair in pairs):
         return None
@@ -379,5 +379,5 @@ def names(params: PrepareParams) -> tuple[str, ...]:
 
 
 def rows_of(data: Data, piece: TokenChunk) -> bytes:
-    """Return the part of an output, row-major, that is of the client's tokens."""
+    """Return the rows of a row-major output that belong to the client's tokens."""
     return bytes(data[: len(data) // piece.form.tokens * piece.count])

@@ -1,8 +1,8 @@
-"""Whether a compiled form of a decoder, or a new version of it, is to serve: it is right and fast enough.
+"""Decides whether a compiled decoder shape, or a new version of it, is right and fast enough to serve.
 
-A form hides the room that is not used, which a model may not mind, so that its answers are compared with ONNX
-Runtime's at several fill levels. Then both run steps in turns at these levels, each with its state where it
-is when it serves.
+A compiled shape masks the unused rows of its state. A model may ignore the mask, so its outputs are compared
+with ONNX Runtime's at several fill levels. Then both run steps in turns at these levels, each with its state
+where it lies in service.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from honed.protocol.params import InferOptions
 from .decoding import DecoderBucket, DecoderModel, difference
 from .stepping import Steps, alike_of
 
-# Difference of a form and ONNX Runtime, of the largest value. The form's own answers are proven; rows in
-# another place, or seen where they are not there, make it about 1, and products that ONNX Runtime quantises
-# (files of onnxruntime-genai allow that) up to 0.12, with weights drawn at random.
+# Allowed difference from ONNX Runtime, relative to the largest value. The compiled outputs are verified
+# already. Misplaced or unmasked rows cause a difference of about 1; products that ONNX Runtime quantises, as
+# files of onnxruntime-genai allow, up to 0.12 with random weights.
 _ALLOWED: Final = 0.2
-_ROWS: Final = 64  # Steps of one token that go on from a fill level, before it begins anew
-_UNBOUNDED: Final = 1 << 62  # Bytes of state
+_ROWS: Final = 64  # Steps of one token from a fill level before the state is reset
+_UNBOUNDED: Final = 1 << 62  # Limit of a sequence's state in bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormTrial:
-    """A form of `entry`, loaded on the device under `key`; `numbers` are of sequences of its own."""
+    """A trial of a compiled shape of `entry`, loaded on the device as `key`; `numbers` are its sequences."""
 
     decoder: DecoderModel
     form: DecoderBucket
@@ -49,9 +49,9 @@ class FormTrial:
     numbers: tuple[int, int, int]
 
     async def beside_file(self, cpu: Loader) -> EngineChoice:
-        """Return the engine that is to run steps of that size; without times where the form is not right.
+        """Return the engine that is to run steps of this size; without times if outputs differ or steps fail.
 
-        The CPU engine has loaded the file of `entry`.
+        The caller has loaded the file of `entry` in the CPU engine.
         """
         try:
             worst = await self._difference(cpu)
@@ -74,7 +74,7 @@ class FormTrial:
         return dataclasses.replace(choice, why=f"{choice.why}, as steps of {tokens} after {levels} others")
 
     async def beside_successor(self, successor: FormTrial, allowance: float) -> PairedTrialResult:
-        """Have both versions of a form run steps in turns; raise a HonedError where one cannot."""
+        """Time steps of this and another version in turns; raise a HonedError if one cannot run them."""
         for version in (self, successor):
             for level, rows in enumerate(self._levels):
                 await version._begin(level, rows, self.device)
@@ -82,17 +82,17 @@ class FormTrial:
 
     @property
     def _tokens(self) -> int:
-        """Of a step: one, or those of two runs of the form."""
+        """The tokens of a timed step: 1, or those of two runs of the compiled shape."""
         return 1 if self.form.tokens == 1 else 2 * self.form.tokens
 
     @property
     def _levels(self) -> tuple[int, int, int]:
-        """Return how many rows there are before the steps that are timed."""
+        """The fill levels, in rows of state, at which steps are timed."""
         room = self.form.capacity - (_ROWS if self.form.tokens == 1 else self._tokens)
         return 0, room // 2, room
 
     def _checks(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield rows that there are, and the tokens of each step that follows."""
+        """Yield fill levels in rows, each with the tokens of the steps that are compared from there."""
         tokens, capacity = self.form
         if tokens == 1:
             yield from ((0, (1, 1, 1)), (capacity // 2, (1, 1)), (capacity - 2, (1, 1)))
@@ -101,7 +101,7 @@ class FormTrial:
         yield from ((capacity - tokens, (3,)), (capacity - tokens, (tokens,)))
 
     async def _difference(self, cpu: Loader) -> float:
-        """Return how far the answers of the form are from ONNX Runtime's, of the largest value."""
+        """Return the largest difference from ONNX Runtime's outputs, relative to the largest value."""
         worst = 0.0
         for before, counts in self._checks():
             await self._begin(0, before, self.device, cpu)
@@ -111,14 +111,14 @@ class FormTrial:
                 found = await self._steps(0, step, self.device).by_forms({self.form: None})
                 _, last = found[-1]
                 for at, output in enumerate(self.decoder.without_state.outputs):
-                    # The last token has seen all others; a vocabulary of 150,000 takes a while to compare.
+                    # The last token depends on all others. A vocabulary of 150,000 takes long to compare.
                     both = last.result.raw[at], expected.result.raw[at]
                     worst = max(worst, await in_thread(difference, output.dtype, *both))
                 before += count
         return worst
 
     async def _begin(self, level: int, rows: int, *engines: Loader) -> None:
-        """Have engines go on with a sequence of so many made-up rows."""
+        """Set the state of a level's sequence to `rows` synthetic rows in all `engines`."""
         if rows:
             held = self.decoder.held(StepSize(1, 1, 0))
             for engine in engines:
@@ -134,7 +134,7 @@ class FormTrial:
         )
 
     def _turn(self, turn: int, engine: Loader) -> Iterator[Steps]:
-        """Yield the steps of a turn, one at each fill level; a step can be run again from where it began."""
+        """Yield the steps of a turn, one at each fill level; a step can be repeated from its start."""
         on = turn % _ROWS if self.form.tokens == 1 else 0
         for level, rows in enumerate(self._levels):
             yield self._steps(level, StepSize(1, self._tokens, rows + on), engine)
@@ -159,5 +159,5 @@ class FormTrial:
 
 
 def _ns(ran: StepResult) -> int:
-    """Return what a run took in the worker, with its inputs and outputs on the way."""
+    """Return the nanoseconds of a run in the worker, including inputs and outputs."""
     return ran.result.input_ns + ran.result.infer_ns + ran.result.output_ns

@@ -1,9 +1,9 @@
-"""The fp16 forms of models that ONNX Runtime runs, where the processors have fp16 arithmetic.
+"""Chooses fp16 for models that ONNX Runtime runs on processors with fp16 arithmetic.
 
-In idle time the compiler writes a model in fp16 and compares its answers with the model's. A form that is
-right takes turns with the model, and serves in its place where it is faster. The choice is kept with the
-check of ONNX Runtime's optimisations (`changes/optimisations.py`); it is made again with another ONNX
-Runtime, on other processors, and where other programs were busy meanwhile.
+In idle time the compiler converts a model to fp16 and verifies its outputs. If they are right, both files run
+in turns, and the fp16 file serves if it is faster. The choice is stored with the check of ONNX Runtime's
+optimisations (`changes/optimisations.py`). It is repeated with another version of ONNX Runtime, on other
+processors, and if other programs were busy during the trial.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from honed.daemon.worker.calls import ComparisonRun, UnloadModel
 from honed.machine.processors import ThreadPlacement
 from honed.protocol.results import OrtSessionConfig, SessionSettings
 
-_FASTER = 0.97  # Times as long as the model a form may take, as its answers are less exact
-_WARM = 3  # Runs of a session before its first that counts
+_FASTER = 0.97  # Maximum time of fp16 relative to fp32, as its outputs are less exact
+_WARM = 3  # Warm-up runs of a session before the trial
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HalfForms(Feature):
-    """Chooses between fp32 and fp16 for one model after the other, of those that the CPU engine serves.
+    """A feature that chooses between fp32 and fp16 for the models that the CPU engine serves.
 
-    `placed` are the threads that models run on.
+    `placed` describes the threads that models run on.
     """
 
     changes: Changes
@@ -47,11 +47,11 @@ class HalfForms(Feature):
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def forget(self, model: str) -> None:
-        """Forget a model that was removed."""
+        """Drop the pause of a removed model."""
         self._pauses.forget(model)
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Choose for one model."""
+        """Return the choice for the next model that is due, if any."""
         for entry in self.registry.models() if idle else ():
             if self._is_due(entry):
                 return BackgroundTask(
@@ -65,7 +65,7 @@ class HalfForms(Feature):
         if check is None or not check.checked or manifest.owner is not None or not entry.on_cpu:
             return False
         if interface is None or any(t.shape is None or min(t.shape, default=0) < 0 for t in interface.inputs):
-            return False  # A form has fixed sizes
+            return False  # Conversion to fp16 needs static shapes
         chosen = check.session
         if chosen is not None and chosen.first == str(self.placed) and chosen.others_percent is None:
             return False
@@ -83,14 +83,14 @@ class HalfForms(Feature):
                         settings = await self._compared(manifest, form)
                     kept = await checks.settle(manifest, settings)
                     if kept is not None and kept.half is not None:
-                        await in_thread(self.store.keep, form)  # The store may have been swept meanwhile
+                        await in_thread(self.store.keep, form)  # A sweep may have deleted it in between
         if kept is not None:
             _log.info("model %s: ONNX Runtime takes %s", entry.name, kept)
 
     async def _compared(self, manifest: Manifest, form: Path) -> SessionSettings:
-        """Run a model and its form in turns in sessions of their own; return which is to serve.
+        """Run the fp32 and fp16 files in turns in separate sessions; return the settings that serve.
 
-        Raises a HonedError where a session cannot be loaded or run.
+        Raises a HonedError if a session cannot be loaded or run.
         """
         assert manifest.optimisation is not None
         assert manifest.interface is not None
@@ -102,7 +102,7 @@ class HalfForms(Feature):
         keys = [f"{manifest.source_key} in {precision}" for precision in ("fp32", "fp16")]
 
         async def run(key: str, turn: int) -> ComparisonRun:
-            if compiled is not None:  # Whose probes are inputs that say something
+            if compiled is not None:  # The inputs of probes are more realistic than zeros
                 return await loader.time_cpu_run(key, compiled, turn)
             return await loader.time_run_on_zeros(key, zeros)
 

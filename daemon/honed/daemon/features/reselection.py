@@ -1,4 +1,4 @@
-"""Engines compared again, in idle time, where other programs were busy when they were compared before."""
+"""Compares engines again in idle time if other programs were busy during the last comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from honed.daemon.idle.leasing import Leasing
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineReselection(Feature):
-    """Chooses between the engines of one model after the other whose times are provisional."""
+    """A feature that chooses again between the engines of models whose times are provisional."""
 
     changes: Changes
     registry: Registry
@@ -23,11 +23,11 @@ class EngineReselection(Feature):
     _pauses: Pauses = field(init=False, default_factory=Pauses)
 
     def forget(self, model: str) -> None:
-        """Forget a model that was removed."""
+        """Drop the pause of a removed model."""
         self._pauses.forget(model)
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Compare the engines of one model again."""
+        """Return the comparison for the next model that is due, if any."""
         for entry in (*self.registry.models(), *self.registry.variants()) if idle else ():
             if self._due(entry):
                 return BackgroundTask(f"comparing the engines of {entry.name}", partial(self._compare, entry))
@@ -40,7 +40,7 @@ class EngineReselection(Feature):
         return self._pauses.over(entry.name)
 
     async def _compare(self, entry: ServedModel) -> None:
-        """Compare the engines of a model; while other programs stay busy, ever more seldom."""
+        """Compare the engines of a model, with longer pauses while other programs stay busy."""
         self._pauses.begin(entry.name)
         with self.leasing.adding(0, "the engines of a model are being compared"):
             async with self.changes.begin(entry.name):

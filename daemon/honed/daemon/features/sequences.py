@@ -1,8 +1,8 @@
-"""Sequences: what their next requests start from, within bounds, each request in its turn.
+"""Keeps the state of sequences between requests, within limits, and runs a sequence's requests one by one.
 
-A sequence belongs to the user that began it. Its tensors are those of its last answered request: one that
-fails leaves them as they were. A request becomes one that brings the state tensors and takes them back; what
-runs it knows of no sequences, so that one that is run again in a new worker starts from the same state.
+A sequence belongs to the user that began it. Its tensors are those of its last successful request; a failed
+one does not change them. A request is extended by the state tensors as inputs and outputs. The engine knows
+nothing of sequences, so a request that is retried in a new worker starts from the same state.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from honed.protocol.service import SequencesStatus
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
 
-_REMEMBERED = 1000  # Sequences that are gone, to say why
+_REMEMBERED = 1000  # Ended sequences whose reason is kept
 _SHOWN = 80  # Letters of a sequence's name in messages
 _LONGEST_NAME = 128
-_MADE_UP = 1  # For a size that the file leaves open, in the state a sequence starts from
+_MADE_UP = 1  # Assumed value of a dynamic size in a sequence's initial state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSettings:
     """The [sequences] table.
 
-    idle_seconds: a sequence without a request for so long is forgotten.
-    max_per_model: sequences of one user and model at the same time.
-    max_mib: state of all sequences of one user.
-    max_tokens: of one sequence of a decoder, whose state grows with each.
+    idle_seconds: time without a request after which a sequence is dropped.
+    max_per_model: simultaneous sequences of a user and model.
+    max_mib: state of all sequences of a user.
+    max_tokens: tokens of a decoder's sequence, whose state grows with each.
     """
 
     idle_seconds: float = setting(300.0, unit="s", minimum=0.1)
@@ -69,7 +69,7 @@ class SequenceSettings:
 
 
 class SequenceKey(NamedTuple):
-    """Tells a sequence from others: those of other users may have the same name."""
+    """The key of a sequence; different users may use the same name."""
 
     user: int
     model: str
@@ -77,14 +77,14 @@ class SequenceKey(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """For messages."""
+        """The sequence's description in messages."""
         name = self.name if isinstance(self.name, int) else repr(self.name[:_SHOWN])
         return f"sequence {name} of model {self.model!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A state tensor as it travels, row-major."""
+    """A state tensor in the encoding of requests, row-major."""
 
     shape: tuple[int, ...]
     data: bytes
@@ -92,10 +92,10 @@ class StateTensor:
 
 @dataclass(slots=True, kw_only=True)
 class LiveSequence:
-    """One sequence. `source` is the model it was begun with, which may be replaced under its name.
+    """A sequence; `source` is the key of the model it began with, which may be replaced under its name.
 
-    `tensors` are by input; `busy` while a request is under way. Of a decoder (`decoders.py`) a worker has the
-    state, `held_bytes`, under a `number` (else 0), and what grows in it has so many `rows`.
+    `tensors` holds the state by input; `busy` is set while a request runs. A decoder's state
+    (`decoders.py`), of `held_bytes` and `rows`, lies in a worker under `number`, which is otherwise 0.
     """
 
     key: SequenceKey
@@ -107,16 +107,16 @@ class LiveSequence:
     number: int = 0
     rows: int = 0
     held_bytes: int = 0
-    on_device: bool = False  # Else the CPU engine has it
+    on_device: bool = False  # The device has the decoder's state, not the CPU engine
 
     @property
     def nbytes(self) -> int:
-        """Of its state."""
+        """The bytes of the sequence's state."""
         return self.held_bytes + sum(len(tensor.data) for tensor in self.tensors.values())
 
 
 class Sequences:
-    """All sequences. One request of each at a time: begin or resume, then keep or fail; end at any time.
+    """The sequences of all models: a request calls `begin` or `resume`, then `keep`, `stepped` or `failed`.
 
     No I/O and no clock: times are seconds on one monotonic clock.
     """
@@ -124,21 +124,21 @@ class Sequences:
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
         self._all: dict[SequenceKey, LiveSequence] = {}
-        self._gone: dict[SequenceKey, str] = {}  # Why
-        self.ended: list[int] = []  # Numbers of those that are gone: a worker has their state still
+        self._gone: dict[SequenceKey, str] = {}  # Reasons why sequences ended
+        self.ended: list[int] = []  # Numbers of ended sequences whose state a worker still has
 
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def nbytes(self) -> int:
-        """Of all state."""
+        """The bytes of the state of all sequences."""
         return sum(sequence.nbytes for sequence in self._all.values())
 
     def begin(self, key: SequenceKey, source: str, pairs: tuple[StatePair, ...], now: float) -> LiveSequence:
         """Begin a new sequence, replacing one of the same name.
 
-        Raises ResourceExhausted where its user has as many of the model as allowed.
+        Raises ResourceExhausted if its user has `max_per_model` sequences of the model.
         """
         self.expire(now)
         self._remove(key)
@@ -153,14 +153,14 @@ class Sequences:
         return sequence
 
     def _remove(self, key: SequenceKey) -> bool:
-        """Take a sequence away; return whether there was one."""
+        """Remove a sequence; return whether there was one."""
         sequence = self._all.pop(key, None)
         if sequence is not None and sequence.number:
             self.ended.append(sequence.number)
         return sequence is not None
 
     def resume(self, key: SequenceKey, source: str, now: float) -> LiveSequence:
-        """Return a sequence for its next request; raise SequenceLost where there is none."""
+        """Return a sequence for its next request; raise SequenceLost if there is none."""
         sequence = self._all.get(key)
         if sequence is not None and (sequence.source != source or self._idle(sequence, now)):
             self.drop(key, "its model was replaced" if sequence.source != source else self._why_idle)
@@ -174,10 +174,10 @@ class Sequences:
     def keep(self, sequence: LiveSequence, tensors: Mapping[str, StateTensor], now: float) -> None:
         """Keep `tensors` as the state from which the next request starts.
 
-        Raises ResourceExhausted where they exceed the user's share; the state is then unchanged.
+        Raises ResourceExhausted if they exceed the user's share; the state is then unchanged.
         """
         if self._all.get(sequence.key) is not sequence:
-            return  # It was ended meanwhile
+            return  # The sequence ended during the request
         user, more = sequence.key.user, sum(len(tensor.data) for tensor in tensors.values())
         if more > self.allowance(sequence):
             raise ResourceExhausted(
@@ -193,14 +193,14 @@ class Sequences:
         return (self.settings.max_mib << 20) - sum(s.nbytes for s in others)
 
     def stepped(self, sequence: LiveSequence, rows: int, nbytes: int, now: float) -> None:
-        """Record that a worker holds the state after a request: what the next one starts from."""
+        """Record that a worker holds the state after a request, with its rows and bytes."""
         if self._all.get(sequence.key) is sequence:
             sequence.rows, sequence.held_bytes, sequence.used, sequence.busy = rows, nbytes, now, False
         else:
-            self.ended.append(sequence.number)  # It was ended meanwhile
+            self.ended.append(sequence.number)  # The sequence ended during the request
 
     def failed(self, sequence: LiveSequence, *, first: bool) -> None:
-        """Record that a request failed: the next one starts from the state that this one started from.
+        """Record that a request failed; the next one starts from the same state.
 
         A sequence whose first request failed is dropped.
         """
@@ -209,14 +209,14 @@ class Sequences:
             self.drop(sequence.key, "its first request failed")
 
     def drop(self, key: SequenceKey, why: str = "it has ended") -> None:
-        """Forget a sequence, if there is one, and remember why."""
+        """Remove a sequence, if there is one, and record why."""
         if self._remove(key):
             self._gone[key] = why
             while len(self._gone) > _REMEMBERED:
                 del self._gone[next(iter(self._gone))]
 
     def expire(self, now: float) -> None:
-        """Forget what nobody asked for."""
+        """Drop sequences that had no request for `idle_seconds`."""
         for key in [key for key, sequence in self._all.items() if self._idle(sequence, now)]:
             self.drop(key, self._why_idle)
 
@@ -257,10 +257,10 @@ def key_of(user: int, params: PrepareParams) -> SequenceKey | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestWithState:
-    """A request with its state: `params` and `data` are what is to be run.
+    """A request extended by its state: `params` and `data` are what runs.
 
-    `asked` are the outputs that its client wants, `guessed` the shapes of state that was made up for inputs
-    whose sizes are open.
+    `asked` are the outputs that the client requested, `guessed` the shapes of zeros for inputs with dynamic
+    sizes.
     """
 
     sequence: LiveSequence
@@ -273,18 +273,18 @@ class RequestWithState:
 
 
 class SequenceFeature(Feature):
-    """The sequences of a service, and whose turn it is: the feature of models that have state."""
+    """A feature that keeps the sequences of models with state, and orders their requests."""
 
     def __init__(self, settings: Callable[[], SequenceSettings], registry: Registry) -> None:
         """Initialise; `settings` returns those in force."""
         self._settings = settings
         self._registry = registry
         self._sequences = Sequences(settings())
-        # Requests that wait for those that run, by the sequences of these.
+        # Waiting requests of the sequences that have a running one.
         self._turns: dict[SequenceKey, deque[asyncio.Future[None]]] = {}
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Keep the state of a model that has some; what grows is for `decoders.py`."""
+        """Keep the state of a model that has some, unless it grows, which `decoders.py` handles."""
         pairs = state_of(entry)
         if not pairs or any(pair.grows_on >= 0 for pair in pairs):
             return None
@@ -295,11 +295,11 @@ class SequenceFeature(Feature):
                 return await infer(call)
             deadline = await self.begin_turn(key, call)
             try:
-                # The model may have been replaced meanwhile.
+                # The model may have been replaced while the request waited.
                 now = self._registry.model(call.params.model_name)
                 turn = dataclasses.replace(call, entry=now, deadline=deadline, alone=True)
                 return await self._run(key, turn, infer)
-            except ModelReplaced as error:  # Its state is of the model before
+            except ModelReplaced as error:  # The state belongs to the replaced model
                 raise Unavailable(str(error)) from None
             finally:
                 self.end_turn(key)
@@ -323,34 +323,33 @@ class SequenceFeature(Feature):
             raise
 
     def forget(self, model: str) -> None:
-        """Forget the sequences of a model that was removed."""
+        """Drop the sequences of a removed model."""
         self.sequences.forget_model(model)
 
     def status(self) -> Mapping[str, object]:
-        """Return how much state is kept."""
+        """Return the number of sequences and the bytes of their state."""
         held = self.sequences
         held.expire(time.monotonic())
         return {"sequences": SequencesStatus(count=len(held), bytes=held.nbytes)}
 
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
-        """Return which outputs are given to which inputs of the next request."""
+        """Return the model's state: input of the next request by output."""
         return {"sequence_state": {pair.output.name: pair.input.name for pair in state_of(entry)}}
 
     async def tidy(self) -> None:
-        """Forget what nobody asked for."""
+        """Drop sequences that had no request for `idle_seconds`."""
         self.sequences.expire(time.monotonic())
 
     @property
     def sequences(self) -> Sequences:
-        """Those of all models, within the bounds in force."""
+        """The sequences of all models, under the settings in force."""
         self._sequences.settings = self._settings()
         return self._sequences
 
     async def begin_turn(self, key: SequenceKey, call: FeatureRequest) -> float:
-        """Wait until no other request of the sequence runs; none does until `end_turn`.
+        """Wait for a request's turn in its sequence, in order of arrival; the turn lasts until `end_turn`.
 
-        They come in the order of their arrival. Returns when the request's time is over (monotonic seconds);
-        raises DeadlineExceeded where that is before its turn.
+        Returns the request's deadline (monotonic seconds); raises DeadlineExceeded if that passes before.
         """
         deadline = call.deadline or time.monotonic() + timeout_us(call.params.parameters) / 1e6
         if key in self._turns:
@@ -367,14 +366,14 @@ class SequenceFeature(Feature):
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:  # It came at the same time
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # The turn has begun
                 self.end_turn(key)
             raise
         finally:
             late.cancel()
 
     def end_turn(self, key: SequenceKey) -> None:
-        """Let the next request of a sequence have its turn."""
+        """Give the turn to the next request of a sequence."""
         waiting = self._turns[key]
         while waiting:
             if not (turn := waiting.popleft()).done():
@@ -390,11 +389,11 @@ class SequenceFeature(Feature):
         params: PrepareParams,
         data: tuple[Data, ...],
     ) -> RequestWithState:
-        """Return the request with its state; `interface` is the one whose shapes state begins with.
+        """Return the request extended by its state; initial state has the shapes of `interface`.
 
-        Raises SequenceLost where the sequence is not known, ResourceExhausted where there are too many, and
-        InvalidArgument where the model keeps no state, or the request is malformed. The caller must end each
-        request returned with `keep_state`, or with `failed` of its sequences.
+        Raises SequenceLost if the sequence is not known, ResourceExhausted if there are too many, and
+        InvalidArgument if the model keeps no state or the request is malformed. The caller ends each request
+        returned by `keep_state`, or by `failed` of its sequences.
         """
         options, source = params.parameters or InferOptions(), source_of(entry)
         now, first = time.monotonic(), bool(options.sequence_start)
@@ -412,14 +411,14 @@ class SequenceFeature(Feature):
             raise
 
     def keep_state(self, woven: RequestWithState, result: Map) -> Map:
-        """Return the answer without the state, and keep that; raise ResourceExhausted if it is too large."""
+        """Store a result's state, and return the rest of it; raise ResourceExhausted if that is too large."""
         tensors: dict[str, StateTensor] = {}
         given = {pair.output.name: pair.input.name for pair in woven.sequence.pairs}
         contents = iter(result["raw_output_contents"])
         outputs, raw = [], []
         for output in result["outputs"]:
             name = output["name"]
-            data = None if output["parameters"] else next(contents)  # Else it lies in shared memory
+            data = None if output["parameters"] else next(contents)  # Parameters: it is in shared memory
             if name in given and data is not None:
                 tensors[given[name]] = StateTensor(tuple(output["shape"]), bytes(data))
             if name in woven.asked:
@@ -454,9 +453,9 @@ def nothing(call: FeatureRequest) -> Map:
 
 
 def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
-    """Return the pairs of outputs and the inputs of the next request to which they are given.
+    """Return the state pairs: outputs, and the inputs of the next request that receive them.
 
-    What the model's file says of them is known only where the interface of that file is.
+    State that the model's file declares is known only from the interface of the ONNX file.
     """
     interface, compiled = entry.manifest.interface, entry.compiled
     if interface is None and compiled is not None:
@@ -465,14 +464,14 @@ def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
 
 
 def source_of(entry: ServedModel) -> str:
-    """Return the key that tells a model from another of its name; tuned versions share it."""
+    """Return the key of a model's source, which all tuned versions share; the file's key without a source."""
     return entry.manifest.source_key if entry.manifest.sources else entry.key
 
 
 def without_sequence(options: InferOptions) -> InferOptions:
-    """Return a request's options as what runs it has them.
+    """Return a request's options for its run: without a sequence.
 
-    State, and parts of an answer, are taken from what is in line: there is room for the last token alone.
+    State and chunks of outputs must be inline, so shared memory is kept only for the last token's outputs.
     """
     room = options.shared_memory_region if options.last_token else None
     return dataclasses.replace(
@@ -510,7 +509,7 @@ def _weave(
     plain = without_sequence(params.parameters or InferOptions())
     return RequestWithState(
         sequence=sequence,
-        # In front: what the client gives wrongly is then told as always.
+        # State precedes the client's inputs, so that errors in these are reported as without state.
         params=dataclasses.replace(
             params,
             parameters=plain,
@@ -528,7 +527,7 @@ def _weave(
 def _outputs(
     sequence: LiveSequence, interface: Interface, params: PrepareParams
 ) -> tuple[frozenset[str], tuple[OutputTensor, ...]]:
-    """Return the outputs that the client asked for, and those asked of the model, which include the state."""
+    """Return the outputs that the client requested, and those requested of the model, with the state."""
     state = {pair.output.name for pair in sequence.pairs}
     if not params.outputs:
         asked = frozenset(tensor.name for tensor in interface.outputs) - state
@@ -541,7 +540,7 @@ def _outputs(
 
 
 def _zeros(tensor: TensorSpec) -> tuple[StateTensor, bool]:
-    """Return the state from which a sequence starts, zeros, and whether a size was made up."""
+    """Return zeros as a sequence's initial state, and whether a dynamic size was assumed."""
     if tensor.shape is None:
         raise InvalidArgument(
             f"the model leaves open how many dimensions the state {tensor.name!r} has; give it with the "

@@ -1,8 +1,8 @@
-"""Sizes that depend on the data: which a part is compiled for, when idle, by how often it meets them.
+"""Compiles partitions, in idle time, for sizes that depend on the data and occur often.
 
-A part that computes each row by itself may run in a form of more rows than there are, which costs what the
-form's rows cost: few forms, well chosen, are then enough for all numbers of rows. Any other part runs in a
-form of its very sizes, or in the CPU engine.
+A partition whose rows are independent may run in a specialisation for more rows, at the cost of those rows:
+a few well-chosen specialisations then suffice for all numbers of rows. Any other partition runs in a
+specialisation for its exact sizes, or in the CPU engine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from honed.protocol.results import ObservedSizes, PartitionInfo
 from honed.protocol.strict import Map
 
 Sizes = tuple[int, ...]
-# What a row costs in the CPU engine, where it costs 1 in a form. A guess, which only ranks sizes: each form
-# is timed before it serves.
+# Assumed cost of a row in the CPU engine, relative to a specialisation. It only ranks sizes: each
+# specialisation is timed before it serves.
 _CPU = 3.0
-_BETTER = 1.25  # The cost of what is compiled must be so many times that of what could be
-_NEAR = 1.5  # Sizes that differ by less are not tried where one was found not to be worth it
-_HOPELESS = 4  # Sizes of a part that were left out, while it has no form: it is not for their sizes
-_CANDIDATES = 48  # Sizes of a part that are looked at, those met most often
+_BETTER = 1.25  # Ratio of the present cost to the possible one, above which compiling pays
+_NEAR = 1.5  # Sizes within this ratio of a rejected one are not tried
+_HOPELESS = 4  # Rejected sizes, without an accepted one, after which a partition is given up
+_CANDIDATES = 48  # Sizes considered for a partition, the most frequent ones
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedPartition:
-    """A part of a compiled file by its number, the sizes of its forms, and those that were left out."""
+    """A partition of a compiled file by number, with the sizes of its specialisations and rejected sizes."""
 
     number: int
     by_rows: bool
@@ -53,9 +53,9 @@ class SizedPartition:
 def next_sizes(
     parts: Sequence[SizedPartition], counts: Mapping[ObservedSizes, float], requests: float, most: int
 ) -> tuple[ObservedSizes, ...] | None:
-    """Return all sizes to compile the model for, or None where the compiled ones are good enough.
+    """Return all sizes to compile the model for, or None if the present ones are good enough.
 
-    There are at most `most` of each partition, and `requests` requests must have had these sizes.
+    There are at most `most` for each partition. New ones need `requests` requests that observed them.
     """
     chosen: list[ObservedSizes] = []
     better = False
@@ -68,7 +68,7 @@ def next_sizes(
 
 
 def best(counts: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Sizes, ...]:
-    """Return the sizes, at most `most` and all of them observed, that make the observed load cheapest."""
+    """Return at most `most` of the observed sizes, those that minimise the cost of the observed load."""
     if not by_rows:
         ranked = sorted(counts, key=lambda sizes: (-counts[sizes] * math.prod(sizes), sizes))
         return tuple(sorted(ranked[:most]))
@@ -79,14 +79,14 @@ def best(counts: Mapping[Sizes, float], most: int, *, by_rows: bool) -> tuple[Si
 
 
 def cost(counts: Mapping[Sizes, float], forms: Collection[Sizes], *, by_rows: bool) -> float:
-    """Return the cost of the observed sizes, in rows that forms compute: less is better."""
+    """Return the cost of the observed sizes, in rows that specialisations compute; less is better."""
     return sum(count * _cost(sizes, forms, by_rows) for sizes, count in counts.items())
 
 
 def _better(
     part: SizedPartition, counts: Mapping[Sizes, float], requests: float, most: int
 ) -> list[Sizes] | None:
-    """Return sizes so much better than those there are that compiling again pays, or None."""
+    """Return sizes that are better than the present ones by _BETTER, or None."""
     by_rows = part.by_rows
     if by_rows:
         counts = {sizes: count for sizes, count in counts.items() if len(set(sizes)) == 1}
@@ -106,7 +106,7 @@ def _better(
 
 
 def _tried(part: SizedPartition, sizes: Sizes) -> bool:
-    """Return whether these sizes were left out, or sizes that hardly differ from them."""
+    """Return whether these sizes, or ones within _NEAR of them, were rejected."""
     if not part.by_rows:
         return sizes in part.left_out
     return sizes not in part.forms and any(
@@ -123,19 +123,19 @@ def _cost(sizes: Sizes, forms: Collection[Sizes], by_rows: bool) -> float:
 
 
 def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[int]:
-    """Return at most `most` of `rows`, which rise, that make all of them cheapest.
+    """Return at most `most` of `rows`, in ascending order, that minimise the cost of all.
 
-    This is dynamic programming over the largest.
+    This is dynamic programming over the largest chosen one.
     """
     if not rows or most < 1:
         return []
-    between = [[0.0] * len(rows) for _ in rows]  # Cost of those after form i up to form j, which runs them
+    between = [[0.0] * len(rows) for _ in rows]  # Cost of rows i to j run by specialisation j
     for j, form in enumerate(rows):
         for i in range(j, -1, -1):
             before = between[i + 1][j] if i < j else 0.0
             between[i][j] = before + weights[rows[i]] * min(float(form), _CPU * rows[i])
     above = [sum(_CPU * n * weights[n] for n in rows[j + 1 :]) for j in range(len(rows))]
-    # The least cost of all up to j with a form there, and which forms, by how many of them.
+    # The minimum cost of all up to j if j is chosen, and the choice; one more is chosen in each round.
     ends: list[tuple[float, list[int]]] = [(between[0][j], [rows[j]]) for j in range(len(rows))]
     found = min((ends[j][0] + above[j], ends[j][1]) for j in range(len(rows)))
     for _ in range(min(most, len(rows)) - 1):
@@ -152,9 +152,9 @@ def _rows(rows: Sequence[int], weights: Mapping[int, float], most: int) -> list[
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SizeSpecialiser(Feature):
-    """The sizes of one service's models. `policy` is serve.engine, `settings` are those in force.
+    """A feature that compiles models for observed sizes; `policy` is serve.engine.
 
-    `may_compile` and `compiled` as in `ShapeVariants`.
+    `settings` returns those in force. `may_compile` and `compiled` are as in `ShapeVariants`.
     """
 
     changes: Changes
@@ -167,10 +167,10 @@ class SizeSpecialiser(Feature):
     settings: Callable[[], VariantSettings]
     may_compile: Callable[[int], bool]
     compiled: Callable[[int, float], None]
-    _failed: dict[str, str] = field(init=False, default_factory=dict)  # By model: its file that could not be
+    _failed: dict[str, str] = field(init=False, default_factory=dict)  # Keys of refused files by model
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Count the sizes that parts of a model meet, or those of its variants."""
+        """Count the sizes that partitions of a model or its variants observe."""
         variants = entry.has_dynamic_inputs or self.registry.variants(entry.name)
         parts = sized_parts(entry.compiled.parts) if entry.compiled is not None else []
         if not parts and not variants:
@@ -184,16 +184,16 @@ class SizeSpecialiser(Feature):
         return infer_counted
 
     def observe(self, model: ServedModel, sizes: Sequence[ObservedSizes]) -> None:
-        """Count the sizes that a request for a model had inside it."""
+        """Count the sizes that a request for a model had inside."""
         if sizes and self.registry.serves(model):
             self.usage_log.observe(model.name, sizes)
 
     def forget(self, model: str) -> None:
-        """Forget for which file of a model that was removed compiling failed."""
+        """Drop the record of failed compilation of a removed model."""
         self._failed.pop(model, None)
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Compile a model for sizes that its parts often meet."""
+        """Return the compilation of a model for its frequent sizes, if one is due."""
         wanted = self._next() if idle else None
         if wanted is None:
             return None
@@ -239,7 +239,7 @@ class SizeSpecialiser(Feature):
                 self.compiled(owner, time.monotonic() - begun)
 
     async def _made(self, entry: ServedModel, sizes: tuple[ObservedSizes, ...]) -> str:
-        """Compile the model with these sizes, and have it served; return a sentence about the result."""
+        """Compile the model with these sizes, and publish it; return a sentence about the result."""
         from honed.daemon.changes.building import build
 
         manifest = entry.manifest
@@ -262,7 +262,7 @@ class SizeSpecialiser(Feature):
 
 
 def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPartition]:
-    """Return the partitions of a compiled file that may be compiled for sizes, by their numbers there."""
+    """Return the partitions of a compiled file that may be specialised, by their numbers in it."""
     by_cpu = [part for part in parts if part.engine == "cpu"]
     return [
         SizedPartition(
@@ -277,5 +277,5 @@ def sized_parts(parts: tuple[PartitionInfo, ...]) -> list[SizedPartition]:
 
 
 def text(sizes: tuple[ObservedSizes, ...]) -> str:
-    """Return sizes as words of a sentence."""
+    """Return sizes as text, such as "8x64, 16x64"."""
     return ", ".join("x".join(map(str, each.sizes)) for each in sizes)

@@ -1,4 +1,4 @@
-"""Runs of a decoder's step: by the file, in parts where it has many tokens, or piece by piece by forms."""
+"""Runs a decoder's step: by ONNX Runtime, in parts if it has many tokens, or in chunks by compiled shapes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from honed.protocol.params import Data, InferOptions, OutputTensor, PrepareParam
 from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, pieces
 from .sequences import without_sequence
 
-# Has the engine of a model, None for a form on trial, run a step that was checked; returns its answer.
+# Runs a checked step on the engine of a model (None: a compiled shape on trial), and returns its result.
 Ask = Callable[[ServedModel | None, InferencePlan, Callable[[str], RunStep]], Awaitable[StepResult]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
-    """What requests of sequences have in common if they differ in their data and `id` alone, checked.
+    """A checked request of a sequence, shared by requests that differ only in their data and `id`.
 
-    `size` is that of the first of them, and `params` is what runs. It `has_state`, or has tokens alone, and
-    is `plain` where forms may run it: of one sequence, with outputs in line that are no state. `plan` is its
-    run by the file, and `plans` are those by compiled forms.
+    `params` is what runs, and `size` that of the first request. It `has_state`, or has tokens alone. It is
+    `plain` if compiled shapes may run it: one sequence, only inline outputs and none that is state. `plan` is
+    the run by ONNX Runtime, `plans` holds those by compiled shapes.
     """
 
     decoder: DecoderModel
@@ -44,7 +44,7 @@ class Alike:
     plans: dict[DecoderBucket, InferencePlan]
 
     def tokens(self, data: Sequence[Data]) -> Data:
-        """Return the tokens of a request that has nothing else."""
+        """Return the data of the tokens of a request that has no other input."""
         ((_, place),) = self.plan.inputs
         return data[0] if place is None else place.region.read(place.offset, place.nbytes)
 
@@ -52,7 +52,7 @@ class Alike:
 def alike_of(
     params: PrepareParams, decoder: DecoderModel, rows: int, regions: RegionLookup, most: int
 ) -> Alike:
-    """Check a request after `rows` tokens, whose answer may have `most` bytes; raise InvalidArgument."""
+    """Check a request after `rows` tokens, whose response may have `most` bytes; raise InvalidArgument."""
     size, options = decoder.step(params, rows), params.parameters or InferOptions()
     outputs = tuple(OutputTensor(name=tensor.name) for tensor in decoder.without_state.outputs)
     whole = dataclasses.replace(
@@ -83,7 +83,7 @@ def _checked(params: PrepareParams, interface: Interface, regions: RegionLookup,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Runs the steps of a request; `ask` differs between requests and comparisons."""
+    """A runner of a request's steps; `ask` differs between requests and comparisons."""
 
     alike: Alike
     data: Sequence[Data]
@@ -94,7 +94,7 @@ class Steps:
     ask: Ask
 
     async def by_file(self, entry: ServedModel) -> StepResult:
-        """Have the CPU engine run a step."""
+        """Run a step on the CPU engine, in parts if only the last token's outputs are requested."""
         alike, decoder, step = self.alike, self.alike.decoder, self.step
         parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
         if len(parts) < 2:
@@ -110,7 +110,7 @@ class Steps:
     async def by_forms(
         self, forms: Mapping[DecoderBucket, ServedModel | None]
     ) -> list[tuple[TokenChunk, StepResult]]:
-        """Have the device run a step, piece by piece, by forms of one capacity, and return what each gave."""
+        """Run a step on the device in chunks by shapes of one capacity, and return the results."""
         found = []
         for piece in pieces(self.step, min(form.capacity for form in forms)):
             plan, call = self._planned(piece)
@@ -118,7 +118,7 @@ class Steps:
         return found
 
     def _planned(self, piece: TokenChunk) -> tuple[InferencePlan, Callable[[str], RunStep]]:
-        """Return the run of a form for a piece of a request, checked, and the call for the form's key."""
+        """Return the checked run of a chunk, and a function that returns its call for a key."""
         alike, decoder = self.alike, self.alike.decoder
         data = decoder.contents(piece, alike.tokens(self.data))
         if piece.form not in alike.plans:

@@ -1,7 +1,7 @@
-"""Users' own models: apps upload them, each for its user only, and they are compiled when nobody else waits.
+"""Serves users' own models: apps upload them for their user only, and they are compiled after all others.
 
-First what each user's models may take; then reading their files, which may be on a file system of the user's
-own making and never end; then the feature.
+This module has the quotas of users, the reader of their files, which may lie on a file system of the user
+whose reads never end, and the feature.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import close_all
 from honed.runtime.dtypes import dtype
 
-IN_USE_SECONDS = 60.0  # Since the last request for a model, which is then not removed for another
+IN_USE_SECONDS = 60.0  # Time after a request in which a model is not removed for another
 DAY = 86_400.0
-PATIENCE_SECONDS = 600.0  # That a model which its app runs by itself waits for an idle machine
-LOOK_SECONDS = 1.0  # Between two looks at whether an administrator wants to compile, too
-MAX_WAITING = 8  # Models that one user brings at a time; they are taken one after the other
+PATIENCE_SECONDS = 600.0  # Maximum wait for an idle machine of a model that its app runs by itself
+LOOK_SECONDS = 1.0  # Interval of checks whether an administrator's model waits for compilation
+MAX_WAITING = 8  # Simultaneous uploads of a user, which are processed one after the other
 ENGINES: Final = ("fastest", "cpu", "gpu")
-_MAX_READING = 2  # Files of one user that are being read: one, and one that was given up
+_MAX_READING = 2  # Files of one user being read: one, and one whose upload was abandoned
 _MIB = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _Received = tuple[StoredFile, Path]
@@ -70,12 +70,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppsSettings:
-    """The [apps] table: whether members of the group honed may bring models of their own, and how many.
+    """The [apps] table: whether members of the group honed may upload models of their own, and how many.
 
-    enabled: false: none are taken; those there are stay.
+    enabled: whether uploads are accepted; existing models stay.
     max_users: users who have models of their own at the same time.
     max_models: models of one user.
-    disk_mib: what the files of one user's models may take, MiB.
+    disk_mib: files of one user's models, MiB.
     memory_mib: what the CPU engine of one user, and the process that tries models out for it, may each write,
         MiB; and what one user's models that are kept may take of memory, by the size of their files.
     compile_seconds: compiling one user's models within a day.
@@ -90,25 +90,25 @@ class AppsSettings:
 
     @property
     def disk_bytes(self) -> int:
-        """disk_mib in bytes."""
+        """The limit `disk_mib` in bytes."""
         return self.disk_mib * _MIB
 
     @property
     def all_mib(self) -> int:
-        """Memory of all users' engines, MiB."""
+        """The memory of all users' engines together, in MiB."""
         return self.max_users * self.memory_mib
 
     @property
     def memory_bytes(self) -> int:
-        """memory_mib in bytes."""
+        """The limit `memory_mib` in bytes."""
         return self.memory_mib * _MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserModelUsage:
-    """A model that a user has. `nbytes` are its files on disk, `memory` what it takes of that; in bytes.
+    """A user's own model with the bytes of its files (`nbytes`) and its bytes of `memory_mib` (`memory`).
 
-    `used` is when it was brought or asked for last, in seconds since 1970.
+    `used` is the time of its upload or last request, in seconds since 1970.
     """
 
     name: str
@@ -120,7 +120,7 @@ class UserModelUsage:
 
 @dataclass(slots=True, kw_only=True)
 class CompileUsage:
-    """Seconds of compiling since the day began."""
+    """The seconds spent on compiling within a day that began at `since`."""
 
     seconds: float
     since: float  # Seconds since 1970
@@ -128,26 +128,27 @@ class CompileUsage:
 
 @dataclass(slots=True, kw_only=True)
 class UserQuotas:
-    """What users have done with their shares, as it is stored: all that manifests do not tell.
+    """The stored usage of users' quotas, as far as manifests do not contain it.
 
-    `used` is by model, `spent` by user (uid as text). Times are in seconds since 1970.
+    `used` holds the last use by model, `spent` the compile time by user (uid as text). Times are in seconds
+    since 1970.
     """
 
     used: dict[str, float] = field(default_factory=dict)
     spent: dict[str, CompileUsage] = field(default_factory=dict)
 
     def use(self, name: str, now: float) -> None:
-        """Record that a user brought a model, or asked for it."""
+        """Record that a user uploaded or requested a model."""
         self.used[name] = now
 
     def keep_only(self, names: Iterable[str], now: float) -> None:
-        """Forget models that are no more, and days that are over."""
+        """Drop the usage of all models but `names`, and days that are over."""
         known = set(names)
         self.used = {name: at for name, at in self.used.items() if name in known}
         self.spent = {user: spent for user, spent in self.spent.items() if 0 <= now - spent.since < DAY}
 
     def compiled(self, user: int, seconds: float, now: float) -> None:
-        """Add `seconds` to the time that went into compiling a user's models today."""
+        """Add `seconds` to the time spent on compiling a user's models today."""
         spent = self.spent.get(str(user))
         if spent is None or not 0 <= now - spent.since < DAY:
             spent = self.spent[str(user)] = CompileUsage(seconds=0.0, since=now)
@@ -159,15 +160,15 @@ class UserQuotas:
         return spent.seconds if spent is not None and 0 <= now - spent.since < DAY else 0.0
 
     def seconds_left(self, user: int, settings: AppsSettings, now: float) -> float:
-        """Return the seconds that are left of a user's daily share of compiling, at least 0."""
+        """Return the remaining seconds of a user's daily compile time, at least 0."""
         return max(0.0, settings.compile_seconds - self.seconds_spent(user, now))
 
 
 def going(new: UserModelUsage, kept: Sequence[UserModelUsage], settings: AppsSettings) -> tuple[str, ...]:
-    """Return the models to remove so that there is room for a new one, which was `used` now.
+    """Return the models to remove, in this order, so that the quotas admit a new one, which was `used` now.
 
-    The first is the first to go. `kept` are those of all users. Only the user's own are removed, the longest
-    unused first, and none in use. Raises ResourceExhausted, naming the quota, where that is not enough.
+    `kept` are the models of all users. Only the user's own are removed, the least recently used first, and
+    none in use. Raises ResourceExhausted, naming the quota, if that is not enough.
     """
     if new.nbytes > settings.disk_bytes or new.memory > settings.memory_bytes:
         setting = "disk_mib" if new.nbytes > settings.disk_bytes else "memory_mib"
@@ -208,41 +209,41 @@ def _exceeded(models: Sequence[UserModelUsage], settings: AppsSettings) -> str:
 def next_user(
     waiting: Mapping[int, float], shares: UserQuotas, settings: AppsSettings, now: float
 ) -> int | None:
-    """Return the user whose model is compiled next: who had least of it today, then who waits the longest.
+    """Return the user whose model is compiled next: the one with the least compile time today, then by wait.
 
-    `waiting` is since when each user waits, in seconds since 1970. None where nobody has time left.
+    `waiting` maps users to when their wait began, in seconds since 1970. Returns None if none has time left.
     """
     may = [user for user in waiting if shares.seconds_left(user, settings, now) > 0]
     return min(may, key=lambda user: (shares.seconds_spent(user, now), waiting[user], user), default=None)
 
 
 class QuotaFile:
-    """The shares of one service."""
+    """The file with the usage of users' quotas."""
 
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path, UserQuotas, "what apps used")
         self.shares = self._file.read() or UserQuotas()
 
     async def keep(self) -> None:
-        """Save at intervals, and when cancelled."""
+        """Save the usage at intervals, and when cancelled."""
         await save_at_intervals(lambda: self._file.save(self.shares))
 
 
 class Receiver:
-    """Reads users' files, each in a thread of its own, which holds up nothing else."""
+    """A reader of users' files, each in a thread of its own, as a read may never end."""
 
     def __init__(self, seconds: float) -> None:
         """Initialise; reading the files of one model may take `seconds`."""
         self._seconds = seconds
-        self._reading: Counter[int] = Counter()  # By user
+        self._reading: Counter[int] = Counter()  # Number of files being read by user
 
     async def receive(
         self, params: UploadParams, descriptors: Sequence[int], folder: Path, user: int, limit: int
     ) -> Staged:
         """Receive the files of a user's own model, of `limit` bytes at most, and check their SHA-256.
 
-        Raises InvalidArgument where they differ from what the user says, PermissionDenied for a compiled
-        file, ResourceExhausted where they are larger, and DeadlineExceeded.
+        Raises InvalidArgument if a SHA-256 differs, PermissionDenied for a compiled file, ResourceExhausted
+        if the files are larger, and DeadlineExceeded.
         """
         options = params.parameters or UploadOptions()
         files: list[_Received] = []
@@ -276,12 +277,12 @@ class Receiver:
         )
 
     async def _read(self, user: int, descriptor: int, name: str, folder: Path, limit: int) -> _Received:
-        """Read a file as `files.receive` does; if this is cancelled the thread ends when the file lets it."""
+        """Read a file as `files.receive` does; after cancellation the thread ends when its read returns."""
         if self._reading[user] >= _MAX_READING:
             raise Busy("files that you brought before are still being read; let them end first")
         loop, copy = asyncio.get_running_loop(), os.dup(descriptor)
         given: Future[_Received] = Future()
-        given.set_running_or_notify_cancel()  # Who cancels does not end the thread
+        given.set_running_or_notify_cancel()  # Cancellation does not end the thread
 
         def ended() -> None:
             self._reading[user] -= 1
@@ -291,11 +292,11 @@ class Receiver:
         def read() -> None:
             try:
                 given.set_result(receive(copy, name, folder, limit))
-            except Exception as error:  # noqa: BLE001 - those who wait raise it
+            except Exception as error:  # noqa: BLE001 - the awaiting task raises it
                 given.set_exception(error)
             finally:
                 os.close(copy)
-            if not loop.is_closed():  # Else the service ended meanwhile
+            if not loop.is_closed():  # The service may have ended during the read
                 loop.call_soon_threadsafe(ended)
 
         self._reading[user] += 1
@@ -305,7 +306,7 @@ class Receiver:
 
 @dataclass(slots=True, eq=False)
 class _Bring:
-    """One model on its way, and how many requests wait for it."""
+    """An upload in progress, and the number of requests that wait for it."""
 
     user: int
     work: asyncio.Task[UploadResult]
@@ -314,7 +315,7 @@ class _Bring:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class UserModels(Feature):
-    """Users' own models of one service. `settings` are those in force."""
+    """A feature that adds, compiles and evicts users' own models; `settings` returns those in force."""
 
     settings: Callable[[], AppsSettings]
     registry: Registry
@@ -323,23 +324,23 @@ class UserModels(Feature):
     leasing: Leasing
     receiver: Receiver
     shares_file: QuotaFile
-    policy: str  # Serve.engine
-    _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # By model
+    policy: str  # The setting serve.engine
+    _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # Uploads by model
     _turns: WeakValueDictionary[int, asyncio.Lock] = field(
         init=False, default_factory=WeakValueDictionary
-    )  # By user
-    _failed: set[str] = field(init=False, default_factory=set)  # To be compiled, not before the next start
+    )  # Locks by user
+    _failed: set[str] = field(init=False, default_factory=set)  # Models excluded until a restart
 
     def __post_init__(self) -> None:
         self.shares.keep_only((entry.name for entry in self.registry.models()), time.time())
 
     @property
     def shares(self) -> UserQuotas:
-        """What users have done with their shares."""
+        """The usage of users' quotas."""
         return self.shares_file.shares
 
     def methods(self) -> Mapping[str, Handler[Any, Any]]:
-        """Answer ModelBring."""
+        """Return the handler of ModelBring."""
         return {MODEL_BRING.name: self._bring}
 
     async def _bring(self, call: MethodCall, params: UploadParams) -> UploadResult:
@@ -357,8 +358,8 @@ class UserModels(Feature):
     ) -> UploadResult:
         """Add a model for a user (uid) and return the result of ModelBring.
 
-        The descriptors stay the caller's. `meanwhile` lasts while the model is added. Cancelling ends that,
-        unless another request waits for it.
+        The caller keeps the descriptors. `meanwhile` is entered while the model is added. Cancellation ends
+        the upload, unless another request waits for it.
         """
         if not self.settings().enabled:
             raise PermissionDenied(
@@ -388,7 +389,7 @@ class UserModels(Feature):
                 await asyncio.wait([bring.work])
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Note of a user's own model when it is used."""
+        """Record each use of a user's own model."""
         if not is_own(entry.name):
             return None
 
@@ -401,11 +402,11 @@ class UserModels(Feature):
         return infer_own
 
     def forget(self, model: str) -> None:
-        """Forget when a model that was removed was used."""
+        """Drop the last use of a removed model."""
         self.shares.used.pop(model, None)
 
     def used(self, name: str) -> None:
-        """Record that a user's own model was asked for."""
+        """Record that a user's own model was requested."""
         self.shares.use(name, time.time())
 
     def _begin(
@@ -418,7 +419,7 @@ class UserModels(Feature):
             close_all(copies)
             del self._under_way[name]
             if not done.cancelled():
-                done.exception()  # Those who waited were told
+                done.exception()  # The requests that wait for it raise the error
 
         work.add_done_callback(ended)
         return bring
@@ -432,7 +433,7 @@ class UserModels(Feature):
         notify: Notify,
         meanwhile: AbstractContextManager[None],
     ) -> UploadResult:
-        """Receive, try out and serve it; what goes for it goes once it is served."""
+        """Receive, try out and serve an upload; remove the models evicted for it once it is served."""
         turn = self._turns.setdefault(user, asyncio.Lock())
         async with turn:
             nbytes = sum(_size(*each) for each in zip(params.files, descriptors, strict=True))
@@ -500,9 +501,9 @@ class UserModels(Feature):
     # Compiling
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Compile one while no administrator's is.
+        """Return the next compilation, none while an administrator's is in progress.
 
-        What apps run by themselves waits for an idle machine, for PATIENCE_SECONDS at most.
+        A model that its app runs by itself waits up to PATIENCE_SECONDS for an idle machine.
         """
         if self.changes.adding or not places.compiler():
             return None
@@ -514,7 +515,7 @@ class UserModels(Feature):
         return BackgroundTask(f"compiling {waiting[user].name}", partial(self._compile, waiting[user]))
 
     def _waiting(self, *, idle: bool) -> dict[int, ServedModel]:
-        """Return the oldest model of each user that is to be compiled now, by user."""
+        """Return each user's oldest model that is to be compiled now, by user."""
         waiting: dict[int, ServedModel] = {}
         since = time.time() - PATIENCE_SECONDS
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
@@ -528,7 +529,7 @@ class UserModels(Feature):
         return waiting
 
     async def _compile(self, entry: ServedModel) -> None:
-        """Compile a model until it is done, or an administrator wants to: then it is begun again later."""
+        """Compile a model; stop if an administrator's model is to be compiled, and begin again later."""
         owner = entry.manifest.owner
         assert owner is not None
         begun, stopped = time.monotonic(), False
@@ -551,23 +552,23 @@ class UserModels(Feature):
                 await self.installer.stop_compiling(entry.name)
 
     def may_compile(self, owner: int) -> bool:
-        """Return whether a user has time left for compiling today."""
+        """Return whether a user has compile time left today."""
         return self.shares.seconds_left(owner, self.settings(), time.time()) > 0
 
     def compiled(self, owner: int, seconds: float) -> None:
-        """Record that further forms of a user's models took so long to compile."""
+        """Count the seconds that variants or specialisations of a user's models took to compile."""
         self.shares.compiled(owner, seconds, time.time())
 
     async def run(self) -> None:
-        """Keep what users have done with their shares."""
+        """Save the usage of quotas until cancelled."""
         await self.shares_file.keep()
 
     def under_way(self) -> Counter[int]:
-        """Return how many models each user is bringing."""
+        """Return the number of uploads in progress by user."""
         return Counter(bring.user for bring in self._under_way.values())
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all uploads in progress."""
         works = [bring.work for bring in self._under_way.values()]
         for work in works:
             work.cancel()
@@ -576,7 +577,7 @@ class UserModels(Feature):
 
 
 def check(params: UploadParams, descriptors: Sequence[int]) -> None:
-    """Raise InvalidArgument for what nobody can bring."""
+    """Raise InvalidArgument for invalid parameters of an upload."""
     options = params.parameters or UploadOptions()
     check_files(params.files, descriptors, options.precision, options.shapes or {})
     if options.engine not in (None, *ENGINES):

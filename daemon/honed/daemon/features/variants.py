@@ -1,4 +1,4 @@
-"""Shape variants: a model compiled for further shapes, and which of them are made, kept and loaded."""
+"""Compiles models for further shapes that are often requested, and decides which variants are loaded."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from honed.protocol.strict import Map
 from honed.runtime import HONED_VERSION
 
 _log = logging.getLogger(__name__)
-# What is kept goes only for what is asked for so many times as often: two that are asked for in turns would
-# be compiled again and again.
+# A variant is evicted only for one requested this many times as often. Otherwise two that are requested in
+# turns would be compiled again and again.
 _BETTER = 1.5
-_STAY_SECONDS = 60.0  # That what was asked for stays loaded, for the same reason
-_MOST_NAMES = 256  # Of variants of a model, that are remembered
-_HOPELESS = 2  # Shapes of a model that could not be compiled, while none could: it is not for their sizes
+_STAY_SECONDS = 60.0  # Time that a requested variant stays loaded at least, for the same reason
+_MOST_NAMES = 256  # Cached names of a model's variants
+_HOPELESS = 2  # Refused shapes, without an accepted one, after which a model is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantUsage:
-    """A variant of the store. `requests` for it decay; `nbytes` are of its files, `loaded` of its device.
+    """A stored variant: its decaying number of `requests`, `nbytes` on disk and bytes `loaded` on the device.
 
-    `used` is when it was asked for last, in monotonic seconds.
+    `used` is the time of its last request, in monotonic seconds.
     """
 
     name: str
@@ -68,7 +68,7 @@ def next_shapes(
     settings: VariantSettings,
     nbytes: dict[str, int],
 ) -> ShapeDemand | None:
-    """Return the shapes to compile next: those asked for most often, of those that would be kept.
+    """Return the shapes to compile next: the most requested ones that would not be evicted, or None.
 
     `nbytes` is the size of a variant's file in bytes, by model.
     """
@@ -93,9 +93,9 @@ def next_shapes(
 
 
 def surplus(kept: Sequence[VariantUsage], settings: VariantSettings) -> list[str]:
-    """Return the variants to drop to keep the bounds on number and disk; none that were added by hand.
+    """Return the variants to remove to respect the limits of number and disk, the least requested first.
 
-    Those least asked for come first.
+    None of them was added by hand.
     """
     dropped: list[str] = []
     left = sorted(kept, key=lambda each: (each.requests, each.name))
@@ -112,10 +112,9 @@ def surplus(kept: Sequence[VariantUsage], settings: VariantSettings) -> list[str
 def variants_to_suspend(
     loaded: int, serving: Sequence[VariantUsage], settings: VariantSettings, now: float
 ) -> list[str] | None:
-    """Return the variants that are to rest so that another, of `loaded` bytes, fits the bound on memory.
+    """Return the variants to suspend so that another, of `loaded` bytes, fits the limit of memory.
 
-    Those that were asked for the longest ago come first. Returns None where there is no room without the ones
-    asked for recently.
+    The least recently requested come first. Returns None if that would take ones requested recently.
     """
     resting: list[str] = []
     free = settings.memory_bytes - loaded - sum(each.loaded for each in serving)
@@ -129,8 +128,8 @@ def variants_to_suspend(
     return resting if free >= 0 else None
 
 
-# Compares what a device has loaded under a key with a model's file in the CPU engine, in the runs that it
-# is to serve; None where these are plain ones.
+# Compares the file that a device has loaded under a key with a model in the CPU engine, by the runs that it
+# will serve; returns None if plain runs do.
 FormCompared = Callable[
     [ServedModel, Shapes, EngineServer, str, EngineServer], Awaitable[EngineChoice] | None
 ]
@@ -138,7 +137,7 @@ FormCompared = Callable[
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class VariantCompiler:
-    """Makes variants. `policy` is the setting serve.engine."""
+    """A compiler of variants, which also chooses their engines; `policy` is the setting serve.engine."""
 
     changes: Changes
     registry: Registry
@@ -149,11 +148,11 @@ class VariantCompiler:
     async def make(
         self, model: ServedModel, shapes: Shapes, notify: Notify, *, by_hand: bool
     ) -> tuple[str, str]:
-        """Compile `model` for `shapes`; gives the variant's name, and why it serves or not.
+        """Compile `model` for `shapes`; return the variant's name, and why its engine serves it.
 
-        Shapes of inputs that are left out follow from the others, as with `hone add --shape`. Raises
-        ModelRefused where it cannot be compiled so or is not right, NotFound where the model was removed or
-        replaced meanwhile, and what else compiling raises.
+        Omitted shapes follow from the others, as with `hone add --shape`. Raises ModelRefused if it cannot be
+        compiled or its outputs are wrong, NotFound if the model was removed or replaced meanwhile, and other
+        errors of compilation.
         """
         from honed.daemon.changes.building import build
 
@@ -196,7 +195,7 @@ class VariantCompiler:
     async def _choice(
         self, change: Change, model: ServedModel, shapes: Shapes, server: EngineServer, key: str, path: Path
     ) -> EngineChoice:
-        """Return which engine is to serve these shapes; the device has loaded the file at `path` as `key`."""
+        """Return the engine for these shapes; the device has loaded the file at `path` as `key`."""
         manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None:
             return EngineChoice("gpu", "")
@@ -212,9 +211,9 @@ class VariantCompiler:
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
     def under(self, entry: ServedModel) -> str:
-        """Return what must change before shapes that could not be compiled are tried again.
+        """Return the conditions of compilation; refused shapes are retried when they change.
 
-        This is a text of the source, precision, honed's version and the device with its driver.
+        They are a text of the source, precision, honed's version and the device with its driver.
         """
         identity = self.pool.device_of(entry).identity
         device = f"{identity.name} {identity.driver_version}" if identity is not None else ""
@@ -263,10 +262,10 @@ def _manifest(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ShapeVariants(Feature):
-    """The variants of one service. `settings` are those in force.
+    """A feature that serves requests by variants, and compiles them in idle time.
 
-    `rewrap` has the features of a model asked anew whether they wrap it. `may_compile` says whether a user
-    has time left for compiling, and `compiled` is told of the seconds that it took.
+    `settings` returns those in force. `rewrap` has features wrap a model again. `may_compile` says whether
+    a user has compile time left, and `compiled` receives the seconds that were spent.
     """
 
     makes_variants: ClassVar[bool] = True
@@ -278,8 +277,8 @@ class ShapeVariants(Feature):
     rewrap: Callable[[str], None]
     may_compile: Callable[[int], bool]
     compiled: Callable[[int, float], None]
-    _used: dict[str, float] = field(init=False, default_factory=dict)  # By variant, in monotonic seconds
-    # Of variants that were asked for, by shapes; by model, with what they follow from.
+    _used: dict[str, float] = field(init=False, default_factory=dict)  # Last requests (monotonic seconds)
+    # Cached names of requested variants by shapes, for each model with the interfaces that they depend on.
     _names: dict[
         str,
         tuple[CompiledFileInfo | None, Interface | None, dict[tuple[tuple[str, tuple[int, ...]], ...], str]],
@@ -290,7 +289,7 @@ class ShapeVariants(Feature):
     # Requests
 
     def wrap(self, entry: ServedModel, infer: Infer) -> Infer | None:
-        """Have the variants of a model answer requests in their shapes, and count the shapes."""
+        """Have a model's variants answer requests in their shapes, and count the shapes of requests."""
         if not entry.has_dynamic_inputs and not self.registry.variants(entry.name):
             return None
 
@@ -306,18 +305,17 @@ class ShapeVariants(Feature):
         return infer_in_shapes
 
     def runner_of(self, entry: ServedModel, shapes: Shapes, name: str = "") -> ServedModel:
-        """Return the model that is to answer for inputs of these shapes: a loaded variant, else the model.
+        """Return the model that answers for inputs of these shapes: a loaded variant, else the model.
 
-        `name` is that of the variant, where it is known.
-
-        A variant that rests and would be the faster engine is loaded for the next request.
+        `name` is that of the variant, if it is known. A suspended variant that serves on the device is loaded
+        for the next request.
         """
         name = name or self._asked(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
         self._used[variant.name] = time.monotonic()
-        only = entry.manifest.interface is None  # Nothing else can answer it
+        only = entry.manifest.interface is None  # The model has no ONNX file that could answer instead
         if self.registry.is_suspended(variant) and variant.manifest.decision.chosen != "cpu":
             self._wake(variant, anyway=only)
             variant = self.registry.variant(name) or variant
@@ -326,14 +324,14 @@ class ShapeVariants(Feature):
         return variant if only or (variant.on_preferred_engine and variant.state is State.READY) else entry
 
     def served(self, entry: ServedModel, plan: InferencePlan) -> None:
-        """Count the shapes of a request that was answered, where a variant may have them."""
+        """Count the shapes of an answered request, if a variant could have them."""
         shapes = {tensor.name: tensor.shape or () for tensor, _ in plan.inputs}
         name = self._asked(entry, shapes)
         if name and self.registry.find(entry.name) is not None:
             self.usage_log.asked(entry.name, name, shapes)
 
     def _asked(self, entry: ServedModel, shapes: Shapes) -> str:
-        """Return what `_variant_asked` does, which is remembered: most requests are in few shapes."""
+        """Return the cached result of `_variant_asked`: most requests have few different shapes."""
         compiled, interface, names = self._names.get(entry.name, (None, None, None))
         if names is None or compiled is not entry.compiled or interface is not entry.manifest.interface:
             names = {}
@@ -346,10 +344,10 @@ class ShapeVariants(Feature):
         return names[asked]
 
     def wish(self, entry: ServedModel, shapes: Shapes, requests: int) -> str:
-        """Count runs that an app makes by itself; return why their shapes could not be compiled, or ""."""
+        """Count an app's own runs in these shapes; return why these could not be compiled, or ""."""
         first = entry.manifest.shapes
         if first and all(shapes.get(name) == shape for name, shape in first.items()):
-            return ""  # What the model itself is compiled for
+            return ""  # The model itself is compiled for these shapes
         name = self._asked(entry, shapes)
         if name:
             self.usage_log.asked(entry.name, name, shapes, requests)
@@ -358,24 +356,24 @@ class ShapeVariants(Feature):
         )
         return next((wish.failed for wish in wishes), "")
 
-    # What is told, and done by name
+    # Reports, and changes by users
 
     def shown(self, entry: ServedModel) -> Mapping[str, object]:
-        """Return the variants of a model; those that cannot be compiled, too."""
+        """Return the variants of a model, including those that could not be compiled."""
         wishes = {wish.name: wish for wish in self.usage_log.wishes(entry.name, self.maker.under(entry))}
         kept = {variant.name: variant for variant in self.registry.variants(entry.name)}
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
         return {"variants": (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))}
 
     def forget(self, model: str) -> None:
-        """Forget when a variant was used, and what a model was asked for."""
+        """Drop the last use of a removed variant, and the cached names of a removed model."""
         self._used.pop(model, None)
         self._names.pop(model, None)
 
     async def added(self, call: MethodCall, params: LoadParams) -> Sequence[str]:
-        """Compile a model for the shapes that are asked for with it, one after the other.
+        """Compile an added model for the shapes requested with it, one after the other.
 
-        Return the result of each, or nothing if the client does not wait: the work goes on in the background.
+        Return a line for each, or none if the client does not wait: the work continues in the background.
         """
         options = params.parameters
         if options is None or not options.variants:
@@ -385,26 +383,26 @@ class ShapeVariants(Feature):
         work.add_done_callback(self._by_hand.discard)
         return await work if options.wait is not False else ()
 
-    # In idle time
+    # Background work
 
     async def close(self) -> None:
-        """End what is compiled by hand."""
+        """Cancel compilations that users requested."""
         for work in list(self._by_hand):
             work.cancel()
         if self._by_hand:
             await asyncio.wait(self._by_hand)
 
     def background(self, *, idle: bool) -> BackgroundTask | None:
-        """Compile a model for the shapes that it is most often asked for."""
+        """Return the compilation of a model for its most requested shapes, if one is due."""
         wish = self._next() if idle else None
         if wish is None:
             return None
         return BackgroundTask(f"compiling {wish.model} as {wish.name}", partial(self._make, wish))
 
     async def tidy(self) -> None:
-        """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much.
+        """Suspend variants of the CPU engine and those beyond the memory limit; remove surplus ones.
 
-        Those that were asked for before the service started are loaded once there is a device.
+        Once, when a device is ready, load the variants that were requested before the service started.
         """
         await self._bound()
         if not self._begun and self.maker.pool.ready:
@@ -420,7 +418,7 @@ class ShapeVariants(Feature):
         for name in variants_to_suspend(0, self._loaded(), self.settings(), float("inf")) or ():
             self._rest(name)
         going = set(surplus(self._kept(), self.settings()))
-        # Those of models that were removed or replaced when the service ended.
+        # Variants of models that were removed or replaced just before the service ended go, too.
         for variant in self.registry.variants():
             of = self.registry.find(model_of(variant.name))
             if of is None or not same_source(variant.manifest, of.manifest):
@@ -454,7 +452,7 @@ class ShapeVariants(Feature):
         return bool(manifest.interface and manifest.sources and ready and compiled and mine)
 
     def _by_cpu(self, entry: ServedModel) -> bool:
-        """Return whether the CPU engine alone is to serve a model."""
+        """Return whether the setting makes the CPU engine serve the model."""
         return entry.manifest.engine_wanted(self.maker.policy) == "cpu"
 
     async def _make(self, wish: ShapeDemand) -> None:
@@ -490,10 +488,10 @@ class ShapeVariants(Feature):
                 lines.append(f"compiled for {sizes}, too, as {name}" + (f"; {why}" if why else ""))
         return lines
 
-    # Loading and resting
+    # Loading and suspending
 
     def _wake(self, variant: ServedModel, *, anyway: bool = False) -> None:
-        """Load one that rests, if there is room without others that are asked for, or `anyway`."""
+        """Load a suspended variant if that displaces none requested recently, or `anyway`."""
         serving, now = self._loaded(), float("inf") if anyway else time.monotonic()
         resting = variants_to_suspend(_loaded_bytes(variant), serving, self.settings(), now)
         if resting is None and not anyway:
@@ -503,11 +501,11 @@ class ShapeVariants(Feature):
         self.maker.pool.wake(variant.name)
 
     def _rest(self, name: str) -> None:
-        if name not in self.maker.changes.active:  # Its versions may be changing
+        if name not in self.maker.changes.active:  # A change may be replacing the variant
             self.maker.pool.handle(SuspendRequested(name))
 
     def _loaded(self) -> list[VariantUsage]:
-        """Return the variants that are in service, with no requests counted."""
+        """Return the variants in service; their `requests` are 0."""
         serving = (variant for variant in self.registry.variants() if not self.registry.is_suspended(variant))
         return [self._known(variant, 0.0) for variant in serving]
 
@@ -529,10 +527,7 @@ class ShapeVariants(Feature):
 
 
 def _variant_asked(entry: ServedModel, shapes: Shapes) -> str:
-    """Return the name of the variant for these shapes, or "".
-
-    It is "" where they are the model's own, or it has no others.
-    """
+    """Return the name of the variant for these shapes; "" if the model has them or accepts no others."""
     compiled, interface = entry.compiled, entry.manifest.interface
     if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
         return ""
@@ -553,7 +548,7 @@ def _loaded_bytes(variant: ServedModel) -> int:
 
 
 def _expected_bytes(entry: ServedModel, variants: Sequence[ServedModel]) -> int:
-    """Return the bytes that the file of another variant is likely to take."""
+    """Return the expected size in bytes of another variant's file: the largest so far, or the source's."""
     files = [each.manifest.compiled for each in (entry, *variants)]
     known = [file.nbytes for file in files if file is not None]
     return max(known, default=sum(file.nbytes for file in entry.manifest.sources))

@@ -1,4 +1,4 @@
-"""Whether the machine is idle, judged from its signals, the time of day and what a user says. No clock."""
+"""Decides whether the machine is idle, from its signals, the time of day and the settings. No clock."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from honed.protocol.service import SignalReading
 from .signals import OwnLoad, Sample, Verdict, value_text
 
 TRIP_MARGIN = 5.0  # °C below the machine's own trip point
-COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as cool again
-MAX_GAP = 20.0  # Seconds between two looks, after which nothing is known of the time between
-# Judged without settling: requests have a quiet time of their own.
+COOL_MARGIN = 5.0  # °C below the limit at which the machine counts as cool again
+MAX_GAP = 20.0  # Maximum seconds between two readings that count as continuous
+# Signals without settling time, as requests have their own quiet time.
 _OF_THE_SERVICE = ("requests", "queue", "adding", "worker")
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the verdicts depend on besides the samples.
+    """The context of verdicts on samples.
 
     own: the share of the CPU of tuners and service. leased: a tuner may be using the GPU. was_idle: the
     machine counted as idle until now. minute: local time, minutes after midnight.
@@ -66,7 +66,7 @@ def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisatio
             return _reading(sample, "busy" if sample.value > 0 and not settings.on_battery else "quiet")
         case name if name.startswith("temperature"):
             return _cool(sample, settings, context.was_idle)
-        case _:  # Counts of what must be none
+        case _:  # A count that must be 0
             return _reading(sample, "busy" if sample.value > 0 else "quiet")
 
 
@@ -109,10 +109,10 @@ def _reading(sample: Sample, verdict: Verdict, *notes: str) -> SignalReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`idle`, and why as half a sentence; taken at `at`.
+    """A decision made at `at` (monotonic seconds): `idle`, and the reason as a clause.
 
-    quiet_since: since when the machine has been quiet as far as was seen, apart from the service's own
-    requests; None while it is not.
+    quiet_since: the time since which the machine has been quiet, apart from the service's own requests; None
+    while it is not.
     """
 
     idle: bool
@@ -124,7 +124,7 @@ class Decision:
 def decide(
     readings: Sequence[SignalReading], settings: IdleSettings, now: float, before: Decision | None = None
 ) -> Decision:
-    """Return the decision at `now` (seconds of a steady clock), given the one before.
+    """Return the decision at `now` (monotonic seconds) after the decision `before`.
 
     Busy counts at once; idle only when all signals of the machine were quiet for `settle_seconds`.
     """
@@ -154,11 +154,11 @@ def _why_not(
 
 
 class Activity:
-    """Requests that came and went; times in seconds of a steady clock."""
+    """A counter of requests and additions; times are in monotonic seconds."""
 
     def __init__(self, started: float) -> None:
         self._started = started
-        self._last: dict[str, float] = {}  # By model
+        self._last: dict[str, float] = {}  # Time of the last request by model
         self._latest = started
         self._under_way = 0
         self._adding = 0
@@ -172,11 +172,11 @@ class Activity:
         """Count a request for a model as answered."""
         self._under_way -= 1
         self._latest = now
-        if model in self._last:  # It was not removed meanwhile
+        if model in self._last:  # The model may have been removed
             self._last[model] = now
 
     def adding(self, change: int) -> None:
-        """Count a model that begins (1) or ends (-1) to be added, or tuned by hand."""
+        """Count the begin (1) or end (-1) of an addition, or of tuning by a user."""
         self._adding += change
 
     def forget(self, model: str) -> None:
@@ -188,7 +188,7 @@ class Activity:
         return {model: max(0.0, now - last) for model, last in sorted(self._last.items())}
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the seconds since the last request of any model, and how much is not done yet."""
+        """Return the seconds since the last request, and counts of requests and additions in progress."""
         if self._latest > self._started and self._last:
             text = f"since the last request, for {max(self._last, key=self._last.__getitem__)}"
         else:
@@ -202,7 +202,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class TimeOfDayWindow:
-    """From `start` until before `end`, in minutes after midnight of local time; it may cross midnight."""
+    """A window of local time from `start` to before `end`, in minutes after midnight; it may cross that."""
 
     start: int
     end: int
@@ -238,18 +238,18 @@ def clock_text(minute: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSettings:
-    """Bounds with their defaults; docs/idle.md says what is read and compared with them.
+    """The [idle] table; docs/idle.md describes the signals that are compared with it.
 
     enabled: whether tuning is allowed at all.
-    quiet_seconds: without any request before the device may be used for tuning.
-    settle_seconds: that all other signals must have been quiet before; busy counts at once.
+    quiet_seconds: time without any request before the device may be used for tuning.
+    settle_seconds: time that all other signals must have been quiet before; busy counts at once.
     max_pressure_percent: of the last ten seconds in which some task waited for the CPU, memory or disk.
     max_load_per_core: runnable and waiting tasks, mean of the last minute, for each core.
     max_gpu_percent: share of time that the GPU is used by others; also how far its clock may be raised.
     max_temperature_c: of the GPU or the chip, degrees Celsius.
     on_battery: whether tuning goes on while a battery discharges.
     window: local times between which tuning is allowed, "22:00-06:30"; "" for any time.
-    max_candidate_seconds: the longest time that a tuner may ask for to leave the device.
+    max_candidate_seconds: the longest bound for leaving the device that a tuner may request.
     """
 
     enabled: bool = setting(True)

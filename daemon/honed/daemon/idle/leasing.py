@@ -1,4 +1,4 @@
-"""The idle lease at work: looks at the machine, tells the tuners, and serves requests first."""
+"""Grants the idle lease: reads the machine's signals, notifies tuners, and serves requests first."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from honed.protocol.service import (
 from .decision import MAX_GAP, Activity, Context, Decision, IdleSettings, decide, judge
 from .signals import MachineSignals, OwnLoad, Sample, Signals
 
-LOOK_SECONDS = 1.0  # Between two looks at the machine while a tuner has the lease or waits for it
-REST_SECONDS = 5.0  # While there is none
-_SOONEST_SECONDS = 0.2  # Between two looks at what may be done in idle time, however soon the machine is idle
+LOOK_SECONDS = 1.0  # Interval of readings while a tuner has the lease or waits for it
+REST_SECONDS = 5.0  # Interval of readings without a tuner
+_SOONEST_SECONDS = 0.2  # Minimum interval of looking for background work
 _log = logging.getLogger(__name__)
 
 
 class Leasing:
-    """Grants the lease while the machine is idle; revokes it when a request comes or the machine is busy."""
+    """A granter of the lease while the machine is idle, who revokes it for a request or a busy machine."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Leasing:
         self._activity = Activity(time.monotonic())
         self._machine = MachineSignals(samples=(), own=OwnLoad())
         self._decision: Decision | None = None
-        self._tuners: dict[int, Connection] = {}  # That asked, by their connection's number
+        self._tuners: dict[int, Connection] = {}  # Tuners that asked for the lease, by connection number
         self._wake = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -68,14 +68,14 @@ class Leasing:
         self._wake.set()
 
     async def run(self) -> None:
-        """Look at the machine until cancelled."""
+        """Read the machine's signals, and grant or revoke the lease, until cancelled."""
         while True:
             self._wake.clear()
-            # Whose work is not held against the machine: tuners, and this service with its children.
+            # The load of tuners, and of this service with its children, is subtracted.
             own = {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
             looking = asyncio.ensure_future(in_thread(self._signals.read, time.monotonic(), own))
             await asyncio.wait([looking], timeout=self._patience)
-            if not looking.done():  # A driver that hangs
+            if not looking.done():  # A driver may hang
                 why = f"the machine's signals could not be read for {self._patience:g} s"
                 self._perform(self._lease.readings(False, why, time.monotonic()))
             self._machine = await looking
@@ -94,14 +94,14 @@ class Leasing:
         most = self._settings.max_candidate_seconds
         if not 0 < seconds <= most:
             raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
-        if connection.closed:  # It went away while its request waited for its turn in the loop
+        if connection.closed:  # The client left before its request's turn
             return LeaseAsked(granted=False, lease=0, why="the connection is closed")
         if connection.number not in self._tuners:
             self._tuners[connection.number] = connection
             connection.when_closed(lambda: self._gone(connection.number))
         why = self._lease.why
         actions = self._lease.asked(connection.number, seconds, time.monotonic())
-        # The answer to its own request tells a tuner of its grant.
+        # The result tells a tuner of its grant, so no notification is sent.
         own_grants = [
             each for each in actions if isinstance(each, Grant) and each.holder == connection.number
         ]
@@ -109,17 +109,17 @@ class Leasing:
         held = self._lease.held
         if held is not None and held.holder == connection.number:
             return LeaseAsked(granted=True, lease=held.number, why="")
-        self._wake.set()  # Look at the machine now, it may be idle again
+        self._wake.set()  # Read the signals now: the machine may be idle again
         return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
 
     def release(self, connection: Connection, lease: int) -> None:
-        """Release the lease of a tuner that left the device, or does not want it any more."""
+        """Release the lease of a tuner that left the device, or no longer wants it."""
         self._lease.withdrawn(connection.number)
         self._perform(self._lease.released(connection.number, lease, time.monotonic()))
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
-        """Count a request of process `peer` as under way while it is served.
+        """Count a request of process `peer` as in progress while it is served.
 
         Unless the process is a tuner, the request ends the lease at once.
         """
@@ -146,9 +146,9 @@ class Leasing:
 
     @contextmanager
     def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:
-        """Hold off tuners while a model is added, or tuned by hand, for process `peer`.
+        """Revoke and withhold the lease while a model is added, or tuned by a user, for process `peer`.
 
-        Tuners may add what they have made themselves.
+        Additions by tuners themselves do not count.
         """
         if self._is_tuner(peer):
             yield
@@ -176,10 +176,7 @@ class Leasing:
         )
 
     def look_seconds(self) -> float:
-        """Return the seconds between two looks at what may be done in idle time.
-
-        They are fewer where the machine is idle sooner.
-        """
+        """Return the interval in seconds of looking for background work, shorter if `quiet_seconds` is."""
         return max(_SOONEST_SECONDS, min(REST_SECONDS, self._settings.quiet_seconds))
 
     def lease(self) -> LeaseStatus:
@@ -276,7 +273,7 @@ class Leasing:
         self._watch()
 
     def _watch(self) -> None:
-        """Set the timer for when the holder is due to have left."""
+        """Set the timer for when the holder becomes overdue."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -1,4 +1,4 @@
-"""What tells whether the machine is idle: load, the GPU, temperatures, and honed's own share."""
+"""Reads the signals of idleness: load, the GPU, temperatures, and honed's own share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CLIENT = re.compile(r"^drm-client-id:\s*(\d+)$", re.MULTILINE)
 _DRIVER = re.compile(r"^drm-driver:\s*(panthor|panfrost)$", re.MULTILINE)
 _FIRST = ("gpu", "soc", "package")  # Zones that say most of a GPU beside a CPU; others only without them
 _OTHERS = ("cpu", "core", "pkg", "center", "acpitz")
-_PLAUSIBLE = (-40_000, 200_000)  # Millidegrees; drivers report what they cannot measure outside
-_THROTTLES = ("passive", "hot", "critical")  # Not "active": a fan starts
+_PLAUSIBLE = (-40_000, 200_000)  # Millidegrees; drivers report values outside for failed measurements
+_THROTTLES = ("passive", "hot", "critical")  # Types of trip points; "active" only starts a fan
 _LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
 _PRESSURE_SECONDS = 10.0  # Documentation/accounting/psi.rst, avg10
 _TICKS = os.sysconf("SC_CLK_TCK")  # Per second, of times in /proc/PID/stat
@@ -31,14 +31,14 @@ Verdict = Literal["quiet", "busy", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSignals:
-    """What was read at one time: the signals, and our own share in them."""
+    """The signals read at a time, and honed's own share in them."""
 
     samples: tuple[Sample, ...]
     own: OwnLoad
 
 
 class Signals:
-    """Reads the signals; never raises for what a machine lacks. Blocks, for 100 ms at most."""
+    """A reader of the signals, which never raises for missing ones; it blocks for 100 ms at most."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -92,7 +92,7 @@ def load(root: Path) -> Sample:
 
 
 def power(root: Path) -> Sample:
-    """Return 1 while a battery of the machine discharges, else 0; those of mice and the like do not count.
+    """Return 1 while a battery of the machine discharges, else 0; batteries of mice etc. do not count.
 
     Documentation/ABI/testing/sysfs-class-power.
     """
@@ -123,7 +123,7 @@ def _power(value: float | None, text: str) -> Sample:
 class Gpu:
     """The first Mali GPU below a root folder, under kbase, panthor or panfrost (facts: docs/idle.md).
 
-    Remembers what engines had worked when it last looked.
+    It stores the counters of engines from the last reading.
     """
 
     def __init__(self, root: Path) -> None:
@@ -132,13 +132,13 @@ class Gpu:
         self._engines: dict[tuple[str, str], int] = {}
 
     def samples(self, now: float) -> list[Sample]:
-        """Read utilisation and clock; `now` in seconds of a steady clock. May block for 100 ms (kbase)."""
+        """Read utilisation and clock at `now` (monotonic seconds). May block for 100 ms (kbase)."""
         folder = next(iter(gpu_clocks(self._root)), None)
         return [self._utilisation(folder, now), _clock(folder)]
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
         if devfreq and _suspended(devfreq):
-            return _used(0.0, "the GPU is suspended")  # Its devfreq may keep the last figure before that
+            return _used(0.0, "the GPU is suspended")  # The load of devfreq may be stale then
         found = _LOAD.fullmatch(system_text(devfreq / "load") or "") if devfreq else None
         if found:
             return _used(float(found[1]), "of the time, says its devfreq")
@@ -151,7 +151,7 @@ class Gpu:
         return _used(None, "no driver tells how much a GPU is used")
 
     def _by_open_drivers(self, now: float) -> float | None:
-        """Return the busiest engine's share since the last call, percent; None where engines are not counted.
+        """Return the busiest engine's share since the last call, percent; None if engines are not counted.
 
         Counting is off until root writes to the driver's `profiling` file; counters are then missing or 0.
         """
@@ -167,7 +167,7 @@ class Gpu:
         return min(100.0, max(totals.values()) / since / 1e7)
 
     def _counters(self) -> Iterator[tuple[tuple[str, str], int]]:
-        """Yield (client, engine) and nanoseconds, of each process whose files this one may look into."""
+        """Yield (client, engine) and nanoseconds, of each process whose files this one may read."""
         for process in entries(self._root / "proc"):
             if not process.name.isdecimal():
                 continue
@@ -196,7 +196,7 @@ def _used(percent: float | None, text: str) -> Sample:
 
 
 def _clock(devfreq: Path | None) -> Sample:
-    """Return how far the clock is raised, percent of the way from its lowest to its highest."""
+    """Return the position of the clock between its lowest and highest frequency, percent."""
     if devfreq is None:
         return _raised(None, "no GPU with a devfreq clock")
     current = system_number(devfreq / "cur_freq")
@@ -235,7 +235,7 @@ class _Zone:
 
 
 def temperatures(root: Path = Path("/")) -> dict[str, float]:
-    """Return °C by type of zone; of zones of one type the hottest. Empty where the machine has none.
+    """Return °C by type of zone, of the hottest for each type; empty if the machine has none.
 
     Documentation/ABI/testing/sysfs-class-thermal.
     """
@@ -291,16 +291,16 @@ def _lowest_trip(zone: Path) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoad:
-    """What tuners and service add to the machine's figures: percent of all cores, tasks for each core."""
+    """The share of tuners and service in the machine's figures: percent of all cores, tasks for each core."""
 
     cpu_percent: float = 0.0
     load_per_core: float = 0.0
 
 
 class OwnLoadMeter:
-    """The decaying means of the CPU time of some processes with their descendants; they may come and go.
+    """A meter of the CPU time of changing processes with their descendants, as decaying means.
 
-    As the kernel averages its figures, so that our share fades from them at their pace when the work stops.
+    The means decay like the kernel's figures, so that both fade at the same pace when the work stops.
     """
 
     def __init__(self, root: Path) -> None:
@@ -313,7 +313,7 @@ class OwnLoadMeter:
     def measure(self, pids: Collection[int], now: float) -> OwnLoad:
         """Return the share of these processes with all their descendants.
 
-        `now` is in seconds of a steady clock. What a process used before it was named first does not count.
+        `now` is in monotonic seconds. A process's time before its first measurement does not count.
         """
         seconds = tree_seconds(self._root, pids)
         passed = now - self._at if self._at is not None else 0.0
@@ -327,9 +327,9 @@ class OwnLoadMeter:
 
 
 class OtherLoadMeter:
-    """What share of all processors other work takes from now on; `own` are processes that do not count.
+    """A meter of the load by other programs than `own` processes and their descendants, since its creation.
 
-    Their descendants do not, either. Blocks for some milliseconds.
+    It blocks for some milliseconds.
     """
 
     def __init__(self, own: Collection[int], root: Path = Path("/")) -> None:
@@ -337,15 +337,15 @@ class OtherLoadMeter:
         self._then = self._others()
 
     def percent(self) -> float:
-        """Return the percentage that other work took since this was made.
+        """Return the percentage that other programs took since the meter was created.
 
-        The kernel counts ticks, so that it takes some tenths of a second.
+        The kernel counts ticks, so allow some tenths of a second.
         """
         others, elapsed = (now - then for now, then in zip(self._others(), self._then, strict=True))
         return 100 * min(1.0, max(0.0, others) / elapsed) if elapsed > 0 else 0.0
 
     def _others(self) -> tuple[float, float]:
-        """Return the seconds of all processors since the machine started: those that others took, and all."""
+        """Return seconds of all processors since the machine started: those of others, and all."""
         # proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user and nice.
         text = system_text(self._root / "proc/stat") or ""
         ticks = [_whole(word) for word in text.partition("\n")[0].split()[1:9]]
@@ -400,7 +400,7 @@ def _nearest(pid: int, wanted: Collection[int], parents: Mapping[int, int]) -> i
 
 
 def cores(root: Path) -> int:
-    """Return how many processors are online; 1 where the machine does not tell."""
+    """Return the number of processors online; 1 if it is not known."""
     count = 0
     for part in (system_text(root / "sys/devices/system/cpu/online") or "").split(","):
         first, _, last = part.partition("-")
@@ -411,9 +411,9 @@ def cores(root: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A signal as it was read. `value` is None where this machine does not show it; `text` then says why.
+    """A reading of a signal; `value` is None if the machine does not show it, and `text` then says why.
 
-    `limit`: a bound the machine itself names for this value, in the same unit.
+    `limit` is the machine's own limit of this value, in the same unit.
     """
 
     signal: str
@@ -424,7 +424,7 @@ class Sample:
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """Return a value with its unit for people; "-" where there is none."""
+    """Return a value with its unit as text; "-" if there is none."""
     if value is None:
         return "-"
     return f"{value:.4g}{'' if unit in ('%', '') else ' '}{unit}"

@@ -1,1 +1,1 @@
-"""What the methods of the socket do."""
+"""The methods of the socket."""

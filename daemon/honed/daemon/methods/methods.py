@@ -1,4 +1,4 @@
-"""The methods of the service (docs/protocol.md, "Methods")."""
+"""Handles the methods of the service (docs/protocol.md, "Methods")."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _HANDLERS: Final[dict[str, _Handler[Any, Any]]] = {}
 
 
 def _answers(method: Method[P, R]) -> Callable[[_Handler[P, R]], _Handler[P, R]]:
-    """Mark what answers requests for `method`; until it is awaited, it may raise HonedError alone."""
+    """Register a handler of requests for `method`; before it is awaited, it may only raise HonedError."""
 
     def mark(handler: _Handler[P, R]) -> _Handler[P, R]:
         _HANDLERS[method.name] = handler
@@ -86,7 +86,7 @@ def _answers(method: Method[P, R]) -> Callable[[_Handler[P, R]], _Handler[P, R]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Api:
-    """Answers requests; every method raises HonedError for what cannot be done."""
+    """The handlers of all methods; they raise HonedError if they cannot answer."""
 
     limits: Limits
     policy: Policy
@@ -116,7 +116,7 @@ class Api:
             self._handlers.update(feature.methods())
 
     def answer(self, call: MethodCall, method: str) -> Work:
-        """Return the work that gives the result of a request; raise HonedError for wrong parameters."""
+        """Return the work that answers a request; raise HonedError if it is invalid or not permitted."""
         known, handler = METHODS.get(method), self._handlers.get(method)
         if known is None or handler is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
@@ -132,7 +132,7 @@ class Api:
         if known.right is Permission.OWN and owner != peer.uid:
             self.policy.check(peer, Permission.CHANGE, method)
         viewer = self.policy.viewer(peer)
-        # A name that nobody has yet may be another user's by the time the handler runs.
+        # An unused name may belong to another user by the time the handler runs.
         if own is None or viewer.all or (entry is not None and viewer.sees(owner)):
             return handler(call, parsed)
         return self._as_nobodys(handler, call, parsed, *own)
@@ -140,7 +140,7 @@ class Api:
     async def _as_nobodys(
         self, handler: Handler[P, R], call: MethodCall, params: P, field: str, name: str
     ) -> R | WithDescriptors[R] | MetricsText | Map:
-        """Answer a request for what is not this user's model exactly as one for a name that nobody has.
+        """Answer a request for another user's model exactly as one for an unused name.
 
         The request takes the same path through the service, so that the answer does not reveal the model.
         """
@@ -367,7 +367,7 @@ class Api:
         return frozenset(entry.name for entry in models if entry.manifest.owner is not None)
 
     def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
-        """Return those of figures by model that the viewer may see."""
+        """Return the figures of models that the viewer may see."""
         hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
         return {name: figure for name, figure in figures.items() if name not in hidden}
 

@@ -1,4 +1,4 @@
-"""What the service knows of itself, as one document: the method Metrics (docs/metrics.md)."""
+"""Collects the service's figures in a document: the method Metrics (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ DEVICE_TIME = "wall time of inferences in the worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsCollector:
-    """Gathers the figures. `lease` and `gpu_faults` give theirs since the service started."""
+    """A collector of figures; `lease` and `gpu_faults` return theirs since the service started."""
 
     version: str
-    started: float  # Of time.monotonic
+    started: float  # Start of the service (time.monotonic)
     registry: Registry
     pool: EngineManager
     usage_log: UsageLog
@@ -54,7 +54,7 @@ class MetricsCollector:
     connections: Callable[[], int]
     lease: Callable[[], LeaseFigures]
     gpu_faults: Callable[[], FaultFigures]
-    root: Path = Path("/")  # Of the file system that has the sensors
+    root: Path = Path("/")  # Root of the file system with the sensors
 
     async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
         """Return the result of Metrics for a peer; raise InvalidArgument for an unknown format."""

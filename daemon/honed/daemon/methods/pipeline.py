@@ -1,4 +1,4 @@
-"""The one way of a request: prepared, through the features that its model uses, and to a worker."""
+"""Runs requests: prepares them, and passes them through the model's features to a worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_PREPARED: Final = 256  # Requests of a connection
 
 @dataclass(frozen=True, slots=True)
 class _Wrapped:
-    """What answers requests for a version of a model, as long as its manifest and compiled form are these."""
+    """The wrapped handler of a model's requests, valid while manifest and compiled file are these."""
 
     entry: ServedModel
     manifest: Manifest
@@ -49,9 +49,9 @@ class _Wrapped:
 
 
 class _PreparedRequest(NamedTuple):
-    """What requests have in common that differ in their data and `id`, and what was found out of it.
+    """A prepared request, shared by runs that differ in data and `id`, with values derived from it.
 
-    It is for a model of this `owner`, None for those of administrators.
+    `owner` is that of its model, None for administrators.
     """
 
     params: PrepareParams
@@ -61,7 +61,7 @@ class _PreparedRequest(NamedTuple):
 
 @dataclass(kw_only=True)
 class InferencePipeline:
-    """Answers inferences, until the service is `stopping`. `features` are those from the outside in."""
+    """The pipeline of inferences, until the service is `stopping`; the first of `features` is outermost."""
 
     limits: Limits
     registry: Registry
@@ -70,21 +70,21 @@ class InferencePipeline:
     usage_log: UsageLog
     features: Sequence[Feature] = ()
     stopping: bool = False
-    _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # By model
-    # By connection and number. No number is given twice, also by the next service: a client that takes one to
-    # another connection is told so.
+    _wrapped: dict[str, _Wrapped] = field(init=False, default_factory=dict)  # Handlers by model
+    # Prepared requests by connection and number. Numbers are unique, also across restarts, so that a number
+    # used on another connection is an error.
     _prepared: dict[int, dict[int, _PreparedRequest]] = field(init=False, default_factory=dict)
     _numbers: itertools.count[int] = field(
         init=False, default_factory=lambda: itertools.count(secrets.randbits(62))
     )
 
     def check_running(self) -> None:
-        """Raise Unavailable while the service stops."""
+        """Raise Unavailable if the service is stopping."""
         if self.stopping:
             raise service_stops()
 
     async def prepare(self, connection: Connection, params: PrepareParams) -> PrepareResult:
-        """Return the result of ModelPrepare; a new one takes the place of the connection's oldest."""
+        """Return the result of ModelPrepare; beyond MOST_PREPARED, the connection's oldest is evicted."""
         check_version(params.model_version)
         entry = self.registry.model(params.model_name)
         held = self._prepared.get(connection.number)
@@ -98,7 +98,7 @@ class InferencePipeline:
         return PrepareResult(number=number)
 
     def run(self, call: MethodCall, params: RunParams) -> Driven[Map]:
-        """Return the work for ModelRun; raise NotPrepared."""
+        """Return the work for ModelRun; raise NotPrepared for an unknown number."""
         prepared = self._prepared.get(call.connection.number, {}).get(params.number)
         if prepared is not None:
             entry = self.registry.find(prepared.params.model_name)
@@ -123,7 +123,7 @@ class InferencePipeline:
     ) -> Map:
         """Return the result of a request.
 
-        If the model is replaced while the request waits, the model answers that took its place.
+        If the model is replaced while the request waits, the new one answers.
         """
         begun = time.monotonic()
         with counted(self.registry.statistics(params.model_name)):
@@ -171,11 +171,11 @@ class InferencePipeline:
         return made
 
     def rewrap(self, model: str) -> None:
-        """Ask the features again whether they wrap a model."""
+        """Have the features wrap a model again at its next request."""
         self._wrapped.pop(model, None)
 
     async def _run(self, call: FeatureRequest) -> Map:
-        self.check_running()  # It may have waited in a sequence
+        self.check_running()  # The request may have waited in a sequence
         connection, runner = call.connection, call.runner()
         counted = self.leasing.request_started(call.entry.name, connection.peer.pid)
         try:
@@ -192,15 +192,15 @@ class InferencePipeline:
         return result
 
     def _ran(self, runner: ServedModel, plan: InferencePlan, ran: InferenceResult) -> None:
-        """Note that a request was answered."""
-        unfit = plan.needs_cpu_engine and runner.compiled is not None  # For what could be tuned
+        """Count the time of an answered request for the tuner."""
+        unfit = plan.needs_cpu_engine and runner.compiled is not None  # The compiled file did not run it
         if self.registry.find(runner.name) is not None and not runner.failover_reason and not unfit:
             self.usage_log.ran(runner.name, ran.infer_ns / 1e9)
 
     def plan(self, call: FeatureRequest, runner: ServedModel) -> InferencePlan:
-        """Check a request against what is to run it; raise InvalidArgument, NotFound, or Unavailable.
+        """Check a request against the model that runs it; raise InvalidArgument, NotFound, or Unavailable.
 
-        Of those that differ in their data alone the first is checked, and then the data.
+        The plan is cached for requests that differ only in their data, which is always checked.
         """
         compiled_only.check(runner, call.params)
         compiled, given = self.registry.interfaces(runner)
@@ -218,8 +218,8 @@ class InferencePipeline:
         return plan
 
 
-class counted:  # noqa: N801 - it stands in `with`, where a generator's frame takes twice as long
-    """Count one request around its work, and its failure if it raises."""
+class counted:  # noqa: N801 - used in `with`, where a generator takes twice as long
+    """A context that counts a request, and its failure if the body raises."""
 
     __slots__ = ("_begun", "_statistics")
 

@@ -1,4 +1,4 @@
-"""What is shown of models, of devices, and of where models are. No I/O but for users' names."""
+"""Reports models, devices and placement. No I/O except for users' names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from honed.protocol.results import DeviceIdentity, IndexedModel, ModelPlacement,
 from honed.protocol.service import DeviceStatus, QueueStatus
 
 _RESTING = DeviceIdentity(platform="ONNX Runtime", vendor="", name="CPU", driver_version="", kernel_driver="")
-# What `more` of `show` need not have.
+# Fields that `more` of `show` may lack.
 _OF_FEATURES: Final = ("variants", "sequence_state", "forms", "apps")
 
 
@@ -99,12 +99,12 @@ def indexed(entry: ServedModel, variants: int, pool: EngineManager, more: Mappin
 
 
 def servers_seen(pool: EngineManager, viewer: Viewer) -> list[EngineServer]:
-    """Return the device servers that a peer may see."""
+    """Return the engines that a peer may see."""
     return [each for each in pool.servers.values() if viewer.sees(each.engine.owner)]
 
 
 def queue_status(pool: EngineManager, viewer: Viewer) -> QueueStatus:
-    """Return how many requests of all devices wait and run, as far as `viewer` may see the devices."""
+    """Return the numbers of waiting and running requests on the devices that `viewer` may see."""
     queues = [server.queue() for server in servers_seen(pool, viewer)]
     return QueueStatus(
         waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)

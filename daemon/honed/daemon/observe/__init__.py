@@ -1,1 +1,1 @@
-"""What is remembered of requests and devices: times, shares, faults."""
+"""Records of requests and devices: times, shares, faults."""

@@ -1,4 +1,4 @@
-"""GPU faults in the kernel log, and whose each was: a worker's, a candidate's, or another process's."""
+"""Reads GPU faults from the kernel log, and attributes them: to a worker, a candidate or another process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOSE = {
 
 
 def kernel_log() -> KernelLog:
-    """Read the faults in the kernel log since the machine started, or why it cannot be read. Blocking."""
+    """Return the faults in the kernel log since the machine started, or why it cannot be read (blocking)."""
     from honed.machine.kernellog import open_reader
     from honed.protocol.errors import PermissionDenied, Unavailable
 
@@ -70,7 +70,7 @@ def listed(story: FaultIncident, time: float) -> KernelFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributedFault(KernelFault):
-    """A fault, and `whose` it was: one of WHOSE."""
+    """A fault attributed to `whose`, one of WHOSE."""
 
     whose: str
 
@@ -84,9 +84,9 @@ class EndedProcess(WorkerEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceProcesses:
-    """The service that answers: ids of its `workers`, and since when it runs, in seconds since 1970.
+    """The processes of the running service: ids of its `workers`, and its start in seconds since 1970.
 
-    `ended` are the latest of its processes that crashed or hung, the oldest first.
+    `ended` are its latest processes that crashed or hung, the oldest first.
     """
 
     workers: frozenset[int]
@@ -95,7 +95,7 @@ class ServiceProcesses:
 
 
 def ours(metrics: Metrics, status: Status) -> ServiceProcesses:
-    """Return which processes are the service's own, from what it says of itself."""
+    """Return the service's processes, from its metrics and status."""
     present = {device.worker.pid for device in status.devices}
     names = {device.name: device.spec or device.name for device in status.devices}
     ended = [
@@ -111,7 +111,7 @@ def ours(metrics: Metrics, status: Status) -> ServiceProcesses:
 
 
 def of_service(socket: str | None) -> ServiceProcesses | None:
-    """Ask the service which processes are its own; return None if it does not run or refuses this user."""
+    """Return the processes of the service; None if it does not run or refuses this user."""
     from honed.protocol.errors import PermissionDenied, Unavailable
     from honed.runtime.client import Client
 
@@ -125,17 +125,17 @@ def of_service(socket: str | None) -> ServiceProcesses | None:
 def blamed(
     log: KernelLog, service: ServiceProcesses | None, quarantined: Iterable[Quarantined] = ()
 ) -> tuple[AttributedFault, ...]:
-    """Return the faults of the kernel log, each with whose it was; `quarantined` is from the records."""
+    """Return the attributed faults of the kernel log; `quarantined` is from the records."""
     return tuple(
         AttributedFault(**asdict(fault), whose=whose(fault, service, quarantined)) for fault in log.faults
     )
 
 
 def whose(fault: KernelFault, service: ServiceProcesses | None, quarantined: Iterable[Quarantined]) -> str:
-    """Return whose a fault was, one of WHOSE.
+    """Return to whom a fault is attributed, one of WHOSE.
 
-    A process that is not known to be ours is another's only if it faulted while this service ran: an earlier
-    one had workers of its own.
+    An unknown process is another's only if it faulted while this service ran, because earlier services had
+    other workers.
     """
     if any(record in (each.story or "") for each in quarantined for record in fault.records):
         return CANDIDATE

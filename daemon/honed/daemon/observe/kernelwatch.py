@@ -1,7 +1,7 @@
 """Watches the kernel log for faults of the GPU while the service runs.
 
-What a fault costs is decided elsewhere, from the worker's own end: a record alone replaces nobody. This is a
-file of its own, since the tool, which uses `faults.py`, starts without asyncio.
+A fault in the log has no effect by itself: only the end of a worker does. This file is separate because the
+tool, which uses `faults.py`, starts without asyncio.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelWatch:
-    """Counts faults of GPUs and logs them; `workers` gives the processes that serve, or did lately."""
+    """A watcher that counts and logs faults of GPUs; `workers` returns present and recent workers."""
 
     def __init__(
         self, workers: Callable[[], Iterable[int]], opened: Callable[[], Reader] = open_reader
@@ -38,7 +38,7 @@ class KernelWatch:
         self._since = time.time()
 
     def figures(self) -> FaultFigures:
-        """Return the field `gpu_faults` of Metrics: faults since the service started, by whose they were."""
+        """Return the field `gpu_faults` of Metrics: attributed faults since the service started."""
         counts = {whose: self._counts[whose] for whose in (SERVICE, OTHER, UNKNOWN)}
         return FaultFigures(watched=not self._reason, reason=self._reason, counts=counts)
 
@@ -62,11 +62,11 @@ class KernelWatch:
         _log.warning("faults of the GPU are not seen by the service: %s", error)
 
     async def _follow(self, reader: Reader) -> None:
-        """Report each story of faults when its last record is old enough that no other belongs to it."""
+        """Report each group of faults when its last record is so old that no other can belong to it."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(reader.fileno(), readable.set)
         found: list[DatedFault] = []
-        ids: frozenset[int] = frozenset()  # Of the workers when their faults came: they may end at once
+        ids: frozenset[int] = frozenset()  # Workers at the time of the faults, as they may end at once
         try:
             while True:
                 with suppress(TimeoutError):
@@ -86,7 +86,7 @@ class KernelWatch:
             loop.remove_reader(reader.fileno())
 
     def _tell(self, story: FaultIncident, workers: frozenset[int]) -> None:
-        # Only records written since it was opened are read, so all are of this service's time.
+        # The reader starts at the end of the log, so all records are from this service's time.
         fault = listed(story, self._since)
         found = whose(fault, ServiceProcesses(workers=workers, since=self._since), ())
         self._counts[found] += 1
@@ -104,7 +104,7 @@ class KernelWatch:
 def _read(reader: Reader) -> list[DatedFault]:
     """Return new faults, without processes that the kernel killed because memory ran out.
 
-    Call it in a thread: a driver's patterns are compiled when its first record comes.
+    Call it in a thread: a driver's patterns are compiled at its first record.
     """
     found = [fault for record in reader.read() if (fault := seen(record)) is not None]
     return [each for each in found if each.fault.severity is not Severity.PROCESS_KILLED]

@@ -1,7 +1,7 @@
-"""What inferences of each model took over time: the curve that shows whether tuning helped.
+"""Records the latency of each model over time: the curve that shows whether tuning helped.
 
-A point is the median of one span of time under one version. Spans are ten seconds at first; where a model has
-more than POINTS, neighbours of one version are merged, so that a curve of any age stays small.
+A point is the median of a span of time under one version. Spans are ten seconds at first. Beyond POINTS,
+neighbours of one version are merged, so that an old curve stays small.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .statefile import StateFile, save_at_intervals
 
 SPAN_SECONDS = 10.0
 POINTS = 720
-_SAMPLES = 1000  # Of one span that its median is taken from
+_SAMPLES = 1000  # Maximum samples of a span for its median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """As they are kept, by model."""
+    """The stored curves by model."""
 
     models: dict[str, tuple[LatencyPoint, ...]]
 
@@ -34,31 +34,31 @@ class _Series:
     samples: list[float] = field(default_factory=list)
 
     def all(self) -> tuple[LatencyPoint, ...]:
-        """Return the points of the spans that have ended, and of the one that is open."""
+        """Return the points of the ended spans, and of the current one."""
         if not self.count:
             return tuple(self.points)
         us = sorted(self.samples)[len(self.samples) // 2]
         return (*self.points, LatencyPoint(time=self.began, version=self.version, count=self.count, us=us))
 
     def close(self) -> None:
-        """End the span that is open."""
+        """End the current span."""
         self.points = thinned(list(self.all()))
         self.count = 0
         self.samples.clear()
 
 
 class Latencies:
-    """The curves of all models."""
+    """The latency curves of all models."""
 
     def __init__(self, kept: Curves | None = None) -> None:
         models = kept.models if kept else {}
         self._series = {name: _Series(points=list(points)) for name, points in models.items()}
-        self.noted = 0  # Changes so far
+        self.noted = 0  # Number of changes
 
     def note(self, model: str, version: int, seconds: float, now: float) -> None:
         """Record that an inference took `seconds` in the worker.
 
-        `now` is in seconds since 1970, which may be set back.
+        `now` is in seconds since 1970; that clock may be set back.
         """
         self.noted += 1
         if (series := self._series.get(model)) is None:
@@ -72,7 +72,7 @@ class Latencies:
             series.samples.append(seconds * 1e6)
 
     def of(self, model: str) -> tuple[LatencyPoint, ...]:
-        """Return the points of a model, oldest first, with the span that is open."""
+        """Return the points of a model, oldest first, including the current span."""
         series = self._series.get(model)
         return series.all() if series is not None else ()
 
@@ -82,20 +82,20 @@ class Latencies:
         self._series.pop(model, None)
 
     def curves(self) -> Curves:
-        """Return everything that is known, to be kept."""
+        """Return all curves, to be stored."""
         return Curves(models={name: series.all() for name, series in self._series.items()})
 
 
 def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
     """Thin points out to at most POINTS.
 
-    In the older half, neighbours of one version merge; the oldest go where none are.
+    In the older half, neighbours of one version merge; otherwise the oldest are dropped.
     """
     if len(points) <= POINTS:
         return points
     half = len(points) // 2
     older: list[LatencyPoint] = []
-    waiting: LatencyPoint | None = None  # For a neighbour
+    waiting: LatencyPoint | None = None  # A point that may merge with the next
     for point in points[:half]:
         if waiting is not None and waiting.version == point.version:
             older.append(_merged(waiting, point))
@@ -116,7 +116,7 @@ def _merged(one: LatencyPoint, other: LatencyPoint) -> LatencyPoint:
 
 
 class Keeper:
-    """Keeps curves in a file, so that they outlast the service."""
+    """A keeper of curves in a file, which outlasts the service."""
 
     def __init__(self, path: Path) -> None:
         self._file = StateFile(path, Curves, "the latency curves")
@@ -128,7 +128,7 @@ class Keeper:
         await save_at_intervals(self.save)
 
     async def save(self) -> None:
-        """Write what changed since it was last written, if anything did."""
+        """Write the curves if they have changed since the last write."""
         noted = self.latencies.noted
         await self._file.save(self.latencies.curves() if noted != self._saved else None)
         self._saved = noted

@@ -1,4 +1,4 @@
-"""The document of `metrics` in the OpenMetrics text format, version 1.0.
+"""Formats the document of `metrics` in the OpenMetrics text format, version 1.0.
 
 The format: https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md
 """
@@ -19,7 +19,7 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One line: its value and labels; `suffix` is what its name has beyond the family's."""
+    """A line of a family: value and labels; `suffix` is appended to the family's name."""
 
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class MetricSample:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric: its name ends in its unit where it has one."""
+    """A metric family; its name ends in its unit, if it has one."""
 
     kind: Literal["counter", "gauge", "summary", "histogram", "info"]
     name: str
-    about: str  # Its HELP
+    about: str  # The HELP text
     samples: Callable[[Metrics], Iterable[MetricSample]]
     unit: str = ""
 

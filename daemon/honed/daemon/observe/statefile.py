@@ -1,4 +1,4 @@
-"""A value that the service keeps in a JSON file over restarts: usage, latency curves, shares of apps."""
+"""Stores values of the service in JSON files over restarts: usage, latency curves, quotas of apps."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from honed.machine.files import put_aside, read_regular, replacing
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
 
-SAVE_SECONDS = 60.0  # Between two writes: a crash loses no more than this
+SAVE_SECONDS = 60.0  # Interval of writes: a crash loses no more than this
 _MAX_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class StateFile(Generic[T]):
-    """The file of one value, a dataclass of `kind`; it is written whole or not at all.
+    """The file of a value, a dataclass of `kind`; it is replaced atomically.
 
     `what` names the value in the log. `none_omitted` as in `strict.from_plain`.
     """
@@ -31,13 +31,13 @@ class StateFile(Generic[T]):
         self._kind = kind
         self._what = what
         self._none_omitted = none_omitted
-        self._saved = b""  # What the file holds
-        self._unsaved = b""  # What could not be written
+        self._saved = b""  # Contents of the file
+        self._unsaved = b""  # Contents that could not be written
 
     def read(self, check: Callable[[T], None] = lambda value: None) -> T | None:
-        """Return what the file holds, or None where there is no file, or none that can be read.
+        """Return the value in the file, or None if there is no file, or it is unreadable.
 
-        That one is set aside and reported in the log. `check` raises ValueError for values that cannot be.
+        An unreadable file is set aside and logged. `check` raises ValueError for impossible values.
         """
         try:
             data = read_regular(self._path, _MAX_BYTES)
@@ -47,20 +47,24 @@ class StateFile(Generic[T]):
             check(value)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:  # No file, not JSON, not UTF-8, or not ours
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ) as error:  # Unreadable, or another format
             _log.error("%s is lost (%s); %s", self._what, error, put_aside(self._path))
             return None
         self._saved = data
         return value
 
     async def save(self, value: T | None) -> None:
-        """Write the value if it changed; with None, write what could not be written before."""
+        """Write the value if it changed; with None, retry a failed write."""
         data = self._encoded(value)
         if data is not None:
             await in_thread(self._write, data)
 
     def write(self, value: T | None) -> None:
-        """Do what `save` does, in this thread."""
+        """Write as `save` does, in this thread."""
         data = self._encoded(value)
         if data is not None:
             self._write(data)

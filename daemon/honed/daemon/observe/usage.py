@@ -1,6 +1,6 @@
-"""How long each model ran, in which shapes and sizes it was asked for: counts that decay, kept in a file.
+"""Records how long each model ran, and its requested shapes and sizes, as decaying counts in a file.
 
-What was added t seconds ago counts 2^(-t / h) of what it was, by a half-life h.
+An amount added t seconds ago counts 2^(-t / h) of its value, with a half-life h.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from honed.protocol.service import TimeSpent
 
 from .statefile import StateFile, save_at_intervals
 
-MOST = 256  # Things of one model that are counted: the one that counts least goes
-MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known still ranks
+MOST = 256  # Maximum shapes or sizes counted for a model; the smallest count is evicted
+MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: after any jump of the clock, the ranking remains
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -30,13 +30,13 @@ _DAY = 86_400.0
 
 @dataclass(slots=True)
 class DecayedUsage:
-    """A decaying amount of seconds, as it was at the moment `at` of a clock that the caller reads."""
+    """A decaying amount of seconds, as of the time `at` of the caller's clock."""
 
     seconds: float = 0.0
     at: float = 0.0
 
     def value(self, now: float, half_life: float) -> float:
-        """Return the seconds that are left after decay; a clock that went back does not make them grow."""
+        """Return the seconds after decay; they do not grow if the clock is set back."""
         return self.seconds * decay(now - self.at, half_life)
 
     def add(self, seconds: float, now: float, half_life: float) -> None:
@@ -45,39 +45,39 @@ class DecayedUsage:
         self.seconds += seconds
 
     def settle(self, now: float, half_life: float) -> None:
-        """Let it decay up to `now`; from here on another half-life may hold."""
+        """Apply the decay up to `now`, after which the half-life may change."""
         self.seconds, self.at = self.value(now, half_life), max(self.at, now)
 
 
 def decay(elapsed: float, half_life: float) -> float:
-    """Return the share left after `elapsed` seconds, in (0, 1]."""
+    """Return the share that remains after `elapsed` seconds, in (0, 1]."""
     return float(2.0 ** (-max(0.0, elapsed) / half_life))
 
 
 def away(saved: float, now: float, half_life: float) -> float:
     """Return the seconds of decay to count for a service that saved at `saved` and starts at `now`.
 
-    Both are of the wall clock. Boards without a battery for their clock start in 1970 or in the past, and
-    leap to the right time later: a span below zero counts as none, and a long one as `MAX_AWAY_HALF_LIVES`.
+    Both are of the wall clock. Boards without a clock battery start in 1970 or in the past, and are set to
+    the right time later: a negative span counts as 0, and a long one as `MAX_AWAY_HALF_LIVES`.
     """
     return min(max(0.0, now - saved), MAX_AWAY_HALF_LIVES * half_life)
 
 
 def shares(microseconds: dict[str, float]) -> dict[str, float]:
-    """Return the share of each task in the time of a profile; empty where nothing took time."""
+    """Return the share of each task in the time of a profile; empty if the time is 0."""
     whole = sum(microseconds.values())
     return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}
 
 
 def make_room(counted: dict[K, V], amount: Callable[[V], float]) -> None:
-    """Have room for one more: where there are MOST, the one of the smallest amount goes."""
+    """Evict the entry of the smallest amount if there are MOST."""
     if len(counted) >= MOST:
         del counted[min(counted, key=lambda key: amount(counted[key]))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeDemand:
-    """Shapes that a model is asked for, and why they cannot be compiled, or ""."""
+    """Requested shapes of a model, and why they could not be compiled, or ""."""
 
     name: str
     model: str
@@ -88,9 +88,9 @@ class ShapeDemand:
 
 @dataclass(slots=True, kw_only=True)
 class AskedShapes:
-    """Shapes of all inputs; `requests` decay.
+    """Requested shapes of all inputs; `requests` decay.
 
-    `failed` is why they could not be compiled, under what `under` says, or "".
+    `failed` is why they could not be compiled, or ""; `under` are the conditions of that.
     """
 
     shapes: Shapes
@@ -100,22 +100,22 @@ class AskedShapes:
 
 
 class ShapeRequests:
-    """What one model is asked for, by the name of the variant that it would be."""
+    """The requested shapes of a model, by the name of their variant."""
 
     def __init__(self, known: Mapping[str, AskedShapes] | None = None) -> None:
         self.known = dict(known or {})
 
     def ask(self, name: str, shapes: Shapes, count: float, now: float, half_life: float) -> None:
-        """Count requests."""
+        """Count requests in these shapes."""
         self._get(name, shapes, now, half_life).requests.add(count, now, half_life)
 
     def fail(self, name: str, shapes: Shapes, reason: str, under: str, now: float, half_life: float) -> None:
-        """Remember that they could not be compiled, and with what."""
+        """Record why the shapes could not be compiled, and under which conditions."""
         found = self._get(name, shapes, now, half_life)
         found.failed, found.under = reason, under
 
     def settle(self, now: float, half_life: float) -> None:
-        """Let every count decay up to `now`; from here on another half-life may hold."""
+        """Apply the decay of all counts up to `now`, after which the half-life may change."""
         for each in self.known.values():
             each.requests.settle(now, half_life)
 
@@ -128,13 +128,13 @@ class ShapeRequests:
 
 
 class SizeCounts:
-    """What one model's parts were met in. Counts decay."""
+    """The decaying counts of sizes that a model's partitions observed."""
 
     def __init__(self, known: Mapping[ObservedSizes, DecayedUsage] | None = None) -> None:
         self.known = dict(known or {})
 
     def add(self, sizes: Iterable[ObservedSizes], now: float, half_life: float) -> None:
-        """Count those of a request; what no form can be for, as nothing at all, is passed over."""
+        """Count the sizes of a request; skip those with a 0, which cannot be compiled."""
         for observed in sizes:
             if not all(observed.sizes):
                 continue
@@ -143,12 +143,12 @@ class SizeCounts:
             self.known.setdefault(observed, DecayedUsage()).add(1.0, now, half_life)
 
     def settle(self, now: float, half_life: float) -> None:
-        """Let every count decay up to `now`; from here on another half-life may hold."""
+        """Apply the decay of all counts up to `now`, after which the half-life may change."""
         for each in self.known.values():
             each.settle(now, half_life)
 
     def counts(self, now: float, half_life: float) -> dict[ObservedSizes, float]:
-        """Return how often each of the sizes was observed, weighted by what counts now."""
+        """Return the decayed count of each of the observed sizes."""
         return {observed: usage.value(now, half_life) for observed, usage in self.known.items()}
 
 
@@ -156,8 +156,8 @@ class SizeCounts:
 class UsageSettings:
     """The [usage] table.
 
-    half_life_days: after so long, time spent counts half when it is decided what to tune.
-    save_seconds: between two writes of the time spent; a crash loses no more than this.
+    half_life_days: time after which time spent counts half in the choice of what to tune.
+    save_seconds: interval of writes of the time spent; a crash loses no more than this.
     keep_inputs: whether workers keep, in memory, two of the last inputs of each model, to compare a faster
     version on them before it serves; without, versions are compared on inputs that came with the model.
     """
@@ -168,7 +168,7 @@ class UsageSettings:
 
     @property
     def half_life(self) -> float:
-        """In seconds."""
+        """The half-life in seconds."""
         return self.half_life_days * _DAY
 
 
@@ -191,14 +191,14 @@ class _SavedSizes:
 class _SavedModel:
     seconds: float
     shares: dict[str, float]
-    profiled: str | None  # Missing in files of before, as is what follows
+    profiled: str | None  # Missing in files of earlier versions, like the next fields
     asked: dict[str, _SavedShapes] | None = None
     met: tuple[_SavedSizes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """The file: seconds as they were when it was saved, at `saved` seconds since 1970."""
+    """The contents of the file; amounts are as of `saved`, in seconds since 1970."""
 
     format: int
     saved: float
@@ -208,14 +208,14 @@ class _Saved:
 @dataclass(slots=True)
 class _Model:
     usage: DecayedUsage = field(default_factory=DecayedUsage)
-    shares: dict[str, float] = field(default_factory=dict)  # Of its tasks, by its last profile
+    shares: dict[str, float] = field(default_factory=dict)  # Shares of its tasks in the last profile
     profiled: str = ""  # The SHA-256 of the compiled file that had that profile
     asked: ShapeRequests = field(default_factory=ShapeRequests)
     observed: SizeCounts = field(default_factory=SizeCounts)
 
 
 class UsageLog:
-    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met: what to tune.
+    """A log of use: seconds by model and task, and requests by shapes and by observed sizes.
 
     `clock` is monotonic, `wall` counts seconds since 1970.
     """
@@ -223,7 +223,7 @@ class UsageLog:
     def __init__(
         self, path: Path, settings: UsageSettings, *, clock: Callable[[], float], wall: Callable[[], float]
     ) -> None:
-        """Read what was kept; a file that is not readable is set aside and told in the log."""
+        """Initialise from the file; an unreadable file is set aside and logged."""
         self.settings = settings
         self._file = StateFile(path, _Saved, "how much models were used", none_omitted=True)
         self._clock = clock
@@ -234,11 +234,11 @@ class UsageLog:
         self._read()
 
     def ran(self, model: str, seconds: float) -> None:
-        """Record that a request kept the device busy for so many seconds."""
+        """Record that a request occupied the device for `seconds`."""
         self._used(model).usage.add(seconds, self._clock(), self.settings.half_life)
 
     def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
-        """Record by a profile how the time of a version divides among its tasks."""
+        """Record each task's share in the time of a version, from a profile."""
         times: dict[str, float] = {}
         for row in rows:
             times[row.task] = times.get(row.task, 0.0) + row.us
@@ -254,20 +254,20 @@ class UsageLog:
         self._used(model).observed.add(sizes, self._clock(), self.settings.half_life)
 
     def size_counts(self, model: str) -> dict[ObservedSizes, float]:
-        """Return how often a model's partitions had which sizes, weighted by what counts now."""
+        """Return the decayed counts of sizes that a model's partitions observed."""
         known = self._models.get(model)
         return known.observed.counts(self._clock(), self.settings.half_life) if known is not None else {}
 
     def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
         """Record that a model could not be compiled for these shapes.
 
-        `under` is what would have to change.
+        `under` are the conditions that would have to change.
         """
         asked = self._used(model).asked
         asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
 
     def wishes(self, model: str, under: str) -> list[ShapeDemand]:
-        """Return the shapes that a model was asked for.
+        """Return the requested shapes of a model.
 
         A failure counts only if it happened under the same conditions, `under`.
         """
@@ -289,12 +289,12 @@ class UsageLog:
         self._changed = self._models.pop(model, None) is not None or self._changed
 
     def keep_only(self, models: Iterable[str]) -> None:
-        """Forget all others."""
+        """Drop all models except `models`."""
         for name in set(self._models) - set(models):
             self.forget(name)
 
     def change(self, settings: UsageSettings) -> None:
-        """Apply these settings from now on; what was spent keeps its present value."""
+        """Apply new settings; present amounts keep their values."""
         now = self._clock()
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)
@@ -305,9 +305,9 @@ class UsageLog:
     def usage(self) -> dict[str, TimeSpent]:
         """Return the usage of each model.
 
-        That is `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks. Time of copies
-        and of partitions that the CPU engine runs is in no task. There are no tasks where no profile was
-        made. `profiled` is the SHA-256 of the compiled file that was profiled, or "".
+        That is the decayed `seconds`, and `tasks`, the seconds of each of its tuning tasks. Time of copies
+        and of CPU partitions is in no task. Without a profile there are no tasks. `profiled` is the SHA-256
+        of the compiled file that was profiled, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
         spent: dict[str, TimeSpent] = {}
@@ -322,15 +322,15 @@ class UsageLog:
         await save_at_intervals(self.save, lambda: self.settings.save_seconds)
 
     async def save(self) -> None:
-        """Write what changed since it was last written, if anything did."""
+        """Write the log if it has changed since the last write."""
         await self._file.save(self._snapshot())
 
     def write(self) -> None:
-        """Do what `save` does, in this thread."""
+        """Write as `save` does, in this thread."""
         self._file.write(self._snapshot())
 
     def _used(self, model: str) -> _Model:
-        """Return what is known of a model, for the caller to change."""
+        """Return a model's entry, created if needed, for the caller to change."""
         self._changed = True
         if (known := self._models.get(model)) is None:
             known = self._models[model] = _Model()
@@ -359,7 +359,7 @@ class UsageLog:
             )
             for name, model in sorted(self._models.items())
         }
-        self._saved_wall = max(self._saved_wall, self._wall())  # Never back: see `away`
+        self._saved_wall = max(self._saved_wall, self._wall())  # Monotonic: see `away`
         return _Saved(format=FORMAT, saved=self._saved_wall, models=models)
 
     def _read(self) -> None:

@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 def log_action(action: messages.Action) -> None:
-    """Log an action; one that only does something is not logged."""
+    """Log an action, if it is one of those that report something."""
     match action:
         case messages.AttemptFailed(model, attempt, why):
             _log.error("model %s: attempt %d failed: %s", model, attempt, why)

@@ -1,4 +1,4 @@
-"""The store as the service changes it: one change at a time."""
+"""Serialises the service's changes of the store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from honed.daemon.store.files import StoredFile
 from honed.daemon.store.store import Manifest, Store
 from honed.protocol.errors import HonedError
 
-_RETRY_SECONDS = 30.0  # After which what could not be stored is stored again
+_RETRY_SECONDS = 30.0  # Pause before a failed write is retried
 _log = logging.getLogger(__name__)
 
 
 class StoreWriter:
-    """Stores what `models` are. A caller that changes the store holds `turn` until the models follow."""
+    """A writer of manifests; callers hold `turn` from a change of the store until `models` agrees."""
 
     def __init__(self, store: Store, models: Registry) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class StoreWriter:
         self.turn = asyncio.Lock()
 
     async def commit(self, manifest: Manifest, staged: Sequence[tuple[StoredFile, Path]] = ()) -> None:
-        """Store a manifest and its new files; an error leaves none of it. The caller has the turn."""
+        """Store a manifest and its new files, or neither if that raises. The caller holds `turn`."""
         try:
             await in_thread(self._store.commit, manifest, staged)
         except HonedError:
@@ -35,20 +35,20 @@ class StoreWriter:
             raise
 
     async def sweep(self) -> None:
-        """Delete the files that no model needs any more."""
+        """Delete the files that no model needs."""
         await in_thread(self._store.sweep, self._models.manifests())
 
     async def rewrite(self, model: ServedModel) -> None:
-        """Store the present manifest of a model, if that is served."""
+        """Store the present manifest of a model, if that is served or suspended."""
         async with self.turn:
             if self._models.keeps(model):
                 await self.commit(model.manifest)
                 await self.sweep()
 
     async def persist(self, model: ServedModel) -> None:
-        """Store the manifest of a model, trying again until it is done.
+        """Store the manifest of a model, and retry until that succeeds.
 
-        So no start of the service brings a quarantined version back.
+        Otherwise a restart of the service could serve a quarantined version again.
         """
         while self._models.keeps(model):
             try:

@@ -1,4 +1,4 @@
-"""Requests that a verified compiled form alone may answer: apps have an ONNX Runtime of their own."""
+"""Checks requests that only a compiled file may answer: apps whose own ONNX Runtime runs the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from honed.protocol.params import PrepareParams
 
 
 def wants_compiled(params: PrepareParams) -> bool:
-    """Return whether only a verified compiled form may answer a request."""
+    """Return whether only a verified compiled file may answer a request."""
     return params.parameters is not None and bool(params.parameters.compiled)
 
 
 def answers(model: ServedModel, shapes: Shapes) -> bool:
-    """Return whether a model's compiled form answers inputs of these shapes now, on its own device."""
+    """Return whether a model's compiled file answers inputs of these shapes now, on its preferred engine."""
     if model.compiled is None or not (
         model.on_device and model.on_preferred_engine and model.state is State.READY
     ):
@@ -27,7 +27,7 @@ def answers(model: ServedModel, shapes: Shapes) -> bool:
 
 
 def check(model: ServedModel, params: PrepareParams) -> None:
-    """Raise NotCompiled for a request that wants a compiled form which this model does not have."""
+    """Raise NotCompiled if a request requires a compiled file and none answers it."""
     if wants_compiled(params) and not answers(model, {each.name: each.shape for each in params.inputs}):
         raise NotCompiled(
             f"no compiled form of {params.model_name!r} answers these shapes now; ModelForm says why"
@@ -35,9 +35,9 @@ def check(model: ServedModel, params: PrepareParams) -> None:
 
 
 def scalars(shapes: Shapes, interface: Interface | None) -> Shapes:
-    """Return shapes in which an input that the file has as a scalar is one; apps give [1], too.
+    """Return `shapes` with () for inputs of one element that are scalars in the file.
 
-    ONNX Runtime does not look at the shape that is given for a scalar. More elements than one are left.
+    Apps also send [1] for a scalar, because ONNX Runtime ignores the shape of scalars.
     """
     single = {each.name for each in interface.inputs if each.shape == ()} if interface is not None else set()
     if not single:
@@ -46,7 +46,7 @@ def scalars(shapes: Shapes, interface: Interface | None) -> Shapes:
 
 
 def with_scalars(params: PrepareParams, interface: Interface | None) -> PrepareParams:
-    """Return a request whose inputs have the shapes that `scalars` gives."""
+    """Return a request whose inputs have the shapes that `scalars` returns."""
     given = {each.name: each.shape for each in params.inputs}
     shapes = scalars(given, interface)
     if shapes == given:

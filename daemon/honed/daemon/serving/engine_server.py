@@ -1,4 +1,4 @@
-"""An engine that serves: its worker, and what is loaded into that."""
+"""Provides the service's side of an engine: its worker, and the loader of models into it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from honed.protocol.service import QueueStatus, WorkerStatus
 
 from .loader import Loader
 
-_ENGINE_MIB = 80  # The least of an engine's process beside its models
+_ENGINE_MIB = 80  # Minimum memory of an engine's process without models
 _ENDED_DRIVER = (
     "the device's driver failed twice while it loaded the model; try another precision, or update the driver"
 )
@@ -29,7 +29,7 @@ _ENDED_ONNX_RUNTIME = "the model ended ONNX Runtime's process twice while it was
 
 
 class EngineServer:
-    """Keeps a worker on a device, or for the CPU engine; `engine` is what the core knows of it."""
+    """The keeper of the worker of a device or a CPU engine; `engine` is its state in the core."""
 
     def __init__(
         self,
@@ -49,25 +49,25 @@ class EngineServer:
         self.loader = Loader(engine, limits, self.supervisor, models, store, cache_dir)
         self.running: asyncio.Task[None] | None = None
         self._with_worker: set[asyncio.Task[None]] = set()
-        self._turned = asyncio.Event()  # Set once the core knows of a worker that started or ended
+        self._turned = asyncio.Event()  # Set after each start and end of a worker was reported to the core
 
     @property
     def name(self) -> str:
-        """The device's as configured, "" for the best there is."""
+        """The name of the device as configured, "" for the best one, or of a CPU engine."""
         return self.engine.name
 
     @property
     def shown(self) -> str:
-        """The device for people: its full name once it was seen."""
+        """The device's name for messages: the full name once a worker reported it."""
         return self.engine.shown
 
     @property
     def ready(self) -> bool:
-        """Whether the engine has a worker that calls reach."""
+        """Return whether the engine has a worker that accepts calls."""
         return self.engine.phase is Phase.READY and self.supervisor.reachable
 
     async def run(self, tell: Callable[[WorkerReady | WorkerLost], None]) -> None:
-        """Keep a worker until cancelled, and tell of it; no process of the device is left then."""
+        """Keep a worker until cancelled, and pass its starts and ends to `tell`; no process is left then."""
 
         def turned(event: WorkerReady | WorkerLost) -> None:
             if isinstance(event, WorkerLost):
@@ -82,17 +82,17 @@ class EngineServer:
             await self.loader.builder.kill()
 
     async def wait_ready_unbounded(self) -> None:
-        """Return once there is a worker, however long that takes."""
+        """Wait until the engine is ready, without a limit."""
         while not self.ready:
             await self._turn()
 
     async def wait_ready_or_failed(self) -> None:
-        """Return once there is a worker, or none could be started."""
+        """Wait until the engine is ready or has failed."""
         while not self.ready and self.engine.phase is not Phase.FAILED:
             await self._turn()
 
     async def wait_ready(self, seconds: float) -> None:
-        """Return once there is a worker; raises Unavailable where none comes in time."""
+        """Wait until the engine is ready; raise Unavailable if it is not within `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wait_ready_or_failed()
@@ -108,7 +108,7 @@ class EngineServer:
         *,
         foreground: bool = True,
     ) -> LoadReport:
-        """Load and check a file in the engine's worker; a model of which two workers die is refused."""
+        """Load and verify a file in the engine's worker; raise ModelRefused if two workers crash on it."""
         for last in (False, True):
             await self.wait_ready(self._limits.load_seconds)
             try:
@@ -122,9 +122,9 @@ class EngineServer:
         raise AssertionError("the loop above returns or raises")
 
     def check_fits(self, nbytes: int) -> None:
-        """Raise ModelRefused for a model of so many bytes in memory that the engine's process cannot hold."""
+        """Raise ModelRefused if a model of `nbytes` in memory does not fit into the engine's process."""
         program, profile = self.supervisor.program, self.supervisor.profile
-        if profile is None or profile.limits.host_unified:  # Else the device has memory of its own
+        if profile is None or profile.limits.host_unified:  # A discrete device has memory of its own
             needs = _ENGINE_MIB + (nbytes >> 20)
             check_memory("loading it", needs, program.memory_mib, program.setting)
 
@@ -133,23 +133,23 @@ class EngineServer:
         await self._turned.wait()
 
     def with_worker(self, task: asyncio.Task[None]) -> None:
-        """Cancel it when the present worker ends, if not before."""
+        """Cancel a task when the present worker ends, unless it has ended before."""
         self._with_worker.add(task)
         task.add_done_callback(self._with_worker.discard)
 
     def drop_region(self, number: int) -> None:
-        """Have the worker unmap a region that nobody holds any more."""
+        """Have the worker unmap a region that has no holder any more."""
         if self.supervisor.forget(number):
             self.with_worker(asyncio.ensure_future(self.loader.tell(DropRegion(region=number))))
 
     @property
     def identity(self) -> DeviceIdentity | None:
-        """None before the device was seen."""
+        """The identity of the device; None until a worker reported it."""
         return self.supervisor.identity
 
     @property
     def peaks(self) -> DevicePeaks | None:
-        """The device's, as measured; None where they are not known."""
+        """The measured peaks of the device; None if they are not known."""
         profile = self.supervisor.profile
         return profile.peaks if profile else None
 
@@ -163,7 +163,7 @@ class EngineServer:
         )
 
     def queue(self) -> QueueStatus:
-        """Return how many requests wait and run."""
+        """Return the numbers of waiting and running requests."""
         return QueueStatus(waiting=len(self.engine.queue), running=len(self.engine.running))
 
     def _end_with_worker(self) -> None:
@@ -172,7 +172,7 @@ class EngineServer:
 
 
 def check_memory(doing: str, needs: int, most: int, setting: str) -> None:
-    """Raise ModelRefused where something needs more MiB of memory than a setting has, 0 for no limit."""
+    """Raise ModelRefused if something needs more MiB than `most`, the value of `setting`; 0: no limit."""
     if most and needs > most:
         raise ModelRefused(
             f"{doing} takes at least {needs:,} MiB of memory, more than the {most:,} MiB of {setting}; "

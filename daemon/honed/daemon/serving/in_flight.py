@@ -1,4 +1,4 @@
-"""Requests on their way: what each client waits for, its runs on the workers, and what is noted of them."""
+"""Tracks requests that are not answered yet: starts their runs on workers, and records their times."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from .engine_server import EngineServer
 from .plan import InferencePlan, ResponseInfo
 
 PROFILE_SECONDS = 600.0
-_LONG_SECONDS = 1.0  # Of a run, after which a CPU engine begins others beside it
-_LOOK_SECONDS = 0.005  # Between two looks at whether all is answered, when the service ends
+_LONG_SECONDS = 1.0  # Time after which a CPU engine begins other runs beside one
+_LOOK_SECONDS = 0.005  # Interval of checks whether all requests are answered, at shutdown
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingRequest(Generic[R]):
-    """What a request has workers do, and its answers so far.
+    """A request's call of a worker, and its answers so far.
 
-    `call` is for the key the model has when it runs; each of the `runs` is a turn of its own.
+    `call` takes the model's key at the time of the run. Each of the `runs` waits in the queue by itself.
     """
 
     call: Callable[[str], WorkerCall[R]]
@@ -56,19 +56,19 @@ class PendingRequest(Generic[R]):
     runs: int = 1
     answers: list[R] = field(default_factory=list)
     started: float = 0.0
-    model: ServedModel | None = None  # That ran it last
-    version: int = 0  # Of that
-    engine: str = ""  # That ran it last
-    needs_cpu_engine: bool = False  # In shapes, or with values, that only the CPU engine takes
+    model: ServedModel | None = None  # Model of the last run
+    version: int = 0  # Version of that model
+    engine: str = ""  # Engine of the last run
+    needs_cpu_engine: bool = False  # Compiled files do not accept its shapes or values
     empty: EmptyAxes = None
-    held: bool = False  # It needs state that lies in the worker
+    held: bool = False  # State that the request needs lies in the worker
     number: int = 0
-    # Called when it has its answers, or with an error; more than once where it is not ended then.
+    # Called when all answers have arrived, or with an error; more than once unless `end` is called then.
     on_end: Callable[[PendingRequest[R], HonedError | None], None] = lambda _, __: None
 
 
 class InFlightRequests:
-    """The requests that are not answered yet, by number: workers are asked for what clients want."""
+    """The requests that are not answered yet, by number, with their runs on workers."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class InFlightRequests:
         store: Store,
         latencies: Latencies,
     ) -> None:
-        """Initialise; `handle` takes events, `on_end` those by which a run of a worker ends."""
+        """Initialise; `handle` receives events, and `on_end` those that end a run."""
         self._handle = handle
         self._on_run = on_end
         self._limits = limits
@@ -90,7 +90,7 @@ class InFlightRequests:
         self._latencies = latencies
         self._work: dict[int, PendingRequest[Any]] = {}
         self._deadlines = DeadlineWatch(self._late)
-        self._calls: dict[int, tuple[str, int]] = {}  # Under way: engine and call, by request
+        self._calls: dict[int, tuple[str, int]] = {}  # Running calls: engine and call, by request
         self._long = DeadlineWatch(self._lasts)
         self._numbers = itertools.count(1)
 
@@ -103,9 +103,9 @@ class InFlightRequests:
         name: str,
         timeout: float,
     ) -> tuple[Map, InferenceResult]:
-        """Run an inference on data, whose `id` is `name`.
+        """Run an inference on data, with the `id` `name`.
 
-        Returns the result of ModelInfer, as it travels, and the worker's. Raises what went wrong.
+        Returns the result of ModelInfer, as a map to send, and the worker's result. Raises the run's error.
         """
         arrived = time.monotonic()
         work = PendingRequest(
@@ -120,7 +120,7 @@ class InFlightRequests:
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         if (
             not work.needs_cpu_engine and ran.manifest.decision.times is not None
-        ):  # Nothing else is compared with it
+        ):  # Other shapes would not be comparable with the times of the choice
             ms = answer.infer_ns / 1e6
             self._handle(messages.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         return plan.answer(answer, name, self.noted(model, work, answer, arrived)), answer
@@ -140,8 +140,8 @@ class InFlightRequests:
     ) -> tuple[R, PendingRequest[R]]:
         """Queue a call for a model as a request, and return the worker's answer and the ended request.
 
-        `open_shape`: it has shapes that only the CPU engine takes; `empty`: which of its inputs have sizes of
-        0, and on which axes; `held`: it needs state that lies in the worker, or leaves some there.
+        `open_shape`: only the CPU engine accepts its shapes; `empty`: its inputs with sizes of 0, and their
+        axes; `held`: it needs state that lies in the worker, or leaves some there.
         """
         regions_held = {region.number: region for region in regions}
         work = PendingRequest(
@@ -161,7 +161,7 @@ class InFlightRequests:
         answer: InferenceResult,
         arrived: float,
     ) -> ResponseInfo:
-        """Return what the client is told of a run, and record its times where times are kept."""
+        """Record the times of a run in the statistics, and return what the response reports of it."""
         ran = work.model or model
         now, queued = time.monotonic(), work.started - arrived
         served = ServedInference(
@@ -181,7 +181,7 @@ class InFlightRequests:
         return ResponseInfo(round(queued * 1e6), round(answer.infer_ns / 1000), kind, device)
 
     def _lower(self, model: ServedModel, said: str) -> None:
-        """Have a model run without optimisation from now on, because an optimised form does not run."""
+        """Have the CPU engine run a model without optimisation, because its optimised session failed."""
         key = model.manifest.source_key
         if (known := self._models.optimisation(key)) is None or known.level == LOWEST:
             return
@@ -196,7 +196,7 @@ class InFlightRequests:
         """Return the result of ModelProfile; raise its error. Other requests run between its runs."""
 
         def call(key: str) -> ProfileModel:
-            served = self._models.get(model.name)  # It may be another version when its turn comes
+            served = self._models.get(model.name)  # The model may have another version by the time of the run
             path = str(self._store.form(served.manifest, key))
             path = self._store.run_as(path, self._models.asked(key).half)
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
@@ -207,7 +207,7 @@ class InFlightRequests:
     async def _ask(
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
-        """Return the answers of the worker; raise DeadlineExceeded if none came within `timeout` seconds."""
+        """Return the answers of the worker; raise DeadlineExceeded after `timeout` seconds."""
         done = Ending()
         work.on_end = lambda _, error: done.end(error)
         self.begin(client, model, priority, timeout, work)
@@ -227,9 +227,9 @@ class InFlightRequests:
         timeout: float,
         work: PendingRequest[Any],
     ) -> None:
-        """Let a request wait for its turn; `work.told` may be called before this returns, or later.
+        """Enqueue a request; `work.on_end` may be called before this returns, or later.
 
-        A caller that is told, or no longer waits, calls `end`. Raises as `core.requests.asked`.
+        Then, or when it no longer waits, the caller calls `end`. Raises as `core.requests.request_arrived`.
         """
         now, work.number = time.monotonic(), next(self._numbers)
         ticket = Ticket(
@@ -254,7 +254,7 @@ class InFlightRequests:
             raise
 
     def end(self, work: PendingRequest[Any], *, failed: bool = False) -> None:
-        """Forget a request for which nobody waits any more; one that `failed` may wait or run still."""
+        """Forget a request that its caller no longer waits for; one that `failed` may still wait or run."""
         del self._work[work.number]
         self._deadlines.drop(work.number)
         self._release(work)
@@ -266,12 +266,12 @@ class InFlightRequests:
         self.refuse(number, DeadlineExceeded(f"the request's deadline passed {where}; allow more time"))
 
     def run(self, action: Run) -> Coroutine[Any, Any, None] | None:
-        """Run on a worker, and report the result; return the rest of the work, if a task must do it.
+        """Start a run on a worker; return a coroutine that starts it if regions must be mapped first.
 
-        It keeps what it needs although nobody may wait for it any more.
+        The run holds its regions even if the client gives up.
         """
         work, supervisor = self._work.get(action.ticket.number), self._servers[action.engine].supervisor
-        if work is None:  # It was given up when it was about to run
+        if work is None:  # The client gave up just before the run
             self._on_run(_cancelled(action))
             return None
         for region in work.regions:
@@ -287,7 +287,7 @@ class InFlightRequests:
                 supervisor = self._servers[action.engine].supervisor
                 await supervisor.map(region, self._limits.run_seconds)
         except NoWorker:
-            self._release(work)  # As in `_begin`
+            self._release(work)  # WorkerLost enqueues the request again
         except HonedError as error:
             self._release(work)
             self._on_run(_failed(action.engine, work.number, error))
@@ -295,7 +295,7 @@ class InFlightRequests:
             self._begin(action, work)
 
     def _begin(self, action: Run, work: PendingRequest[Any]) -> None:
-        if work.number not in self._work:  # It was given up meanwhile
+        if work.number not in self._work:  # The client gave up while regions were mapped
             self._release(work)
             self._on_run(_cancelled(action))
             return
@@ -311,11 +311,11 @@ class InFlightRequests:
             self._long.set(work.number, work.started + _LONG_SECONDS)
         try:
             number = supervisor.ask(call, on_end, seconds=self._limits.run_seconds)
-            if work.number in self._calls:  # It may have ended at once
+            if work.number in self._calls:  # The call may have ended at once
                 self._calls[work.number] = action.engine, number
         except NoWorker:
             self._over(work)
-            # WorkerLost comes, or has come, and lets the request wait again.
+            # WorkerLost, sent before or after this, enqueues the request again.
             self._release(work)
             work.started = 0.0
         except HonedError as error:
@@ -333,7 +333,7 @@ class InFlightRequests:
         self._on_run(messages.RunLasts(engine, number))
 
     def end_run(self, action: EndRun) -> None:
-        """Have the worker end a run for which nobody waits any more."""
+        """Have the worker end a run that its client abandoned."""
         engine, call = self._calls.get(action.request, ("", 0))
         if engine == action.engine:
             self._servers[engine].supervisor.end_call(call)
@@ -352,7 +352,7 @@ class InFlightRequests:
                 raise answer
             work.answers.append(taken(call, answer))
         except NoWorker:
-            work.started = 0.0  # WorkerLost lets the request wait again
+            work.started = 0.0  # WorkerLost enqueues the request again
         except HonedError as error:
             self._on_run(_failed(engine, work.number, error))
         except strict.SchemaError as error:
@@ -363,29 +363,29 @@ class InFlightRequests:
             self._on_run(messages.RunSucceeded(engine, work.number, more=len(work.answers) < work.runs))
 
     def answer(self, request: int) -> None:
-        """Give a request what its runs brought."""
+        """Complete a request with the results of its runs."""
         if (work := self._work.get(request)) is not None:
             work.on_end(work, None)
 
     def refuse(self, request: int, error: HonedError) -> None:
-        """Tell a request why it is not served."""
+        """Fail a request with an error."""
         if (work := self._work.get(request)) is not None:
             work.on_end(work, error)
 
     def release(self, region: HeldRegion) -> None:
-        """Let go of a region; with its last holder gone the workers unmap it."""
+        """Release a region; when the last holder has released it, the workers unmap it."""
         if region.release():
             for server in self._servers.values():
                 server.drop_region(region.number)
 
     async def answered(self, seconds: float) -> None:
-        """Return once every request was answered, or after so long."""
+        """Wait until all requests are answered, at most `seconds`."""
         end = time.monotonic() + seconds
         while self._work and time.monotonic() < end:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def taken_all(self) -> None:
-        """Return once those who waited have taken their answers."""
+        """Wait until the callers of all requests have received their answers."""
         while self._work:
             await asyncio.sleep(0)
 
@@ -400,10 +400,10 @@ def _cancelled(action: Run) -> messages.Event:
 
 
 def _failed(engine: str, request: int, error: HonedError) -> messages.Event:
-    short = isinstance(error, OutOfMemory) and is_cpu(engine)  # Which leaves its process as it was
+    short = isinstance(error, OutOfMemory) and is_cpu(engine)  # A failed allocation leaves the process intact
     if isinstance(error, WorkerDied | DeviceError) and not short:
         return messages.WorkerFailed(engine, request, str(error), device=isinstance(error, DeviceError))
-    # Its traceback would keep the frame it was caught in, with the data.
+    # The error's traceback would keep the frame it was caught in alive, with the data.
     return messages.RequestRejected(engine, request, error.with_traceback(None))
 
 

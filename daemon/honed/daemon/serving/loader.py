@@ -46,32 +46,32 @@ from honed.runtime.comparison import MOST
 
 from .trial import PairedTrial, PairedTrialResult
 
-# ---- Which files a device has answered rightly for, remembered over restarts of the service ----
+# ---- The cache of files verified on a device, which outlasts restarts of the service ----
 #
-# A file that is known serves after its first probe, as a restart must not take long; the others follow then.
-# What is remembered counts for the same device, driver and honed only. It is one empty file for each, so that
-# all can be lost at any time, at the cost of a slower start.
+# A cached file serves after its first probe, so that a restart is fast; the other probes follow then.
+# An entry is valid for the same device, driver and honed only. It is an empty marker file; if it is lost, the
+# start only takes longer.
 
 REMEMBERED = 500
 _log = logging.getLogger(__name__)
 
 
 class ProofCache:
-    """The files proven on one device; `key` is always a compiled file's SHA-256. Blocking I/O, but little."""
+    """A cache of the files verified on a device, by SHA-256. Its I/O blocks, but is little."""
 
     def __init__(self, cache_dir: Path, identity: DeviceIdentity) -> None:
         self._folder = cache_dir / "proven"
         self._device = repr((sorted(strict.to_plain(identity).items()), HONED_VERSION))
 
     def knows(self, key: str) -> bool:
-        """Return whether every probe of the file was answered correctly."""
+        """Return whether all probes of the file passed."""
         try:
             return self._marker(key).exists()
-        except OSError:  # A folder that cannot be looked into has nothing to tell
+        except OSError:  # An unreadable folder counts as empty
             return False
 
     def note(self, key: str) -> None:
-        """Note that every probe of the file was answered correctly."""
+        """Record that all probes of the file passed, and drop the oldest entries."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._marker(key).touch()
@@ -82,28 +82,25 @@ class ProofCache:
             _log.warning("that a model was verified cannot be remembered: %s", error)
 
     def forget(self, key: str) -> None:
-        """Forget that a file was verified, so that it is verified again.
-
-        Raises OSError where that cannot be written.
-        """
+        """Delete a file's entry, so that the file is verified again; raise OSError if that fails."""
         self._marker(key).unlink(missing_ok=True)
 
     def _marker(self, key: str) -> Path:
         return self._folder / hashlib.sha256(f"{key} {self._device}".encode()).hexdigest()
 
 
-# ---- Loads compiled files into one worker, and compares them with their proofs and with each other ----
+# ---- Loading files into a worker, verifying them with probes, and comparing them with each other ----
 
-# After each run that is not a request's, requests have the device to themselves for so many times as long.
+# Pause for requests after each other run: a multiple of the run's time, with a maximum.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
-_LOOK_SECONDS = 0.05  # Between two looks whether the engine is quiet
-LONGEST_OWN_MS = 500.0  # Of a run of a user's own model on a device, for which others wait
-OWN_ROUNDS = 7  # Pairs of runs by which one is timed
+_LOOK_SECONDS = 0.05  # Interval of checks whether the engine is quiet
+LONGEST_OWN_MS = 500.0  # Maximum run of a user's own model on a device, because others wait for it
+OWN_ROUNDS = 7  # Pairs of runs that time a user's own model
 _Ran = TypeVar("_Ran", CheckedProbe, ComparisonRun)
 
 
 class Loader:
-    """What is done with compiled files in the worker of `engine`, beside requests."""
+    """A loader of files into the worker of `engine`, which also verifies and times them beside requests."""
 
     def __init__(
         self,
@@ -114,7 +111,7 @@ class Loader:
         store: Store,
         cache_dir: Path,
     ) -> None:
-        """Initialise; `cache_dir` remembers which files were verified."""
+        """Initialise; `cache_dir` holds the cache of verified files."""
         self._models = models
         self.builder = BuildProcess(limits, cache_dir, supervisor)
         self.engine = engine
@@ -122,29 +119,29 @@ class Loader:
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
-        self._unloading: dict[str, asyncio.Event] = {}  # By key, while the worker forgets a file
-        self.comparing = asyncio.Lock()  # The worker knows one pair at a time
+        self._unloading: dict[str, asyncio.Event] = {}  # Files being unloaded, by key
+        self.comparing = asyncio.Lock()  # The worker keeps the state of one comparison at a time
 
     @property
     def pid(self) -> int:
-        """Of its process; 0: there is none."""
+        """The id of the worker's process; 0 if there is none."""
         return self._supervisor.pid
 
     async def load(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> LoadReport:
-        """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
+        """Build and verify a compiled file in the builder, then load it in the worker.
 
-        A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
-        wait for one probe at most. `foreground` and `progress` as in `BuildProcess.prove`. Raises
-        ModelRefused where an answer is wrong, DeviceError where the device cannot build or hold the model,
-        and WorkerDied where the worker, or the process that builds, died of it.
+        The builder is skipped if the file is in the cache. Requests run meanwhile, and wait for one probe at
+        most. `foreground` and `progress` are those of `BuildProcess.prove`. Raises ModelRefused if an output
+        is wrong, DeviceError if the device cannot build or hold the model, and WorkerDied if the worker or
+        the builder crashed.
         """
         await self._prove_in_subprocess(key, path, foreground=foreground, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: messages.Load) -> messages.Event | None:
-        """Have the worker load a model of the store; return the event that reports the result."""
+        """Load a stored model in the worker; return the resulting event, None if no worker runs."""
         key = action.model.key_on(self.engine.name)
         try:
             path = str(await in_thread(self._store.form, action.model.manifest, key))
@@ -152,12 +149,12 @@ class Loader:
             proof = await self._load(key, path, give_way=not action.awaited)
             await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
         except NoWorker:
-            return None  # It ended for another reason, and the next one loads the model
+            return None  # The worker ended for another reason; the next one loads the model
         except WorkerDied as error:
             if not isinstance(error, BuilderLost):
                 self._forget(
                     key
-                )  # This may have been its doing: it is proven apart before it is loaded again
+                )  # The file may be to blame: the builder verifies it before it is loaded again
             return messages.LoadCrashed(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
             short = isinstance(error, OutOfMemory)
@@ -167,7 +164,7 @@ class Loader:
         return messages.Loaded(action.deployment, key, proof)
 
     async def _warm_up(self, manifest: Manifest, key: str, proof: LoadReport, *, give_way: bool) -> None:
-        """Run a model as its settings say, before it serves; where that fails, say so and go on."""
+        """Warm a model up as its settings say; log a failure and continue, but raise WorkerDied."""
         settings = manifest.settings
         inputs = warm_up_inputs(manifest, proof.interface)
         if not settings.warm_up or not inputs:
@@ -185,12 +182,12 @@ class Loader:
             _log.info("model %s: warmed up by %d runs in %.2f s", manifest.name, settings.warm_up, took)
 
     async def prove(self, action: messages.VerifyProbe) -> messages.Event | None:
-        """Compare a model that serves already with one more of its probes; None where the worker ended."""
+        """Verify one more probe of a model that serves already; return None if the worker ended."""
         key = action.model.key_on(self.engine.name)
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerDied:
-            self._forget(key)  # This may have been its doing: the next worker proves it before it serves
+            self._forget(key)  # The file may be to blame: it is verified again before it serves
             return None
         except HonedError as error:
             self._forget(key)
@@ -198,10 +195,10 @@ class Loader:
         return messages.ProbePassed(action.deployment, outputs)
 
     async def judge(self, action: messages.CompareCanary, comparer: VersionComparer | None) -> messages.Event:
-        """Compare a successor with the version before on what clients sent since; None: by plain runs."""
+        """Compare a canary with the previous version on inputs of clients; `comparer` None: by plain runs."""
         model, before = action.model, action.before
         try:
-            # It is there already, unless the worker was started anew.
+            # The previous version is loaded already, unless the worker was restarted.
             await self.load(before.key, str(self._store.form(before.manifest, before.key)))
             compared = await (comparer or Loader.compare)(self, before.key, model.key, LOSS)
         except WorkerDied as error:
@@ -214,7 +211,7 @@ class Loader:
     async def _prove_in_subprocess(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
-        """Verify a file in a process of its own; return False if that was not needed."""
+        """Verify a file in the builder; return False if it is in the cache."""
         proofs = self._proofs()
         if proofs.knows(key):
             return False
@@ -223,9 +220,9 @@ class Loader:
         return True
 
     async def _load(self, key: str, path: str, *, give_way: bool) -> LoadReport:
-        """Have the worker load a compiled file that this device has proven before: its first probe is enough.
+        """Load a file in the worker and verify it: a cached one by its first probe, another by all.
 
-        One that requests may wait for does not `give_way` to others.
+        With `give_way` requests run between the probes; a load that requests wait for does without.
         """
         worker = self._supervisor.starts
         asked = self._models.asked(key)
@@ -248,9 +245,10 @@ class Loader:
         )
 
     async def try_session(self, key: str, path: str, asked: OrtSessionConfig) -> BuiltModel:
-        """Have the worker load a file, perhaps once more under another `key`; the CPU engine as `asked`.
+        """Load a file in the worker under `key`; `asked` configures the CPU engine's session.
 
-        It loads files beside its other calls, and would find one there that it is about to unload.
+        Waits until an unload of the same key has ended: the worker loads beside its other calls, and would
+        otherwise reuse the file that it is about to drop.
         """
         await self._supervisor.open()
         while (unloaded := self._unloading.get(key)) is not None:
@@ -259,9 +257,9 @@ class Loader:
         return await self._supervisor.call(build, seconds=self._limits.load_seconds)
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
-        """Run a probe, and return the worst of every output so far.
+        """Run a probe, and return the largest difference of each output so far.
 
-        Raises ModelRefused if an answer is wrong.
+        Raises ModelRefused if an output is wrong.
         """
         return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
@@ -276,9 +274,9 @@ class Loader:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
     async def compare(self, old: str, new: str, allowance: float, *, most: int = MOST) -> PairedTrialResult:
-        """Run two loaded files in turns, `most` pairs at most; inferences wait for one run at most.
+        """Run two loaded files in turns, at most `most` pairs; requests wait for one run at most.
 
-        Raises WorkerDied where the worker died of it.
+        Raises WorkerDied if the worker crashes.
         """
 
         async def run(which: int, turn: int) -> ComparisonRun:
@@ -288,7 +286,7 @@ class Loader:
             return await PairedTrial(partial(run, 0), partial(run, 1), allowance, most=most).run()
 
     async def time_cpu_run(self, key: str, compiled: Path, turn: int) -> ComparisonRun:
-        """Run a model of the CPU engine once, on inputs of the probes of its compiled form."""
+        """Run a model of the CPU engine once, on the probe inputs of its compiled file."""
         await self._quiet()
         return await self._careful(RunOnProbe(key=key, compiled=str(compiled), turn=turn))
 
@@ -309,9 +307,9 @@ class Loader:
         return (await self.compare(key, key, 1.0, most=runs)).first_us
 
     async def own_us(self, key: str) -> float:
-        """Return the microseconds of a run of a user's own model; raise ModelRefused where it is too long.
+        """Return the microseconds of a run of a user's own model.
 
-        Others would wait for it.
+        Raises ModelRefused above LONGEST_OWN_MS, because other users would wait for it.
         """
         us = await self.run_us(key, OWN_ROUNDS)
         if us > 1e3 * LONGEST_OWN_MS:
@@ -322,9 +320,9 @@ class Loader:
         return us
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
-        """Make a call that runs a model; if the device fails in it, kill the worker and raise WorkerDied.
+        """Make a call that runs a model; if the device fails, kill the worker and raise WorkerDied.
 
-        With `give_way` requests may run before the next call.
+        With `give_way`, pause afterwards so that requests may run.
         """
         begun = time.monotonic()
         answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
@@ -336,21 +334,21 @@ class Loader:
         return answer
 
     async def _give_way(self, taken: float) -> None:
-        """Let requests run, if there are any, so that a series of runs delays each of them by one at most."""
+        """Pause while requests run, so that a series of runs delays each request by one run at most."""
         end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
         while self.engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
     async def _quiet(self) -> None:
-        """Wait until no run that takes long would make another one seem slower, but not for ever."""
+        """Wait until no long run would distort a time measured now, for `run_seconds` at most."""
         end = time.monotonic() + self._limits.run_seconds
         while any(each.long for each in self.engine.running.values()) and time.monotonic() < end:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def step(self, call: WorkerCall[R]) -> R:
-        """Run a step of a made-up sequence, or move one, between requests.
+        """Make a call for a synthetic sequence between requests.
 
-        Kills the worker and raises WorkerDied where the device fails in it.
+        If the device fails, kills the worker and raises WorkerDied.
         """
         begun = time.monotonic()
         try:
@@ -364,7 +362,7 @@ class Loader:
         return answer
 
     async def unload(self, key: str) -> None:
-        """Have the worker forget a file; what loads it again waits for that."""
+        """Unload a file from the worker; `try_session` waits for that."""
         unloaded = self._unloading[key] = asyncio.Event()
         try:
             await self.tell(UnloadModel(key=key))
@@ -374,7 +372,7 @@ class Loader:
                 del self._unloading[key]
 
     async def tell(self, call: WorkerCall[Empty]) -> None:
-        """Make a call whose answer changes nothing; a worker that is gone has forgotten anyway."""
+        """Make a call whose result is not needed; ignore a worker that has ended, log a refusal."""
         try:
             await self._supervisor.call(call, seconds=self._limits.run_seconds)
         except WorkerDied:
@@ -383,19 +381,19 @@ class Loader:
             _log.warning("the worker refused %s: %s", call.method, error)
 
 
-# Compares two loaded versions of a model: with the device's loader, their keys and the allowance.
+# Compares two loaded versions of a model. Arguments: the device's loader, both keys and the allowance.
 VersionComparer = Callable[[Loader, str, str, float], Awaitable[PairedTrialResult]]
 
 
 def warm_up_inputs(manifest: Manifest, interface: Interface | None) -> tuple[InputSpec, ...]:
-    """Return the inputs on which a model runs before it serves; `interface` is that of the loaded form."""
+    """Return the inputs of warm-up runs; `interface` is that of the loaded file, None for no inputs."""
     if interface is None:
         return ()
     return made_up(interface.inputs, manifest.shapes | manifest.settings.warm_up_shapes)
 
 
 def made_up(tensors: tuple[TensorSpec, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[InputSpec, ...]:
-    """Return inputs in the given shapes for open ones, else with 1 for each open size."""
+    """Return inputs of zeros: in `shapes`, if one fits the tensor, else with 1 for each dynamic size."""
     return tuple(
         InputSpec(name=tensor.name, dtype=tensor.dtype, shape=_closed(tensor, shapes), place=None)
         for tensor in tensors

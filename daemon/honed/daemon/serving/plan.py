@@ -1,4 +1,4 @@
-"""Requests against a model: everything is checked here, before the worker sees it. No I/O."""
+"""Checks requests against a model before the worker receives them. No I/O."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from honed.protocol.strict import Map
 from honed.runtime.compiled.model import PartitionTensor, Tensor
 from honed.runtime.dtypes import STRING, dtype
 
-_LEAST_TEXT = 4  # Bytes of a string: its length
+_LEAST_TEXT = 4  # Minimum bytes of a string: its length
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRange:
-    """Bytes of a region."""
+    """A range of bytes in a region."""
 
     region: HeldRegion
     offset: int
     nbytes: int
 
     def part(self, offset: int, nbytes: int) -> RegionRange:
-        """Return a range of `nbytes` within this one, from `offset` of it on."""
+        """Return a range of `nbytes` within this one, from its byte `offset` on."""
         return RegionRange(self.region, self.offset + offset, nbytes)
 
     @property
     def place(self) -> RegionPlace:
-        """As requests say it."""
+        """The range as requests and responses encode it."""
         return RegionPlace(
             shared_memory_region=self.region.name,
             shared_memory_offset=self.offset,
@@ -62,9 +62,9 @@ class RegionRange:
         )
 
 
-@dataclass(slots=True)  # Frozen takes four times as long to make
+@dataclass(slots=True)  # Constructing a frozen one takes four times as long
 class ResponseInfo:
-    """Microseconds that a request waited and that its run took; what ran it: "gpu", "cpu" or "gpu+cpu"."""
+    """The microseconds that a request waited and ran, and its engine: "gpu", "cpu" or "gpu+cpu"."""
 
     queue_us: int
     compute_us: int
@@ -72,28 +72,28 @@ class ResponseInfo:
     device: str = ""
 
 
-@dataclass(kw_only=True, eq=False)  # No slots: what each request needs is found once
+@dataclass(kw_only=True, eq=False)  # Cached properties need a __dict__, so there are no slots
 class InferencePlan:
-    """A checked request but for its data and `id`: what the worker is to be given and to give back.
+    """A checked request without its data and `id`: the inputs and outputs of the worker's call.
 
-    One that is `needs_cpu_engine` is in shapes that only the CPU engine takes; inputs have the shapes given.
+    With `needs_cpu_engine` only the CPU engine accepts the shapes. Inputs have the shapes of the request.
     """
 
     model: str
     timeout: float  # Seconds
     priority: int
     finite: bool
-    keep: bool  # The worker may keep the inputs, to compare a successor on
+    keep: bool  # The worker may keep the inputs to compare a later version on
     inputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
     outputs: tuple[tuple[TensorSpec, RegionRange | None], ...]
-    room: RegionRange | None  # For outputs without a place
-    max_bytes: int  # Of outputs inside the answer
+    room: RegionRange | None  # Shared memory for outputs without a place of their own
+    max_bytes: int  # Limit of the outputs inside the response
     needs_cpu_engine: bool
     _answer: tuple[object, Map] = field(init=False, default=(None, {}))
 
     @functools.cached_property
     def empty(self) -> EmptyAxes:
-        """Where inputs have sizes of 0."""
+        """The inputs with sizes of 0, each with the axes of these sizes."""
         return tuple(
             (t.name, tuple(axis for axis, size in enumerate(t.shape) if not size))
             for t, _ in self.inputs
@@ -102,18 +102,18 @@ class InferencePlan:
 
     @functools.cached_property
     def regions(self) -> list[HeldRegion]:
-        """The regions it uses, each once."""
+        """The regions that the request uses, each once."""
         named = (*self.inputs, *self.outputs, (None, self.room))
         return list({place.region.number: place.region for _, place in named if place}.values())
 
     @functools.cached_property
     def _sizes(self) -> list[int | None]:
-        """Bytes of the data that each request brings; None for text, whose length it tells itself."""
+        """The bytes of each input sent with a request; None for text, which contains its length."""
         sent = [tensor for tensor, place in self.inputs if place is None]
         return [None if _is_text(tensor) else nbytes(tensor) for tensor in sent]
 
     def check_data(self, data: Sequence[Data]) -> None:
-        """Raise InvalidArgument for data of a request that are not of these inputs."""
+        """Raise InvalidArgument if the data of a request do not have the sizes of its inputs."""
         if [len(each) for each in data] == self._sizes:
             return
         sent = [tensor for tensor, place in self.inputs if place is None]
@@ -126,7 +126,7 @@ class InferencePlan:
             )
 
     def call(self, data: Sequence[Data], key: str) -> RunModel:
-        """Return the call for the worker that knows the model by `key`."""
+        """Return the worker's call for the model loaded under `key`."""
         return RunModel(key=key, form=self._packed, raw=tuple(data))
 
     @functools.cached_property
@@ -134,7 +134,7 @@ class InferencePlan:
         return self.form().packed()
 
     def form(self) -> RunTemplate:
-        """Return what the worker is given and gives back, without the data."""
+        """Return the worker's run template: the call without the data."""
         return RunTemplate(
             inputs=tuple(
                 InputSpec(name=t.name, dtype=t.dtype, shape=t.shape or (), place=_slice(place))
@@ -148,7 +148,7 @@ class InferencePlan:
         )
 
     def answer(self, ran: InferenceResult, name: str, answered: ResponseInfo) -> Map:
-        """Return the result of ModelInfer, as it travels, for a request whose `id` is `name`."""
+        """Return the result of ModelInfer, as a map to send, for a request with the `id` `name`."""
         like = (ran.shapes, ran.offsets, answered.engine, answered.device)
         if like != self._answer[0]:
             self._answer = like, strict.to_plain(self._result(ran, answered))
@@ -157,7 +157,7 @@ class InferencePlan:
         return {**usual, "id": name, "parameters": times, "raw_output_contents": list(ran.raw)}
 
     def _result(self, ran: InferenceResult, answered: ResponseInfo) -> InferResult:
-        """Return what the results of runs have in common that give outputs of the same shapes."""
+        """Return the result without times, `id` and data, shared by runs with the same output shapes."""
         return InferResult(
             model_name=self.model,
             model_version=VERSION,
@@ -192,7 +192,7 @@ class InferencePlan:
 
 
 def describe(tensor: Tensor | PartitionTensor | TensorSpec) -> TensorMetadata:
-    """Return a tensor as metadata shows it; any number of dimensions is shown as a single open one."""
+    """Return a tensor's metadata; an unknown rank is shown as a single dynamic dimension."""
     shape = (-1,) if tensor.shape is None else tensor.shape
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
 
@@ -206,11 +206,11 @@ def check(
     max_bytes: int,
     keep: bool,
 ) -> InferencePlan:
-    """Check a request but for its data, and return its plan; raise InvalidArgument or NotFound.
+    """Check a request without its data, and return its plan; raise InvalidArgument or NotFound.
 
-    `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
-    runs that; one of them at least is there. Raises AnswerTooLarge where the answer would hold more than
-    `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
+    `compiled` is the interface of the compiled file, `given` that of the ONNX file if the CPU engine can run
+    it; at least one is not None. Raises AnswerTooLarge if the response would hold more than `max_bytes`. With
+    `keep` the worker may keep the inputs for comparisons.
     """
     if in_sequence(params.parameters):
         raise _without_state(params)
@@ -253,10 +253,7 @@ def no_state(model: str) -> InvalidArgument:
 
 
 def in_sequence(options: InferOptions | None) -> bool:
-    """Return whether a request has a sequence_id.
-
-    Raises InvalidArgument where it begins or ends one without.
-    """
+    """Return whether a request has a sequence_id; raise InvalidArgument if it starts or ends none."""
     if options is None:
         return False
     if options.sequence_id not in (None, 0, ""):
@@ -269,7 +266,7 @@ def in_sequence(options: InferOptions | None) -> bool:
 def _without_state(params: PrepareParams) -> HonedError:
     """Return the error for a request in a sequence of a model that keeps no state.
 
-    A sequence that goes on may have begun before its model was replaced.
+    A sequence may have started before its model was replaced by one without state.
     """
     if params.parameters is None or params.parameters.sequence_start:
         return no_state(params.model_name)
@@ -280,14 +277,14 @@ def _without_state(params: PrepareParams) -> HonedError:
 
 
 def timeout_us(options: InferOptions | None) -> int:
-    """Return the microseconds until the answer is worthless; raise InvalidArgument if out of range."""
+    """Return a request's timeout in microseconds; raise InvalidArgument if out of range."""
     return checked_timeout(
         DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
     )
 
 
 def checked_timeout(timeout: int) -> int:
-    """Return microseconds that a request may take; raise InvalidArgument if out of range."""
+    """Return a timeout in microseconds unchanged; raise InvalidArgument if out of range."""
     if not 1 <= timeout <= MAX_TIMEOUT_US:
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
     return timeout
@@ -301,7 +298,7 @@ def _priority(options: InferOptions | None) -> int:
 
 
 def _fits(params: PrepareParams, compiled: Interface) -> bool:
-    """Return whether every input of the compiled form comes in the shape that it was compiled for."""
+    """Return whether all inputs have the shapes that the model was compiled for."""
     shapes = {tensor.name: tensor.shape for tensor in compiled.inputs}
     return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
 
@@ -324,7 +321,7 @@ def _inputs(
 
 
 def _check_names(known: dict[str, TensorSpec], names: list[str]) -> None:
-    """Raise InvalidArgument for inputs that are not those of the model, each once."""
+    """Raise InvalidArgument unless `names` are the model's inputs, each once."""
     for name in names:
         _named(known, name, "input")
     _check_once(names, "input")
@@ -380,7 +377,7 @@ def _check_content(tensor: TensorSpec, content: Data | None) -> None:
     if content is None:
         raise InvalidArgument(f"raw_input_contents has no data for input {tensor.name!r}; append it")
     if _is_text(tensor):
-        # How long each is, only what reads them knows; `strings.decode` tells what is wrong with them.
+        # The length of each string is known only to the reader; `strings.decode` reports malformed ones.
         if len(content) < _LEAST_TEXT * math.prod(tensor.shape or ()):
             raise InvalidArgument(
                 f"the data of input {tensor.name!r} is too short for its shape; write the length of each "
@@ -395,7 +392,7 @@ def _check_content(tensor: TensorSpec, content: Data | None) -> None:
 
 
 def nbytes(tensor: TensorSpec) -> int:
-    """Return the bytes of a tensor, whose sizes are known, as it travels."""
+    """Return the bytes of a tensor with static sizes in a message."""
     return nbytes_of(tensor, tensor.shape or ())
 
 
@@ -404,7 +401,7 @@ def _is_text(tensor: TensorSpec) -> bool:
 
 
 def nbytes_of(tensor: TensorSpec, shape: Sequence[int]) -> int:
-    """Return the bytes of a tensor in that shape."""
+    """Return the bytes of a tensor in `shape`."""
     return dtype(tensor.dtype).itemsize * math.prod(shape)
 
 

@@ -1,4 +1,4 @@
-"""The engines of the service at work: reports events to the core, and performs the actions it returns."""
+"""Manages the engines of the service: reports events to the core, and performs the actions it returns."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from .selection import choose, compare_again
 
 _log = logging.getLogger(__name__)
 
-USERS_NICENESS = 5  # Of users' CPU engines: what all use comes first
-_PASSED_SECONDS = 5.0  # Between two looks at what is not used any more
-_SETTLING_SECONDS = 15.0  # That a device which hangs may keep the next one waiting
+USERS_NICENESS = 5  # Niceness of users' CPU engines, so that the shared ones come first
+_PASSED_SECONDS = 5.0  # Interval of Tick events
+_SETTLING_SECONDS = 15.0  # Maximum wait for a device to start before the next one is started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """The configuration of engines; `user_mib` is of a user's CPU engine, `policy` serve.engine."""
+    """The configuration of engines; `user_mib` limits a user's CPU engine, `policy` is serve.engine."""
 
     service: Service
     limits: Limits
@@ -55,7 +55,7 @@ class EngineSettings:
 
 
 class EngineManager:
-    """Every device server of one service. `models` are those that they serve, to be looked at."""
+    """The manager of the service's engines and their requests; it only reads `models`."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class EngineManager:
         self.requests = InFlightRequests(
             self.handle, self._on_event, limits, self.servers, models, store, latencies
         )
-        self._doing: deque[messages.Action] = deque()  # What the machine wants done, in its order
+        self._doing: deque[messages.Action] = deque()  # Actions to perform, in the machine's order
         self._performing = False
-        # How a feature compares versions of a model, and then its engines, too; None: it does not.
+        # Returns a feature's comparison of a model's versions; None: plain runs compare versions and engines.
         self.version_comparer: Callable[[ServedModel], VersionComparer | None] = lambda _: None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False  # The workers go, and nothing more is done
+        self._closed = False  # Set at shutdown: events are ignored
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> EngineServer:
@@ -108,7 +108,7 @@ class EngineManager:
                 niceness=USERS_NICENESS if users else 0,
             )
             if engine.owner is not None:
-                # What others' files were proven to do is not known here: that would tell of them.
+                # A user's own cache: a shared one would reveal which files others have verified.
                 cache_dir = users_cache(cache_dir, engine.owner)
         else:
             parts = PartLimits(threads=cpu.threads, memory_mib=cpu.memory_mib)
@@ -119,11 +119,11 @@ class EngineManager:
 
     @property
     def cpu(self) -> EngineServer | None:
-        """The CPU engine; None where it is not installed."""
+        """The shared CPU engine; None if it is not installed."""
         return self.servers.get(CPU_ENGINE)
 
     def cpu_for(self, owner: int | None) -> EngineServer | None:
-        """Return the CPU engine for a user's own models; None where it is missing.
+        """Return the CPU engine for a user's own models; None if it is not installed.
 
         `owner` None stands for the models of administrators.
         """
@@ -132,7 +132,7 @@ class EngineManager:
         return self.servers[name] if name is not None else None
 
     def needed_cpu(self, owner: int | None) -> EngineServer:
-        """Return the CPU engine for a user's own models; raise Unavailable where it is missing.
+        """Return the CPU engine for a user's own models; raise Unavailable if it is not installed.
 
         `owner` None stands for the models of administrators.
         """
@@ -142,24 +142,24 @@ class EngineManager:
         return found
 
     def _make_servers(self) -> None:
-        """Make the servers of engines that the machine has added meanwhile."""
+        """Create servers for engines that the machine has added."""
         for name, engine in self._machine.engines.items():
             if name not in self.servers:
                 self.servers[name] = self._server(engine)
 
     @property
     def default(self) -> EngineServer:
-        """The one for models that are not placed elsewhere."""
+        """The engine of models that are not placed on another one."""
         return self.servers[self.placement.default]
 
-    # The machine, and what it wants done
+    # Events and actions of the machine
 
     def handle(self, event: messages.Event) -> None:
-        """Handle an event. Raises a HonedError where the event is refused, which changes nothing."""
+        """Pass an event to the machine, and perform its actions; raise HonedError if it is refused."""
         self._doing.extend(self._machine.handle(event, time.monotonic(), time.time()))
         if len(self.servers) < len(self._machine.engines):
             self._make_servers()
-        if self._performing:  # What is performed has led to this event: one after the other
+        if self._performing:  # The event comes from an action being performed; the loop below continues
             return
         self._performing = True
         try:
@@ -200,7 +200,7 @@ class EngineManager:
         action: messages.Load | messages.VerifyProbe | messages.Unload | messages.Kill,
         server: EngineServer,
     ) -> None:
-        """Perform an action that ends with the present worker at the latest."""
+        """Perform an action that is cancelled when the present worker ends."""
         match action:
             case messages.Load():
                 server.with_worker(self._begin(self._follow(server.loader.restore(action))))
@@ -216,16 +216,16 @@ class EngineManager:
             self._begin(work)
 
     def _on_event(self, event: messages.Event) -> None:
-        """Handle what a worker's answer amounts to, as a task would."""
+        """Handle the event that ends a run; an unexpected error ends the service, as one of a task does."""
         try:
             if not self._closed:
                 self.handle(event)
-        except Exception as error:  # noqa: BLE001 - what fails in a way nobody foresaw ends the service
+        except Exception as error:  # noqa: BLE001 - an unexpected error ends the service
             if not self._failure.done():
                 self._failure.set_exception(error)
 
     async def _follow(self, work: Coroutine[Any, Any, messages.Event | None]) -> None:
-        """Await something that ends in an event, and handle that."""
+        """Await work, and handle the event that it returns, if any."""
         event = await work
         if event is not None:
             self.handle(event)
@@ -243,10 +243,10 @@ class EngineManager:
             self._failure.set_exception(error)
 
     async def _inspected(self, model: ServedModel) -> messages.Event | None:
-        """Read the file of a version that was gone back to."""
+        """Read the compiled file of a version that serves again after a rollback."""
         try:
             read = await self._inspector.inspect(self._store.form(model.manifest, model.key))
-        except HonedError as error:  # The worker finds so, too, and says it of the model
+        except HonedError as error:  # The worker fails to load it, too, and the core handles that
             _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
             return None
         return messages.Inspected(model.number, read)
@@ -256,7 +256,7 @@ class EngineManager:
         return self.version_comparer(model) is None and comparable(self._machine, model)
 
     async def compared(self, model: ServedModel) -> messages.Event:
-        """Compare both engines once more; return the event that reports the result."""
+        """Compare both engines again; return the event that reports the result."""
         if self.version_comparer(model) is not None:
             return messages.EnginesNotCompared(model.number)
         device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
@@ -273,11 +273,11 @@ class EngineManager:
     # Device servers
 
     async def run(self) -> None:
-        """Keep a worker on each device until cancelled; they are gone when this returns."""
+        """Keep a worker on each device until cancelled; no worker is left when this returns."""
         try:
             for name in self.placement.names:
                 self._start(name)
-                # One after the other: where peaks are measured, they are not measured side by side.
+                # Devices start in sequence, so that peaks are not measured on two at a time.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.servers[name].wait_ready_or_failed(), _SETTLING_SECONDS)
                 server = self.servers[name]
@@ -296,7 +296,7 @@ class EngineManager:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tell_time(self) -> None:
-        """Report the time now and then, where something depends on it."""
+        """Send a Tick every few seconds if there is a CPU engine, which depends on it."""
         while self.cpu is not None:
             await asyncio.sleep(_PASSED_SECONDS)
             self.handle(messages.Tick())
@@ -314,7 +314,7 @@ class EngineManager:
     # Requests
 
     def wake(self, name: str) -> None:
-        """Have a variant that rests in service; nothing else is changed by it."""
+        """Put a suspended variant back into service; do nothing for other models."""
         variant = self._models.variant(name)
         if variant is None or not self._models.is_suspended(variant):
             return
@@ -338,64 +338,64 @@ class EngineManager:
         self._machine.limit_queues(self._limits.max_queue)
 
     async def drain(self, seconds: float) -> None:
-        """Let what is queued finish for so long, then answer the rest with Unavailable."""
+        """Wait up to `seconds` for requests to finish, then refuse the rest with Unavailable."""
         await self.requests.answered(seconds)
         self.handle(messages.Stopping())
         await self.requests.taken_all()
 
-    # Where models are
+    # Placement of models
 
     def of(self, model: ServedModel) -> EngineServer:
-        """Return the device server that serves a model now."""
+        """Return the engine that serves a model now."""
         return self.servers[model.engine]
 
     def device_of(self, model: ServedModel) -> EngineServer:
-        """Return the device server that has the model's compiled form."""
+        """Return the engine that runs a model's compiled file."""
         return self.servers[model.device]
 
     def check_at_home(self, model: ServedModel) -> None:
-        """Raise Unavailable where another device stands in for the model's own."""
+        """Raise Unavailable if the model has failed over to another engine."""
         if model.failover_reason:
             raise Unavailable(
                 f"{model.name} has its versions changed on its own device only; {model.failover_reason}"
             )
 
     def asked(self, model: str, device: str) -> list[EngineServer]:
-        """Return the device servers that a user's words mean: several for "fastest". Raises NotFound."""
+        """Return the engines that a user's `device` selects: several for "fastest". Raises NotFound."""
         known = {name: each.engine.spec for name, each in self.servers.items() if not each.engine.on_demand}
         return [self.servers[name] for name in self.placement.asked(model, device, known)]
 
     def home(self, model: str, device: str = "", why: str = "") -> EngineServer:
-        """Return where a model belongs that was added for `device`, "" for any."""
+        """Return the preferred engine of a model that was added for `device`, "" for any."""
         return self.servers[self.placement.home(model, device, why).device]
 
     @contextmanager
     def keeping(self, server: EngineServer, key: str) -> Iterator[None]:
-        """Have the worker keep a compiled file that no name stands for yet, while this lasts."""
+        """Pin a compiled file that no model has yet in a worker, within the context."""
         self.handle(messages.FileRetained(server.name, key))
         try:
             yield
         finally:
             self.handle(messages.FileReleased(server.name, key))
 
-    # What is shown
+    # Reports
 
     @property
     def ready(self) -> bool:
-        """Whether some device has a worker, and none that serves models is about to get one."""
+        """Return whether an engine has a worker, and no engine that serves models is starting."""
         engines = [server.engine for server in self.servers.values() if not server.engine.stops_when_unused]
         phases = {each.phase for each in engines if not each.on_demand or self._models.of(each.name)}
         return Phase.STARTING not in phases and any(each.phase is Phase.READY for each in engines)
 
     def waiting(self) -> Counter[str]:
-        """Return how many requests wait, by model."""
+        """Return the number of waiting requests by model."""
         total: Counter[str] = Counter()
         for server in self.servers.values():
             total.update(server.engine.queue.by_model())
         return total
 
     def workers(self) -> frozenset[int]:
-        """Return the ids of the processes that serve, and of the last ones that did."""
+        """Return the ids of all workers and builders, and of recently ended workers."""
         supervisors = [server.supervisor for server in self.servers.values()]
         ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}

@@ -1,4 +1,4 @@
-"""Which engine is to serve a model: its compiled form on the device, or the CPU engine."""
+"""Selects the engine that serves a model: the device with the compiled file, or the CPU engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal["gpu", "cpu"]
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine, and why."""
+    """A chosen engine and the reason."""
 
     engine: Kind
     why: str
@@ -29,10 +29,7 @@ class EngineChoice:
 
 
 def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
-    """Choose an engine by these times; a user's own model must not hold up a device for long.
-
-    `owner` is that user.
-    """
+    """Return the faster engine; for a user's own model (`owner`), the CPU if its runs would be long."""
     gpu, cpu = (f"{float(f'{ms:.3g}'):,g} ms" for ms in (times.gpu_ms, times.cpu_ms))
     measured = f"compiled {gpu}, ONNX Runtime {cpu}, measured in turns"
     if times.others_percent is not None:
@@ -49,7 +46,7 @@ def choose(times: EngineTimes, owner: int | None = None) -> EngineChoice:
 
 
 async def engines_timed(device: Loader, cpu: Loader, by_device: Runner, by_cpu: Runner) -> EngineTimes:
-    """Have a compiled form and the CPU engine take turns at the same work; raise what a turn raises."""
+    """Time the compiled file and the CPU engine in turns at the same work; raise what a turn raises."""
     same_cores = device.engine.on_processor
     allowed, processes = allowance(same_cores=same_cores), (device.pid, cpu.pid)
     result = await PairedTrial(by_cpu, by_device, allowed, processes).run()
@@ -65,10 +62,10 @@ async def engines_timed(device: Loader, cpu: Loader, by_device: Runner, by_cpu: 
 
 
 async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> EngineTimes:
-    """Run both in turns between requests, on the inputs that came with the compiled form.
+    """Time both engines in turns between requests, on the probe inputs of the compiled file.
 
-    `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
-    HonedError where they cannot be compared.
+    `key` identifies the compiled file loaded on the device, `source` the file that the CPU engine has loaded.
+    Raises a HonedError if they cannot be compared.
     """
     async with device.comparing:
         return await engines_timed(
@@ -79,10 +76,10 @@ async def measure(device: Loader, key: str, compiled: Path, cpu: Loader, source:
 async def compare(
     device: Loader, key: str, compiled: Path, cpu: Loader, source: str, owner: int | None = None
 ) -> EngineChoice:
-    """Return the engine that is to serve a new compiled form, of a model of this owner.
+    """Return the engine that is to serve a model of `owner` with a new compiled file.
 
-    If the two cannot be compared, that is the compiled form, which was verified; but for a user's own model
-    it is the CPU engine, since nobody knows how long the model would hold up the device.
+    If the two cannot be compared, that is the device, as the compiled file was verified. For a user's own
+    model it is the CPU engine, because it is not known how long a run would block the device.
     """
     try:
         return choose(await measure(device, key, compiled, cpu, source), owner)
@@ -97,9 +94,9 @@ async def compare(
 async def compare_again(
     device: EngineServer, cpu: EngineServer, manifest: Manifest, store: Store, seconds: float
 ) -> EngineTimes:
-    """Measure both engines again for a stored model, loaded where they are not; the caller keeps both.
+    """Time both engines again for a stored model, and load it where necessary; the caller pins both files.
 
-    Each engine may take `seconds` to be ready. Raises a HonedError where one cannot run the model.
+    Each engine may take `seconds` to be ready. Raises a HonedError if one cannot run the model.
     """
     for server, key in ((device, manifest.key), (cpu, manifest.source_key)):
         await server.wait_ready(seconds)

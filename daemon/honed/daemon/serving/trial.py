@@ -1,4 +1,4 @@
-"""A trial: two runners of the same work take turns until one is surely fast enough."""
+"""Provides the paired trial: two runners of the same work take turns until the comparison is decided."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from honed.daemon.idle.signals import OtherLoadMeter
 from honed.daemon.worker.calls import ComparisonRun
 from honed.runtime.comparison import MOST, PairedTiming
 
-_BUSY_PERCENT = 10.0  # Of all processors taken by other work, above which times are provisional
-_LOOK_SECONDS = 0.2  # At what others take of the processors; the kernel counts that in ticks of 10 ms
+_BUSY_PERCENT = 10.0  # Load of other programs, of all processors, above which times are provisional
+_LOOK_SECONDS = 0.2  # Minimum time over which the load is measured; the kernel counts ticks of 10 ms
 Runner = Callable[[int], Awaitable[ComparisonRun]]  # Runs a model on the inputs of a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedTrialResult:
-    """The times of two runners, and what the second one answered `wrong`, or "".
+    """The times of two runners, and what is `wrong` with the second one's outputs, or "".
 
-    Times are provisional where other programs took `others_percent` of the processors; None: they hold.
+    The times are provisional if other programs took `others_percent` of the processors; None: they are final.
     """
 
     runs: PairedTiming
@@ -40,9 +40,9 @@ class PairedTrialResult:
 
     @property
     def objection(self) -> str:
-        """Why the second runner, a new version of a model, cannot take the place of the first, or "".
+        """The reason why the second runner, a new version, cannot replace the first, or "".
 
-        With an allowance below 1 it must be faster; else it serves already, and must not be slower than that.
+        With an allowance below 1 it must be faster. Otherwise it serves already, and must not be slower.
         """
         if self.wrong:
             return f"its answers differ from those of the version before: {self.wrong}"
@@ -56,11 +56,11 @@ class PairedTrialResult:
 
 @dataclass(frozen=True, slots=True)
 class PairedTrial:
-    """Two runners of the same work; the second is fast enough at `allowed` times the time of the first.
+    """A trial of two runners; the second is fast enough at `allowed` times the time of the first.
 
-    They take `most` turns each at most, but as many as there are sets of inputs, and stop at the first wrong
-    answer. What programs beside `processes` take of the processors makes the times provisional; without
-    processes, as on a device of its own, nothing does.
+    Each takes at most `most` turns, but at least one for each set of inputs; the trial ends at the first
+    wrong output. Load by programs other than `processes` makes the times provisional. Without
+    `processes`, as on a device of its own, the load is not measured.
     """
 
     first: Runner
@@ -70,7 +70,7 @@ class PairedTrial:
     most: int = MOST
 
     async def run(self) -> PairedTrialResult:
-        """Take turns; raise what a runner raises."""
+        """Run the trial; raise what a runner raises."""
         others, since = None, time.monotonic()
         if self.processes:
             others = await in_thread(OtherLoadMeter, self.processes)

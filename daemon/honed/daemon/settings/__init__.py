@@ -1,1 +1,1 @@
-"""Sections of the configuration, limits, and where things are."""
+"""The configuration's tables, limits, and paths."""

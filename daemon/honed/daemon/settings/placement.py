@@ -1,4 +1,4 @@
-"""Which of the configured devices a model belongs to."""
+"""Decides which of the configured devices a model is placed on."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from honed.protocol.errors import InvalidArgument, NotFound
 
-FASTEST = "fastest"  # Instead of a device: the one that measures best
+FASTEST = "fastest"  # Selects the fastest device by measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementDecision:
-    """The device a model belongs to, by its configured name, and why."""
+    """The configured name of a model's device, and the reason."""
 
     device: str
     why: str
 
 
 class Placement:
-    """The [service] settings `device`, `devices` and `placement`. Names of devices count in either case.
+    """The placement by `device`, `devices` and `placement` of [service]; device names ignore case.
 
     `names` has the name of every device, as configured, the default first; "" is the best there is.
     """
@@ -37,9 +37,9 @@ class Placement:
         return self._names.get(device.casefold())
 
     def home(self, model: str, kept: str, why: str) -> PlacementDecision:
-        """Return where a model belongs; `kept` is the device it was added for, "" for none, `why` the reason.
+        """Return a model's device; `kept` is the one it was added for, "" for none, and `why` the reason.
 
-        The configuration comes first. A device that is not configured any more makes room for the default.
+        The configuration has priority. A device that is no longer configured is replaced by the default.
         """
         configured = self._by_model.get(model)
         if configured is not None:
@@ -56,11 +56,11 @@ class Placement:
         return PlacementDecision(device=found, why=why)
 
     def asked(self, model: str, device: str, known: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the configured names of the devices that a user asks for.
+        """Return the configured names of the devices that a user requests.
 
         The user gives a device by its name or a part of `known`, or all: FASTEST means all. `known` are the
-        full names, by configured name, of devices seen so far. Raises InvalidArgument where the configuration
-        places the model elsewhere, NotFound where none or several fit.
+        full names, by configured name, of devices seen so far. Raises InvalidArgument if the configuration
+        places the model elsewhere, NotFound if none or several fit.
         """
         found = self.names if device == FASTEST else (self._matching(device, known),)
         configured = self._by_model.get(model)

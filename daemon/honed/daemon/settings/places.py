@@ -1,4 +1,4 @@
-"""Where the service keeps things, and whether the compiler is installed."""
+"""Determines the folders of the service, and whether its optional packages are installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYSTEM_CONFIG = Path("/etc/honed/honed.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Absolute paths; none of them need exist. `socket` is None where the user has no folder for one."""
+    """The absolute paths of the service, which need not exist; `socket` is None without a folder for it."""
 
     socket: Path | None
     state_dir: Path  # Models and manifests: losing it loses models
@@ -27,12 +27,12 @@ class Places:
 
     @property
     def records(self) -> Path:
-        """What tuning has learned."""
+        """The path of the tuning records."""
         return records_in(self.state_dir)
 
     @property
     def system(self) -> bool:
-        """Whether these are the places of the system's service."""
+        """Return whether these are the paths of the system's service."""
         return self.state_dir == SYSTEM_STATE
 
 
@@ -42,7 +42,7 @@ def drop_in_dir(config: Path) -> Path:
 
 
 def records_in(state_dir: Path) -> Path:
-    """Return where the records of a service with this state folder are."""
+    """Return the path of the records of a service with this state folder."""
     return state_dir / "records.sqlite"
 
 
@@ -100,13 +100,13 @@ def _absolute(environ: Mapping[str, str], variable: str) -> Path | None:
 
 
 def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
-    """Return the first folder of the colon-separated list that systemd gives us in `variable`."""
+    """Return the first folder of the colon-separated list that systemd sets in `variable`."""
     first = environ.get(variable, "").split(":", 1)[0]
     return Path(first) if first.startswith("/") else None
 
 
 def users_cache(cache_dir: Path, owner: int) -> Path:
-    """Return the folder, apart from other users', for what can be made again of a user's own models."""
+    """Return a user's own cache folder, separate from other users'."""
     return cache_dir / "users" / str(owner)
 
 

@@ -1,4 +1,4 @@
-"""The settings of the configuration file: how a table is read, and those of most tables."""
+"""Defines settings of the configuration file, and most of its tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ENGINES: Final = ("fastest", "gpu", "cpu")
 USABLE: Final = f"use one of {', '.join((*ENGINES, ENGINE_NAMES['gpu'], ENGINE_NAMES['cpu']))}"
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # Few enough that no message keeps the event loop for long
-MAX_TEXT_BYTES = 262_144  # Of all str in a message; for the same reason
-# Children, and the memory of each where no setting bounds it.
+MAX_TEXT_BYTES = 262_144  # Limit of all str in a message, for the same reason
+# Limits of children, and of their memory if no setting limits it.
 INSPECTIONS, INSPECTION_MIB = 2, 512  # Compiled files being read at a time
 CHECKING_MIB = 2048  # A model that is checked while another is compiled
-OPTIMISED_MIB = 2048  # A model of which ONNX Runtime's optimisations are checked, in each of two processes
-RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # At a time
-HINTS_MIB = 256  # Of a file of hints; one of a hub has half of that
+OPTIMISED_MIB = 2048  # Limit of each of the two processes that check ONNX Runtime's optimisations
+RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # Simultaneous commands on the records
+HINTS_MIB = 256  # Limit of a file of hints; half of that for one of a hub
 DAEMON_MIB = 96  # The daemon itself, without messages
 
 
@@ -36,25 +36,25 @@ DAEMON_MIB = 96  # The daemon itself, without messages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShares:
-    """Defaults in MiB for a machine of that memory, with which what runs at a time takes 60 % at most.
+    """The default limits in MiB for a machine's memory, of which simultaneous processes take at most 60 %.
 
-    24 % are for making: compiling or tuning, which take turns. The rest is for serving: the daemon with its
-    messages, the worker, the CPU engine, and the engines of users. What lives for seconds, such as a process
-    that builds kernels, is not counted; the units' MemoryMax= bounds all together.
+    24 % are for compiling or tuning, which take turns. The rest is for serving: the daemon with its messages,
+    the worker, the CPU engine, and the engines of users. Processes that live for seconds, such as a builder,
+    are not counted; the units' MemoryMax= limits all together.
     """
 
     message: int
-    messages: int  # Of all users
+    messages: int  # Messages of all users
     worker: int  # The process that serves a device
     cpu: int  # The CPU engine
     app: int  # The CPU engine of one user
     users: int
-    variants: int  # Of the worker's
+    variants: int  # Variants, within the worker's limit
     compiler: int
     tuner: int
 
 
-MAKING_PERCENT = 24  # Of MEMORY_PERCENT
+MAKING_PERCENT = 24  # Share for compiling or tuning, within MEMORY_PERCENT
 
 
 def shares(mib: int) -> MemoryShares:
@@ -86,7 +86,7 @@ def own_shares() -> MemoryShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: its place, type, unit ("" for none), least value (of numbers), and when a change counts.
+    """A setting: its place, type, unit ("" for none), minimum (of numbers), and when a change takes effect.
 
     `effect` says when a running service that reads its files again uses a new value. `check` raises
     InvalidArgument with what to give instead for values that are wrong in another way.
@@ -102,7 +102,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """`limits.max_queue`."""
+        """The full name, such as `limits.max_queue`."""
         return f"{self.table}.{self.key}"
 
 
@@ -117,7 +117,7 @@ def setting(
 ) -> Any:
     """Return a field of a table; the arguments are those of `Setting`.
 
-    `share` says which of the shares of memory is the default.
+    `share` returns the default from the shares of memory.
     """
     metadata = {"unit": unit, "minimum": minimum, "effect": effect, "check": check}
     if share is not None:
@@ -165,7 +165,7 @@ class Service:
 
 
 def check_engine(name: str) -> None:
-    """Raise InvalidArgument for what is none of ENGINES."""
+    """Raise InvalidArgument unless the name is one of ENGINES."""
     if engine_word(name) not in ENGINES:
         raise InvalidArgument(USABLE)
 
@@ -174,14 +174,14 @@ def check_engine(name: str) -> None:
 class ServeSettings:
     """The [serve] table.
 
-    engine: which serves models that do not ask for one: "fastest", by comparison; "opencl" or "gpu",
+    engine: the engine of models that request none: "fastest", by comparison; "opencl" or "gpu",
     compiled forms only; "onnxruntime" or "cpu", the CPU engine wherever it can.
     """
 
     engine: str = setting("fastest", effect="restart", check=check_engine)
 
     def __post_init__(self) -> None:
-        """Take an engine by its name, too."""
+        """Convert the name of an engine to its kind."""
         object.__setattr__(self, "engine", engine_word(self.engine))
 
 
@@ -202,12 +202,12 @@ class CpuSettings:
 class HubSettings:
     """The [hub] table (docs/hub.md). The service uses `trials` alone: the network is honed-hub's.
 
-    url: where the hub is read; "": none is. push_url: where this machine's records go; "": the same.
-    owner: the key of the hub's owner, which may name others; "": nobody may.
-    keys: whose records are taken, by a name for each.
-    pull, push: whether honed-hub does so by itself. hold: it looks, and takes nothing.
-    hours: between two pulls.
-    trials: of one task that others' records may cost in a day.
+    url: address of the hub; "": none. push_url: address for this machine's records; "": the same.
+    owner: the key of the hub's owner, who may name other keys; "": none.
+    keys: keys whose records are accepted, by a name for each.
+    pull, push: whether honed-hub does so by itself. hold: it reads the hub, and accepts nothing.
+    hours: interval of pulls.
+    trials: trials of a task that others' records may cost in a day.
     """
 
     url: str = setting("")
@@ -223,16 +223,16 @@ class HubSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSettings:
-    """The [variants] table, of compiled forms for what models are asked for.
+    """The [variants] table: models compiled for further shapes and sizes.
 
     requests: after so many requests in the same shapes, which count less with time as [usage] says, a model
     gets a variant for these when the machine is idle.
     per_model: variants that are kept of a model, those asked for by hand among them; 0: none is made in idle
     time.
-    disk_mib: what the files of all variants may take, MiB.
+    disk_mib: files of all variants, MiB.
     sizes: sizes that a part whose sizes depend on the data is compiled for when the machine is idle, once it
     was met in some `requests` times; 0: none.
-    memory_mib: what the variants that are loaded may take of their devices, MiB.
+    memory_mib: device memory of all loaded variants, MiB.
     """
 
     requests: float = setting(20.0, minimum=1)
@@ -243,18 +243,18 @@ class VariantSettings:
 
     @property
     def disk_bytes(self) -> int:
-        """disk_mib in bytes."""
+        """The limit `disk_mib` in bytes."""
         return self.disk_mib << 20
 
     @property
     def memory_bytes(self) -> int:
-        """memory_mib in bytes."""
+        """The limit `memory_mib` in bytes."""
         return self.memory_mib << 20
 
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
-    """Bounds with their defaults; sizes in bytes unless the name says MiB, times in seconds.
+    """The [limits] table; sizes in bytes unless the name says MiB, times in seconds.
 
     The service has one instance, which changes when its configuration is read again: take a value from it
     when it is needed.
@@ -263,8 +263,8 @@ class Limits:
     max_user_connections: open connections of one user.
     max_unanswered: requests of one connection; it is not read further until one is answered.
     max_message_bytes: one message; larger tensors go through shared memory.
-    max_user_bytes: messages of one user that were not answered yet, and answers it has not taken.
-    max_all_bytes: the same of all users; beyond it who holds most loses a connection.
+    max_user_bytes: unanswered messages of one user, and its unread answers.
+    max_all_bytes: those of all users; beyond it the user that holds most loses a connection.
     message_seconds: from the first byte of a message to its last.
     write_seconds: without progress while a client does not read its answers.
     max_regions: shared-memory regions of one connection.
@@ -277,7 +277,7 @@ class Limits:
     max_jobs: models being added; they are compiled one after the other.
     compile_seconds: compiling one model.
     compile_memory_mib: memory of the compiler, MiB.
-    stop_seconds: finishing what is queued when the service is told to stop.
+    stop_seconds: finishing queued requests when the service stops.
     """
 
     max_connections: int = setting(256)
@@ -304,11 +304,11 @@ class Limits:
 
     @property
     def max_answer_bytes(self) -> int:
-        """The most bytes of one answer."""
+        """The maximum bytes of an answer."""
         return 2 * self.max_message_bytes
 
     def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int, apps_mib: int) -> int:
-        """Return how much memory what runs at a time takes at most, in MiB; `MemoryShares` says what counts.
+        """Return the maximum memory of simultaneous processes in MiB, counted as in `MemoryShares`.
 
         `tuner_mib` is tuner.memory_mib, `cpu_mib` cpu.memory_mib and `apps_mib` that of all users' engines.
         """
@@ -317,6 +317,6 @@ class Limits:
         return serving + max(self.compile_memory_mib, tuner_mib)
 
     def become(self, other: Limits) -> None:
-        """Take over every value of `other`."""
+        """Copy every value of `other`."""
         for each in dataclasses.fields(self):
             setattr(self, each.name, getattr(other, each.name))

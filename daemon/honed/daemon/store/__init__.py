@@ -1,1 +1,1 @@
-"""What lies on disk: models, their versions and interfaces, and the child that reads compiled files."""
+"""The store on disk: models, their versions and interfaces, and the child that reads compiled files."""

@@ -1,4 +1,4 @@
-"""What the service knows of a model's interface and of its compiled file."""
+"""Describes a model's interface and its compiled file, as far as the service uses them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from honed.runtime.dtypes import dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """An input or output. A size of -1 is open; `shape` None: any number of dimensions.
+    """An input or output. A size of -1 is dynamic; `shape` None: any number of dimensions.
 
-    `symbols` names the dimensions whose sizes are equal wherever the name is; "" where there is none.
+    `symbols` holds the name of each dimension, "" if it has none; dimensions of a name have equal sizes.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TensorSpec:
 
     @property
     def is_open(self) -> bool:
-        """Whether its shape is known only once it is there."""
+        """Return whether the shape is known only at run time."""
         return self.shape is None or -1 in self.shape
 
     def takes(self, shape: tuple[int, ...]) -> bool:
@@ -61,10 +61,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """Of one file, with what it says of its making.
+    """The interface of a file, with its opset and producer.
 
-    `state` are outputs, and the inputs they are given to next. Inputs that are `in_place` are caches with
-    room for new rows, which the model is told elsewhere where to write; None: an earlier version did not say.
+    `state` pairs outputs with the inputs that receive them next. Inputs that are `in_place` are caches with
+    room for new rows, whose position another input has; None: stored by an earlier version.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -75,13 +75,13 @@ class Interface:
     in_place: tuple[str, ...] | None = field(default=None, metadata=strict.ABSENT)
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: what is asked for with each request is made once
+@dataclass(frozen=True, kw_only=True)  # Cached properties need a __dict__, so there are no slots
 class CompiledFileInfo:
-    """A compiled file that is whole and keeps every rule of its format, without constants, sources and plan.
+    """A summary of a valid compiled file, without constants, sources and plan.
 
-    `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
-    notes. `outputs` are the model's; its steps make those `handed`, of which some may go on to the last of
-    its `parts`.
+    `schedules` is a SHA-256 over what the device runs; it is equal for files that differ only in dates and
+    notes. `outputs` are the model's. The steps produce the tensors `handed`, some of which may be inputs of
+    the tail, the last of `parts`.
     """
 
     source: SourceModel
@@ -105,27 +105,27 @@ class CompiledFileInfo:
 
     @property
     def may_assume_values(self) -> bool:
-        """Whether it may be wrong for values of its integer inputs that it does not name."""
+        """Return whether outputs may be wrong for values of integer inputs that no precondition covers."""
         return not self.names_values and any(tensor.dtype in ("int32", "int64") for tensor in self.inputs)
 
     @functools.cached_property
     def engine(self) -> str:
-        """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
+        """The kind that answers report: "gpu", or "gpu+cpu" if the CPU engine runs partitions."""
         return "gpu+cpu" if self.parts else "gpu"
 
     @property
     def device_bytes(self) -> int:
-        """What it takes of its device's memory."""
+        """The bytes of device memory that the file needs."""
         return self.constant_bytes + self.arena_bytes + self.prepared_bytes
 
     @functools.cached_property
     def interface(self) -> Interface:
-        """What it takes and gives; where it runs in parts, sizes of outputs may be open."""
+        """The interface; with CPU partitions, sizes of outputs may be dynamic."""
         return closed(self.inputs, self.outputs)
 
 
 def closed(inputs: Sequence[Tensor], outputs: Sequence[PartitionTensor]) -> Interface:
-    """Return the interface of a compiled form with these inputs and outputs."""
+    """Return the interface of a compiled file with these inputs and outputs."""
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
@@ -134,7 +134,7 @@ def _as_open(tensors: Sequence[Tensor | PartitionTensor]) -> tuple[TensorSpec, .
 
 
 def summarise(model: CompiledModel) -> CompiledFileInfo:
-    """Leave out what only a worker needs."""
+    """Return the summary of a compiled model, without what only a worker needs."""
     return strict.copy_fields(
         CompiledFileInfo,
         model,
@@ -155,7 +155,7 @@ def summarise(model: CompiledModel) -> CompiledFileInfo:
 
 
 def _parts(model: CompiledModel) -> tuple[PartitionInfo, ...]:
-    """Return the compiled part first, then those that the CPU engine runs; nothing if the model is whole."""
+    """Return the compiled partition, then those of the CPU engine; nothing without a partition table."""
     split = model.split
     if split is None:
         return ()
@@ -200,7 +200,7 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
 
 
 def _of_form(form: SizeSpecialisation) -> Iterator[ShownKernel]:
-    """Yield the kernels of a form, which no inference launches that does not have its sizes."""
+    """Yield the kernels of a specialisation, with 0 launches, as only inferences of its sizes run them."""
     sizes = "x".join(map(str, form.sizes))
     for kernel in _kernels(form.model):
         yield replace(kernel, name=f"{kernel.name} [part {form.part}, size {sizes}]", launches=0)

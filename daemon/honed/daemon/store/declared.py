@@ -1,4 +1,4 @@
-"""The interface that an ONNX file declares, read without its weights and without protobuf.
+"""Reads the interface that an ONNX file declares, without its weights and without protobuf.
 
 Field numbers are those of onnx.proto (ONNX 1.20). The file is untrusted; the inspector's process reads it.
 """
@@ -17,10 +17,10 @@ from . import state_pairs
 from .compiled import Interface, TensorSpec
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_BYTES = 10  # Of a varint
+_MOST_BYTES = 10  # Maximum length of a varint
 _TYPES = {each.number: each.name for each in CARRIED}
-_LETTERS = 80  # Of a producer's name
-_DEPTH = 32  # Of graphs in graphs
+_LETTERS = 80  # Limit of names in messages, and of the producer's
+_DEPTH = 32  # Maximum depth of nested graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,14 @@ class Declared:
 
 
 def declared(path: Path) -> Declared:
-    """Return what an ONNX file declares.
+    """Return the interface and data files of an ONNX file.
 
-    Raises ModelRefused where it is none, or takes or gives what is no tensor, and OSError.
+    Raises ModelRefused if it is not an ONNX file or has an input or output that is no tensor, and OSError.
     """
     with path.open("rb") as file:
         if not path.stat().st_size:
             raise _broken()
-        # Unmapped with the last view of it.
+        # The file is unmapped with the last view of it.
         return _model(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
@@ -110,9 +110,9 @@ def _ends(graph: memoryview) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, 
         elif number == 12:
             outputs.append(_tensor(_bytes(value)))
         elif number == 5:
-            # The name stands behind the dimensions, in front of the data where that is raw.
+            # The name follows the dimensions, and precedes the data if that is raw.
             initialised.update(_text(v) for n, v in _fields(_bytes(value)) if n == 8)
-        elif number == 15:  # A sparse one: its values have the name
+        elif number == 15:  # A sparse tensor, whose values have the name
             values = (_bytes(v) for n, v in _fields(_bytes(value)) if n == 1)
             initialised.update(_text(v) for each in values for n, v in _fields(each) if n == 8)
     return tuple(each for each in inputs if each.name not in initialised), tuple(outputs)

@@ -1,4 +1,4 @@
-"""Files that clients hand in: copied under their own names, checked and digested. Blocking I/O."""
+"""Receives clients' files: copies, checks and digests them. I/O blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAD_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file as it was given: `name` is the client's, the bytes are object `sha256`."""
+    """A stored file: `name` is the client's, and its bytes are the object `sha256`."""
 
     name: str
     sha256: str
@@ -31,8 +31,8 @@ class StoredFile:
 def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[StoredFile, Path]:
     """Copy a client's file into `folder` under its own relative name, synced.
 
-    `limit` in bytes. Raises InvalidArgument for what is no readable regular file, or a name that leads
-    out of the folder; ResourceExhausted where it is too large or the disk is full.
+    `limit` is in bytes. Raises InvalidArgument if it is no readable regular file, or its name leads out of
+    the folder; ResourceExhausted if it is too large or the disk is full.
     """
     path = folder / relative(name)
     status = os.fstat(descriptor)
@@ -59,7 +59,7 @@ def _make(path: Path, name: str) -> BinaryIO:
 
 
 def describe(path: Path, name: str) -> StoredFile:
-    """Return the stored form of a file of our own making, after syncing it."""
+    """Sync a file that the service created, and return its description."""
     with explained(path), path.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -67,7 +67,7 @@ def describe(path: Path, name: str) -> StoredFile:
 
 
 def relative(name: str) -> PurePosixPath:
-    """Return a client's name of a file, below some folder; raise InvalidArgument where it leads elsewhere."""
+    """Return a client's file name as a relative path; raise InvalidArgument if it leads out of a folder."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 1024:
         raise InvalidArgument(f"{name[:80]!r} is not a relative file name without '..'; rename the file")
@@ -92,7 +92,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
             return digest.hexdigest(), done
         done += len(chunk)
         if done > limit:
-            raise _too_large(name, limit)  # It grew meanwhile
+            raise _too_large(name, limit)  # The file has grown since it was checked
         digest.update(chunk)
         view = memoryview(chunk)
         while view:
@@ -101,7 +101,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise operating-system errors as sentences."""
+    """Convert operating-system errors to ResourceExhausted or PermissionDenied."""
     try:
         yield
     except HonedError:

@@ -1,4 +1,4 @@
-"""Has model files read by a child process (see `inspector`), and survives whatever they do to it."""
+"""Reads model files in a child process (see `inspector`), so that a malicious one cannot harm the service."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .compiled import CompiledFileInfo
 from .declared import Declared
 from .inspector import ANSWER, Inspect, InspectSource
 
-SECONDS = 120.0  # 2 GiB, from a slow card
-_ATTEMPTS = 2  # Where somebody ends the process
+SECONDS = 120.0  # Limit for a file: 2 GiB from a slow card
+_ATTEMPTS = 2  # Retries if the process is ended from outside
 
 
 class Inspector:
-    """Reads so many files at a time."""
+    """An inspector of model files, which reads a limited number at a time."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(INSPECTIONS)
 
     async def inspect(self, path: Path) -> CompiledFileInfo:
-        """Read a compiled file and check every byte of it; raise ModelFileError or NotFound."""
+        """Read and check a whole compiled file; raise ModelFileError or NotFound."""
         found: CompiledFileInfo = await self._one(Inspect(path=path))
         return found
 
     async def inspect_source(self, path: Path) -> Declared:
-        """Read what an ONNX file declares of itself; raise ModelFileError or ModelRefused."""
+        """Read the interface that an ONNX file declares; raise ModelFileError or ModelRefused."""
         found: Declared = await self._one(InspectSource(path=path))
         return found
 
@@ -49,10 +49,10 @@ class Inspector:
 async def inspect_all(
     paths: Sequence[Path], seconds: float = SECONDS
 ) -> AsyncIterator[tuple[Path, CompiledFileInfo | HonedError]]:
-    """Inspect several compiled files one after the other; yield each with what it says or what is wrong.
+    """Inspect several compiled files one after the other; yield each with its summary or error.
 
-    A file may take `seconds`. One that ends the child is at fault itself, unless somebody else ended it; the
-    others are read in the next child.
+    A file may take `seconds`. A file that crashes the child is to blame, unless the child was ended from
+    outside; the others are read in the next child.
     """
     at = 0
     async for found in _answered([Inspect(path=path) for path in paths], seconds):
@@ -72,7 +72,7 @@ async def _answered(calls: Sequence[Inspect | InspectSource], seconds: float) ->
 
 
 async def _one_child(calls: Sequence[Inspect | InspectSource], seconds: float) -> AsyncIterator[Any]:
-    """Yield answers for the first of `calls`, at least one."""
+    """Yield the answers of a child for the first of `calls`, at least one."""
     lost = Unavailable("the process that reads model files has ended")
     program, bounds = python("honed.daemon.store.inspector"), ResourceLimits(memory_mib=INSPECTION_MIB)
     taken: Any = aio.taken

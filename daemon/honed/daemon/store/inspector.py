@@ -1,9 +1,9 @@
-"""The child process that reads model files for the service, because they may come from anywhere.
+"""Reads untrusted model files for the service, in a child process.
 
 python -m honed.daemon.store.inspector FD
 
-A file can be made to take seconds and gigabytes to read, and a failing disk ends who has it mapped. Here
-every byte of a compiled file is verified, within limits, for each `Inspect` that comes on the socket FD.
+A malicious file may take seconds and gigabytes to read, and a failing disk kills the process that maps it.
+For each `Inspect` on the socket FD this process verifies every byte of a compiled file, within limits.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from honed.protocol.errors import HonedError, ModelFileError
 from .compiled import CompiledFileInfo, summarise
 from .declared import Declared, declared
 
-# 2 MiB and 200,000 values are some 20,000 kernels; reading more would hold up the service.
+# 2 MiB and 200,000 values hold about 20,000 kernels; decoding more would block the service.
 ANSWER = wire.FrameLimits(max_bytes=2 << 20, max_values=200_000, max_depth=8, max_text=1 << 16)
-_REASON = 1000  # Letters
+_REASON = 1000  # Maximum letters of an error
 T = TypeVar("T", CompiledFileInfo, Declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect(Call[CompiledFileInfo]):
-    """Read a compiled file."""
+    """Read and check a compiled file."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectSource(Call[Declared]):
-    """Read what an ONNX file declares that it takes and gives."""
+    """Read the interface that an ONNX file declares."""
 
     path: Path
 
 
 class InspectorServer(RpcServer):
-    """Answers within ANSWER."""
+    """A server of inspections, whose answers respect the limits ANSWER."""
 
     def _inspect(self, call: Inspect) -> CompiledFileInfo:
-        from honed.runtime.compiled import modelfile  # Which the service, that calls, does without
+        from honed.runtime.compiled import modelfile  # The service imports this module without it
 
         def read() -> CompiledFileInfo:
             with modelfile.read(call.path) as file:
@@ -58,7 +58,7 @@ class InspectorServer(RpcServer):
         return self._within_limits(call.path, lambda: declared(call.path))
 
     def _within_limits(self, path: Path, read: Callable[[], T]) -> T:
-        """Return what a file says; raise ModelFileError where that cannot be read or answered."""
+        """Return the result of `read`; raise ModelFileError if it fails or exceeds ANSWER."""
         try:
             found = read()
             answer = wire.Response(msgid=0, error=None, result=strict.to_plain(found))
@@ -74,7 +74,7 @@ class InspectorServer(RpcServer):
         return found
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return the error to answer; errors quote the file, and are cut."""
+        """Return the error to answer, shortened, because it may quote the file."""
         raised.args = (str(raised)[:_REASON], *raised.args[1:])
         return super().error_of(raised, method)
 

@@ -1,4 +1,4 @@
-"""What models, variants and users' own models are called, and who sees them."""
+"""Names models, variants and users' own models, and decides who sees them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from honed.protocol.params import LoadParams, RegionName, RegionParams, RunParam
 from honed.protocol.strict import Map
 
 MARK: Final = "@"
-STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z_]{{1,48}})?")  # What a stored name may be
-_LONGEST = 48  # Of the sizes as text
-Shapes = Mapping[str, tuple[int, ...]]  # By input
+STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z_]{{1,48}})?")  # Pattern of stored names
+_LONGEST = 48  # Maximum length of the sizes as text
+Shapes = Mapping[str, tuple[int, ...]]  # Shapes by input
 _OWN: Final = re.compile(r"own-[0-9a-f]{40}")
-NOBODYS: Final = f"own-{'0' * 40}"  # That no contents are known to have
+NOBODYS: Final = f"own-{'0' * 40}"  # A name that no known contents have
 _DEFAULTS: Final = UploadOptions(shapes={}, precision="auto", engine="fastest")
-_FIELDS: Final = ("model_name", "model", "name")  # Of parameters, that name a model
-# The last one makes one, whose name none may have.
+_FIELDS: Final = ("model_name", "model", "name")  # Fields of parameters that name a model
+# LoadParams names a new model; the others have a name of something else.
 _NO_MODELS: Final = (RegionName, RegionParams, LoadParams, RunParams)
 P = TypeVar("P")
 R = TypeVar("R")
 
 
 def model_of(name: str) -> str:
-    """Return the model that a name stands for: itself, or the one that it is a variant of."""
+    """Return the name of a variant's model; any other name unchanged."""
     return name.partition(MARK)[0]
 
 
@@ -43,9 +43,9 @@ def is_variant(name: str) -> bool:
 def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str:
     """Return the name of the variant of `model` for these shapes of all inputs.
 
-    Equal shapes always give the same name. It tells the open sizes in the order of the inputs, those of one
-    symbol once, unless these differ; all sizes where it is not known which are open; a digest where that is
-    too long.
+    Equal shapes always give the same name. It contains the dynamic sizes in the order of the inputs, those of
+    a symbol once unless they differ; all sizes if it is not known which are dynamic; a digest if that is too
+    long.
     """
     if interface is None:
         text = "_".join("x".join(map(str, sizes)) for _, sizes in sorted(shapes.items()))
@@ -57,11 +57,11 @@ def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str
 
 
 def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
-    """Return the open sizes, or None where they do not tell the shapes."""
+    """Return the dynamic sizes, or None if they do not determine the shapes."""
     sizes: list[int] = []
     different: list[int] = []
     named: dict[str, int] = {}
-    contradicts = False  # Which ONNX Runtime does not mind
+    contradicts = False  # ONNX Runtime accepts different sizes of a symbol
     for tensor in interface.inputs:
         given = shapes.get(tensor.name)
         if given is None or tensor.shape is None or len(tensor.shape) != len(given):
@@ -80,14 +80,14 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
 
 
 def own_name(user: int, params: UploadParams) -> str:
-    """Return the name of what a user (uid) brings; equal contents and options always give the same name.
+    """Return the name of an upload of a user (uid); equal contents and options always give the same name.
 
-    It reveals nothing of other users' models: names differ by user, though contents are the same. A file that
+    It reveals nothing of other users' models: names differ by user even for the same contents. A file that
     its app runs by itself is one model for all shapes.
     """
     options = params.parameters or _DEFAULTS
     shapes = {} if options.engine == "gpu" else options.shapes or {}
-    # What the model file is called changes nothing; external data is looked up by name.
+    # The name of the model file does not matter; external data is looked up by name.
     model, *data = zip(params.files, params.sha256, strict=True)
     said = (
         user,
@@ -107,23 +107,23 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """A peer, by its user; `all` is seen by root and the user whom the service runs as."""
+    """A peer that looks at models: a uid; `all` for root and the user of the service, who see every model."""
 
     user: int
     all: bool
 
     def sees(self, owner: int | None) -> bool:
-        """Return whether a model of this owner is there for the peer, None: of administrators."""
+        """Return whether the peer sees a model of `owner`, None: of administrators."""
         return self.all or owner is None or owner == self.user
 
     def veiled(self, text: str, own: frozenset[str]) -> str:
-        """Return a sentence for people that hides the names of users' own models, except those in `own`."""
+        """Return a text with the names of users' own models hidden, except those in `own`."""
         if self.all or "own-" not in text:
             return text
         return _OWN.sub(lambda m: m[0] if m[0] in own else "a model of a user", text)
 
     def veil(self, result: R, own: frozenset[str]) -> R:
-        """Return a part of a result with each of its texts as `veiled` returns it."""
+        """Return a part of a result with `veiled` applied to each text."""
         if self.all:
             return result
         plain = self._veiled_in(strict.to_plain(result), own)
@@ -143,7 +143,7 @@ EVERYTHING: Final = Viewer(user=0, all=True)
 
 
 def own_model_named(params: Any) -> tuple[str, str] | None:
-    """Return the field of a method's parameters that names a user's own model, and the name, or None."""
+    """Return the field of a method's parameters that names a user's own model, and that name; or None."""
     if isinstance(params, _NO_MODELS):
         return None
     for field in _FIELDS:

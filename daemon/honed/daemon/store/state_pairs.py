@@ -1,9 +1,8 @@
-"""Which outputs of a model are its state, and the inputs that they are to be given to next. No I/O.
+"""Determines which outputs of a model are its state, and the inputs that receive them next. No I/O.
 
-A model's user says so (`hone add --state OUT=IN`), or its file (metadata `honed.state`), or names and shapes
-do: an output whose name is an input's but for words like "out", "new" or "present", where one of the words
-says that it is state, and the type and shape fit. The keys and values of a decoder grow by a row for each
-token.
+The user declares them (`hone add --state OUT=IN`), or the file does (metadata `honed.state`). Otherwise an
+output is state if its type and shape fit an input, its name equals the input's apart from words like "out",
+"new" or "present", and a word of it means state. Keys and values of a decoder grow by a row for each token.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 @dataclass(frozen=True, slots=True)
 class StatePair:
-    """An output that is given to an input of the next request."""
+    """An output, and the input of the next request that receives it."""
 
     output: TensorSpec
     input: TensorSpec
@@ -39,8 +38,8 @@ class StatePair:
     def grows_on(self) -> int:
         """The axis on which keys or values of attention grow with each request; -1 for other state.
 
-        Its size has another name in the output than in the input, or neither has one; then it is not among
-        the first two axes, which may be a batch.
+        The size of this axis has different names in output and input. If it has no name, it is not one of the
+        first two axes, which may be a batch.
         """
         taken, given = self.input, self.output
         words = map(str.lower, _WORDS.findall(taken.name))
@@ -56,16 +55,16 @@ class StatePair:
 
 
 def pairs(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
-    """Return the state of a model, `named` as output: input, else as its file says, else by the rule.
+    """Return the state of a model: `named` (input by output), else what its file declares, else by the rule.
 
-    Raises InvalidArgument where names are wrong.
+    Raises InvalidArgument if names are wrong.
     """
     said = named or dict(interface.state)
     return checked(interface, said) if said else found(interface)
 
 
 def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, ...]:
-    """Return the pairs by name; raise InvalidArgument for those that cannot be."""
+    """Return the pairs `named`; raise InvalidArgument for impossible ones."""
     outputs = {tensor.name: tensor for tensor in interface.outputs}
     inputs = {tensor.name: tensor for tensor in interface.inputs}
     for output, given in named.items():
@@ -85,7 +84,7 @@ def checked(interface: Interface, named: Mapping[str, str]) -> tuple[StatePair, 
 
 
 def found(interface: Interface) -> tuple[StatePair, ...]:
-    """Return the pairs by the rule, as far as nothing else could be meant."""
+    """Return the pairs by the rule, except ambiguous ones."""
     fitting = [
         StatePair(output, given)
         for given in interface.inputs

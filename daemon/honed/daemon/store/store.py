@@ -1,15 +1,15 @@
-"""The models on disk: content-addressed objects, and one small checksummed manifest per name.
+"""Stores models on disk: content-addressed objects, and a small checksummed manifest for each name.
 
     objects/<sha256>      compiled files, and the sources they came from
-    models/<name>.json    what a name stands for; the model exists from the moment this is renamed here,
-                          as does a variant of it, whose name has the sizes: <name>@<sizes>
+    models/<name>.json    the manifest of a model, which exists once this file is renamed to its place, or of
+                          a variant, whose name contains the sizes: <name>@<sizes>
     staging/<random>/     work in progress; emptied at start
-    damaged/              what was found altered, set aside for people
-    chains/               chains of models that an earlier honed served; left alone
+    damaged/              damaged files, set aside for people
+    chains/               chains of models that an earlier honed served; not changed
 
-Manifests say their format, so that a honed older than they are leaves them alone. Each file is written
-beside its place, synced, renamed and its folder synced, so that a crash at any moment leaves every model
-as it was before or after. One process at a time (see `lock`). Blocking I/O: call it from a thread.
+Manifests contain their format, so that an older honed does not change them. Each file is written beside its
+place, synced, renamed and its folder synced, so that a crash leaves every model in its old or new state. One
+process at a time uses the store (see `lock`). I/O blocks: call it from a thread.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from .files import StoredFile, describe, explained, relative
 from .names import STORED
 from .versions import VersionHistory, first
 
-# Of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states, and
-# 5 has owners.
+# The format of manifests: 1 is not written in them, from 3 on the compiled file is optional, 4 added variants
+# and states, and 5 owners.
 FORMAT = 5
-_NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # Nor will be
+_NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # Permanent
 _MAX_MANIFEST = 16 << 20  # Bytes
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
+    """The times in ms of a run by the compiled file and by the CPU engine, from their last comparison.
 
-    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then; with
-    `same_cores` the device is the processor that the CPU engine runs on. If other work took so much of the
-    processors that it may have slowed one engine more than the other, `others_percent` says how much; else it
-    is None, and left out of the manifest, which earlier versions of honed can then read.
+    `device` and `runtime` are the fingerprints of the device and of ONNX Runtime then. With `same_cores` the
+    device is the processor that the CPU engine uses. `others_percent` is the share of the processors that
+    other programs took, if that may have distorted the times; otherwise it is None, and not written, so that
+    earlier versions of honed can read the manifest.
     """
 
     gpu_ms: float
@@ -67,13 +67,12 @@ class EngineTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineDecision:
-    """Which engine serves a model, and how that came.
+    """The decision which engine serves a model.
 
-    `requested` is the engine that its user asked for, "" for what the configuration says; `chosen` the one
-    that comparing chose, and `reason` how that came, or why there is no compiled form. Both are "" while it
-    is being compiled. `times` are those of the comparison. `pinned_engine` serves whatever was asked for or
-    chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there was no
-    compiler, or no device.
+    `requested` is the engine that the user requested, "" for the configured one. `chosen` is the result of a
+    comparison, and `reason` explains it, or why there is no compiled file; both are "" while the model is
+    being compiled. `times` are those of the comparison. `pinned_engine` overrides the others, "" if none is
+    pinned. `awaits_compiler`: there is no compiled file for lack of a compiler or a device.
     """
 
     requested: str = field(default="", metadata={"wire": "wanted"})
@@ -85,20 +84,20 @@ class EngineDecision:
 
 
 class NewerFormat(InvalidArgument):
-    """A manifest was written by a newer honed."""
+    """Raised when a newer honed wrote a manifest."""
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: keys are made once
+@dataclass(frozen=True, kw_only=True)  # Cached properties need a __dict__, so there are no slots
 class Manifest:
-    """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
+    """The manifest of a stored model; `compiled` is the file of `history.current`, None if there is none.
 
-    `device` is the one it was added for, by its configured name, "" for the default; `placement_reason` says
-    why. `interface` is of the source, None where the CPU engine does not run it. `by_hand`: it is a variant
-    that its user asked for. `state` are inputs by the output that each is given next in a sequence, as its
-    user named them. `owner` is the user (uid) whose own it is, None for those of administrators. `settings`
-    hold for whatever engine and version serves it. `optimisation` is how far ONNX Runtime may optimise the
-    source, None before that was checked. `compared_devices` is in manifests of honed 0.1, which chose
-    `device` by itself then; None: it is what the user asked for.
+    `device` is the configured name of the device that it was added for, "" for the default;
+    `placement_reason` says why. `interface` is that of the source, None if the CPU engine does not run it.
+    `by_hand` marks a variant that a user requested. `state` maps outputs to the inputs that receive them in
+    the next request of a sequence, as the user declared. `owner` is the uid of the user of an own model, None
+    for administrators' models. `settings` apply to all engines and versions. `optimisation` is the check how
+    far ONNX Runtime may optimise the source, None before it. `compared_devices` is in manifests of honed 0.1
+    that chose `device` by comparison; None: the user requested it.
     """
 
     name: str
@@ -124,22 +123,22 @@ class Manifest:
         return replace(self, decision=replace(self.decision, **changes))
 
     def engine_wanted(self, configured: str) -> str:
-        """Return the engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
+        """Return the pinned engine, else the requested one, else `configured`: fastest, gpu or cpu."""
         return self.decision.pinned_engine or self.decision.requested or configured
 
     @property
     def for_app(self) -> bool:
-        """Whether an app runs the model by itself, and asks for its compiled form alone."""
+        """Return whether an app runs the model by itself, and requests only its compiled file."""
         return self.owner is not None and self.decision.requested == "gpu"
 
     @cached_property
     def key(self) -> str:
-        """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
+        """The SHA-256 of the compiled file, or of the source if there is none."""
         return self.compiled.sha256 if self.compiled is not None else self.source_key
 
     @cached_property
     def source_key(self) -> str:
-        """What the CPU engine calls the source: its SHA-256, or one over all of its files."""
+        """The source's key in the CPU engine: its SHA-256, or one over all of its files."""
         if len(self.sources) == 1:
             return self.sources[0].sha256
         files = "\n".join(f"{file.sha256} {file.name}" for file in self.sources)
@@ -147,7 +146,7 @@ class Manifest:
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """All that it stands for, the compiled one first."""
+        """The files of the model, the compiled one first."""
         return (*((self.compiled,) if self.compiled is not None else ()), *self.sources)
 
 
@@ -159,14 +158,14 @@ class Store:
         self._models = state_dir / "models"
         self._staging = state_dir / "staging"
         self._damaged = state_dir / "damaged"
-        self._unread = False  # A manifest could not be read: nobody knows what it stands for
+        self._unread = False  # A manifest could not be read, so its files are not known
 
     def open(self) -> tuple[dict[str, Manifest], list[str]]:
-        """Make the folders, clear away what a crash left, and read every manifest.
+        """Create the folders, remove remains of a crash, and read every manifest.
 
-        Gives the models by name, and a sentence for each that was damaged. Raises PermissionDenied or
-        ResourceExhausted where the folder cannot be used, and NewerFormat, having changed nothing, where a
-        newer honed wrote to it.
+        Returns the models by name, and a sentence for each damaged one. Raises PermissionDenied or
+        ResourceExhausted if the folder cannot be used, and NewerFormat, without a change, if a newer honed
+        wrote to it.
         """
         with explained(self._objects.parent):
             for folder in (self._staging, self._damaged):
@@ -191,13 +190,13 @@ class Store:
         ]
 
     def object(self, file: StoredFile) -> Path:
-        """Return where the bytes of a stored file are."""
+        """Return the path of a stored file."""
         return self._objects / file.sha256
 
     def form(self, manifest: Manifest, key: str) -> Path:
         """Return the file that an engine loads: the compiled one, or the source with its data beside it.
 
-        Raises Unavailable where the latter cannot be put there.
+        Raises Unavailable if the data cannot be linked beside the source.
         """
         if manifest.compiled is not None and manifest.compiled.sha256 == key:
             return self.object(manifest.compiled)
@@ -211,7 +210,7 @@ class Store:
         return str(form) if half and form.is_file() else path
 
     def keep(self, form: Path) -> str:
-        """Make a form in fp16, which stays where it is, an object as well, and return its SHA-256."""
+        """Link an fp16 file into the objects, and return its SHA-256."""
         file = describe(form, form.name)
         with explained(self._objects), suppress(FileExistsError):
             os.link(form, self.object(file))
@@ -220,7 +219,7 @@ class Store:
     def linked(self, manifest: Manifest, folder: Path) -> Path:
         """Link the source of a model and its data into a folder of the store, and return the source's path.
 
-        The folder is made where needed. Raises Unavailable where they cannot be put there.
+        The folder is created if needed. Raises Unavailable if a file cannot be linked.
         """
         try:
             for file in manifest.sources:
@@ -235,9 +234,9 @@ class Store:
         return folder / relative(manifest.sources[0].name)
 
     def open_files(self, manifest: Manifest) -> tuple[int, ...]:
-        """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
+        """Return read-only descriptors of the model's compiled file and its sources, in this order.
 
-        Raises Unavailable where one cannot be opened.
+        The caller owns them. Raises Unavailable if one cannot be opened.
         """
         opened: list[int] = []
         try:
@@ -250,7 +249,7 @@ class Store:
     def open_file(self, file: StoredFile) -> int:
         """Return a read-only descriptor of a stored file.
 
-        The caller owns the descriptor. Raises Unavailable where there is no such file.
+        The caller owns the descriptor. Raises Unavailable if there is no such file.
         """
         try:
             with open_regular(self.object(file)) as opened:
@@ -262,7 +261,7 @@ class Store:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make a folder for work in progress, and remove it afterwards."""
+        """Create a folder for work in progress, and remove it afterwards."""
         with explained(self._staging):
             folder = Path(tempfile.mkdtemp(dir=self._staging))
         try:
@@ -271,10 +270,10 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, manifest: Manifest, staged: Iterable[tuple[StoredFile, Path]]) -> None:
-        """Make the model exist: move its staged files to their objects, then write its manifest.
+        """Store a model: move its staged files to the objects, then write its manifest.
 
-        The files must be synced. Replaces a model of the same name. Raises ResourceExhausted where the
-        disk is full; the models are then as before, and `sweep` clears away what was moved.
+        The files must be synced. Replaces a model of the same name. Raises ResourceExhausted if the disk is
+        full; the models are then unchanged, and `sweep` removes files that were moved.
         """
         with explained(self._objects):
             for file, path in staged:
@@ -286,7 +285,7 @@ class Store:
             target.write(_dumps(manifest))
 
     def remove(self, name: str, remaining: Iterable[Manifest]) -> None:
-        """Forget the model `name`, and delete the objects that none of the `remaining` models uses."""
+        """Delete the manifest of `name`, and the objects that none of the `remaining` models uses."""
         with explained(self._models):
             with suppress(FileNotFoundError):
                 self._manifest(name).unlink()
@@ -294,12 +293,12 @@ class Store:
             self._collect(remaining)
 
     def sweep(self, models: Iterable[Manifest]) -> None:
-        """Delete the objects that none of the `models`, which must be all there are, uses."""
+        """Delete the objects that none of `models`, which must be all models, uses."""
         with explained(self._objects):
             self._collect(models)
 
     def set_aside(self, manifest: Manifest) -> None:
-        """Move a compiled file that turned out damaged out of the way; its manifest and sources stay."""
+        """Move a damaged compiled file to damaged/; its manifest and sources stay."""
         if manifest.compiled is not None and os.path.lexists(self.object(manifest.compiled)):
             self._put_aside(self.object(manifest.compiled))
 
@@ -327,8 +326,8 @@ class Store:
     def _broken(self, path: Path, error: Exception) -> str:
         """Put aside a manifest that cannot be used, and return the message about it.
 
-        A manifest that this disk or user cannot read now stays where it is, and so do the files that it may
-        name.
+        A manifest that cannot be read now, for an error of the disk or of rights, stays in place, as do the
+        files that it may name.
         """
         name = os.fsencode(path.name).decode(errors="replace")
         if isinstance(error, OSError) and error.errno not in _NO_FILE:
@@ -340,7 +339,7 @@ class Store:
         return f"{name}: {reason}; remove it and add the model again"
 
     def _put_aside(self, path: Path) -> bool:
-        """Move what has no business where it is to a place of its own among what is damaged."""
+        """Move a file to a new place in damaged/; return whether that succeeded."""
         try:
             folder = self._damaged
             if os.path.lexists(folder / path.name):
@@ -353,7 +352,7 @@ class Store:
         return True
 
     def _discard(self, path: Path) -> None:
-        """Delete a file that is not needed; what is no file, or cannot be deleted, harms nobody."""
+        """Delete an unneeded file; ignore a folder, or a failure."""
         try:
             path.unlink()
         except IsADirectoryError:
@@ -376,18 +375,18 @@ class Store:
 
 
 def version_file(manifest: Manifest, version: ModelVersion) -> StoredFile:
-    """Return the file of one of the model's versions."""
+    """Return the stored file of a version of the model."""
     return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
 
 def to_plain(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest as it is stored, without its format."""
+    """Return a manifest as a map to store, without its format."""
     plain = strict.to_plain(manifest)
     return {**plain.pop("decision"), **plain}
 
 
 def from_plain(plain: Any, where: str) -> Manifest:
-    """Return the manifest that was stored so; raise Mismatch. `where` names it in messages."""
+    """Return a manifest from a stored map; raise SchemaError, in which `where` names it."""
     if isinstance(plain, dict):
         names = {each.wire for each in strict.fields_of(EngineDecision)}
         decision = {name: value for name, value in plain.items() if name in names}
@@ -424,7 +423,7 @@ def _loads(name: str, data: bytes) -> Manifest:
 
 
 def _migrate(plain: dict[str, Any]) -> None:
-    """Bring a manifest of format 1 up to date: it knew one file, which becomes the first version.
+    """Upgrade a manifest of format 1, whose only compiled file becomes the first version.
 
     Those from before there were several devices know none: they are the default's.
     """

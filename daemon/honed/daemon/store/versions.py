@@ -1,4 +1,4 @@
-"""The versions of a model: what was served when, why each came and went, and what may come next.
+"""Records the versions of a model: when each was served, why it was replaced, and which may serve next.
 
 A version is a compiled file; a deployment is a time in which it was served, so one that was gone back to
 has two.
@@ -14,17 +14,17 @@ from functools import cached_property
 from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.results import DeploymentSpan, ModelVersion
 
-KEPT = 3  # Compiled files a model keeps: the one served, and two to go back to
+KEPT = 3  # Compiled files stored for a model: the one served, and two for a rollback
 REMEMBERED = 100  # Versions and deployments that are listed
-# Side by side, a successor must be so much faster to be taken, and may be so much slower before it goes.
+# A successor must be GAIN times as fast to be accepted; a canary is rolled back above LOSS times the time.
 GAIN, LOSS = 1.02, 1.05
-# A new version has served cleanly after so many requests, or after so long with at least one.
+# A canary is compared after this many requests, or after this time with at least one.
 TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
-@dataclass(frozen=True, kw_only=True)  # No slots: what each request asks is made once
+@dataclass(frozen=True, kw_only=True)  # Cached properties need a __dict__, so there are no slots
 class VersionHistory:
-    """All that is remembered of a model's versions."""
+    """The history of a model: its versions and deployments."""
 
     versions: tuple[ModelVersion, ...]
     deployments: tuple[DeploymentSpan, ...] = field(metadata={"wire": "stints"})
@@ -32,22 +32,22 @@ class VersionHistory:
 
     @cached_property
     def current(self) -> ModelVersion:
-        """The one served, or that would be if its device served; raises NotFound where there is none."""
+        """The version that is served when the device serves the model; raises NotFound if there is none."""
         return self.get(self.number)
 
     @cached_property
     def number(self) -> int:
-        """The number of the current version; 0: nothing was compiled."""
+        """The number of the current version; 0 if none was compiled."""
         return self.deployments[-1].number if self.deployments else 0
 
     @cached_property
     def settled(self) -> bool:
-        """Whether the current version has served cleanly; True where nothing was compiled."""
+        """Return whether the canary of the current version has ended; True if none was compiled."""
         return not self.deployments or self.current.settled
 
     @property
     def next_number(self) -> int:
-        """For the version to come."""
+        """The number of the next version."""
         return max((v.number for v in self.versions), default=0) + 1
 
     def get(self, number: int) -> ModelVersion:
@@ -96,7 +96,7 @@ def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, 
 
 
 def settle(history: VersionHistory) -> VersionHistory:
-    """Mark the current version as settled: it has served cleanly."""
+    """Return the history with the current version marked as settled: its canary has ended."""
     number = history.current.number
     versions = tuple(
         dataclasses.replace(v, settled=True) if v.number == number else v for v in history.versions
@@ -112,7 +112,7 @@ def timed(history: VersionHistory, us: float) -> VersionHistory:
 
 
 def check_new(history: VersionHistory, schedules: str) -> None:
-    """Raise AlreadyExists where a model with these schedules must not be published."""
+    """Raise AlreadyExists if a version with these schedules must not be published."""
     if history.pinned:
         raise AlreadyExists(
             f"version {history.current.number} is pinned, so no other takes its place; "
@@ -128,7 +128,7 @@ def check_new(history: VersionHistory, schedules: str) -> None:
 
 
 def trial_over(served: int, seconds: float) -> bool:
-    """Return whether a new version has served long enough to be judged."""
+    """Return whether a canary has served long enough to be compared."""
     return served >= TRIAL_REQUESTS or (served > 0 and seconds >= TRIAL_SECONDS)
 
 
@@ -143,7 +143,7 @@ def _serve(history: VersionHistory, number: int, reason: str, now: float) -> Ver
 
 
 def _pruned(history: VersionHistory) -> VersionHistory:
-    """Let go of the files beyond KEPT, and of what is too old to be listed."""
+    """Return the history without files beyond KEPT and entries beyond REMEMBERED."""
     wanted = [history.current.number]
     for span in reversed(history.deployments):
         version = history.get(span.number)

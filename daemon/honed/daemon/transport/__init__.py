@@ -1,1 +1,1 @@
-"""Clients on the socket: who they are, their turns and shares, their frames."""
+"""Clients on the socket: identity, permissions, fairness and frames."""

@@ -1,4 +1,4 @@
-"""Who a peer is and what it may do. The decision is pure; `identify` reads the socket."""
+"""Identifies peers, and decides what they may do. The decision is pure; `identify` reads the socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_OPTION = 1024  # Bytes Python's getsockopt can take: 256 groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A process at the other end, as it was when it connected."""
+    """The identity of a peer's process when it connected."""
 
     pid: int
     uid: int
@@ -38,7 +38,7 @@ _ALL = frozenset(Permission)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Who is trusted with what. A group that does not exist on this machine is None."""
+    """The policy of permissions; a group that does not exist on this machine is None."""
 
     own_uid: int
     infer_gid: int | None
@@ -57,11 +57,11 @@ class Policy:
         return frozenset(rights)
 
     def viewer(self, peer: Credentials) -> Viewer:
-        """Return which models the peer sees."""
+        """Return the peer as a viewer, which decides which models it sees."""
         return Viewer(user=peer.uid, all=peer.uid in (0, self.own_uid))
 
     def check(self, peer: Credentials, right: Permission, what: str) -> None:
-        """Raise PermissionDenied, saying what would help, unless the peer has the right."""
+        """Raise PermissionDenied, with a remedy, unless the peer has the right."""
         if right in self.rights(peer):
             return
         group, gid = self._group(right)
@@ -101,7 +101,7 @@ def identify(connected: socket.socket) -> Credentials:
 
 
 def _groups(connected: socket.socket, uid: int, gid: int) -> Sequence[int]:
-    """Return the peer's groups; for a process in more than Python can read, those of its user."""
+    """Return the peer's groups; those of its user if they are more than Python can read."""
     try:
         packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_OPTION)
     except OSError as error:
@@ -118,9 +118,9 @@ def _gid(group: str) -> int | None:
         return None
 
 
-@functools.lru_cache(maxsize=1024)  # Asking may take a directory of users, and the event loop waits
+@functools.lru_cache(maxsize=1024)  # A look-up may query a directory service, and blocks the event loop
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number of one who has no name."""
+    """Return the name of a user, or the uid as text if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""A client on the socket: what it sends, its requests under way, and what is sent back."""
+"""Provides a client's connection: reads requests, runs them, and sends answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ R = TypeVar("R")
 _log = logging.getLogger(__name__)
 _MAX_UNSENT = 1 << 20  # Bytes of answers beyond which nothing more is read from a client
 _ENVELOPE = 1 << 20  # Bytes of an answer beside its tensors
-_LINGER_SECONDS = 2.0  # For a client to read why it is dropped
-_GONE_SECONDS = 0.2  # Between two looks whether a client that sends no more still reads
+_LINGER_SECONDS = 2.0  # Time for a client to read why it is dropped
+_GONE_SECONDS = 0.2  # Interval of checks whether a half-closed client still reads
 
 
 @dataclass(frozen=True, slots=True)
 class WithDescriptors(Generic[R]):
-    """A result that open descriptors go along with; the connection closes them when they are sent."""
+    """A result with open descriptors, which the connection closes once they are sent."""
 
     result: R
     descriptors: tuple[int, ...]
@@ -55,17 +55,15 @@ def as_error(method: str, failure: BaseException) -> HonedError:
 
 
 class ClientSocket:
-    """A connected socket that does not block, and what is called when it can be read or written."""
+    """A non-blocking connected socket with callbacks for when it can be read or written."""
 
     def __init__(
         self, connected: socket.socket, readable: Callable[[], None], writable: Callable[[], None]
     ) -> None:
-        """Take over the socket, in a running loop."""
+        """Initialise in a running loop; the object owns the socket."""
         connected.setblocking(False)
         self.socket = connected
-        self._descriptor = (
-            connected.fileno()
-        )  # Which the loop's selector shows quickly, when it is not watched
+        self._descriptor = connected.fileno()  # Selectors look up a number faster than a socket
         self.reading = False
         self._writing = False
         self._loop = asyncio.get_running_loop()
@@ -73,7 +71,7 @@ class ClientSocket:
         self._writable = writable
 
     def read(self, wanted: bool) -> None:
-        """Set whether what the client sends is wanted now."""
+        """Start or stop reading from the client."""
         if wanted and not self.reading:
             self._loop.add_reader(self._descriptor, self._readable)
         elif not wanted and self.reading:
@@ -81,7 +79,7 @@ class ClientSocket:
         self.reading = wanted
 
     def write(self, wanted: bool) -> None:
-        """Set whether there is something to write as soon as there is room."""
+        """Start or stop the callback for room to write."""
         if wanted and not self._writing:
             self._loop.add_writer(self._descriptor, self._writable)
         elif not wanted and self._writing:
@@ -95,19 +93,19 @@ class ClientSocket:
         return bool(poll.poll(0))
 
     def shut_down(self) -> None:
-        """Show the client the end, and read on; raises OSError where it is gone."""
+        """Shut down writing, and continue to read; raise OSError if the client is gone."""
         self.socket.shutdown(socket.SHUT_WR)
         self.read(True)
 
     def close(self) -> None:
-        """Close the socket; nothing is read or written any more."""
+        """Close the socket, and stop both callbacks."""
         self.read(False)
         self.write(False)
         self.socket.close()
 
 
 class Timer:
-    """One call at a time, always after the same `seconds`."""
+    """A timer with at most one pending callback, always after `seconds`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]) -> None:
         self._loop = loop
@@ -116,7 +114,7 @@ class Timer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Call back after the seconds, unless it is running already."""
+        """Start the timer, unless it is running."""
         if self._handle is None:
             self._handle = self._loop.call_later(self.seconds, self._fire)
 
@@ -135,20 +133,20 @@ Done = Callable[[Any, BaseException | None], None]  # Takes a result, or an erro
 
 
 class Callbacks(Protocol):
-    """The work for a request that needs no task."""
+    """The work of a request that runs by callbacks, without a task."""
 
     def begin(self, done: Done) -> None:
-        """Do the work; `done` is called once, perhaps before this returns."""
+        """Start the work; `done` is called once, perhaps before this returns."""
 
     def cancel(self) -> object:
-        """Have it end with CancelledError, unless it has ended."""
+        """End the work with CancelledError, unless it has ended."""
 
 
 Work = Coroutine[Any, Any, Any] | Callbacks
 
 
 class Handler(Protocol):
-    """What a connection needs from the server."""
+    """The server's interface for connections."""
 
     def start(self, connection: Connection, asked: RequestReceived) -> Work:
         """Return the work for a request; raise HonedError if the request is invalid or not permitted.
@@ -157,14 +155,14 @@ class Handler(Protocol):
         """
 
     def overfull(self) -> None:
-        """Note that all connections together hold too much."""
+        """Handle that all connections together hold too much memory."""
 
     def closed(self, connection: Connection) -> None:
-        """Note that the connection is gone; its requests are cancelled."""
+        """Handle the end of the connection; its requests are cancelled."""
 
 
 class Connection:
-    """A connected client: bytes to messages and back, bounded in memory and time, in the loop's callbacks."""
+    """A connected client, served by callbacks of the loop within limits of memory and time."""
 
     def __init__(
         self,
@@ -176,7 +174,7 @@ class Connection:
         turns: RoundRobin,
         handler: Handler,
     ) -> None:
-        """Take over the socket, in a running loop."""
+        """Initialise in a running loop; the connection owns the socket."""
         self.number = number
         self.peer = peer
         self.regions = RegionTable(limits.max_regions)
@@ -190,11 +188,11 @@ class Connection:
         self._wire = _peer(limits)
         self._tasks: dict[int, asyncio.Task[None] | Callbacks] = {}  # Unanswered requests by msgid
         self._held = 0  # Bytes accounted to the peer's user
-        self._to_be_read = False  # When its turn comes
-        self._asked = False  # For a turn to handle what was read
+        self._to_be_read = False  # Waits for a turn to read
+        self._asked = False  # Waits for a turn to handle messages
         self._half_closed = False  # The client sends no more, and may still read
-        self._ending = False  # Nothing is read any more; closes when all is sent
-        self._refusal: HonedError = Cancelled("the request was cancelled")  # Of what is cancelled
+        self._ending = False  # Reading has ended; the connection closes when all is sent
+        self._refusal: HonedError = Cancelled("the request was cancelled")  # The answer to cancelled requests
         self._at_close: list[Callable[[], object]] = []
         self.closed = False
         self._frame_timer = Timer(self._loop, limits.message_seconds, self._too_slow)
@@ -203,32 +201,32 @@ class Connection:
 
     @property
     def unanswered(self) -> int:
-        """Requests under way."""
+        """The number of unanswered requests."""
         return len(self._tasks)
 
     @property
     def client(self) -> ClientId:
-        """What the queues know it by."""
+        """The client's id in the queues."""
         return ClientId(self.peer.uid, self.number)
 
     def notify(self, method: str, params: Map) -> None:
-        """Send a notification."""
+        """Send a notification, unless the connection is ending."""
         if not self.closed and not self._ending:
             self._wire.notify(method, params)
             self._write()
 
     def when_closed(self, callback: Callable[[], object]) -> None:
-        """Call back once, when the connection is gone."""
+        """Register a callback for the end of the connection."""
         self._at_close.append(callback)
 
     def cancel(self, msgid: object) -> None:
-        """Cancel a request; one that is unknown or answered is left alone."""
+        """Cancel a request; ignore one that is unknown or answered."""
         task = self._tasks.get(msgid) if isinstance(msgid, int) else None
         if task is not None:
             self._cancel(task)
 
     def refuse_all(self, error: HonedError) -> None:
-        """Cancel every request that is under way, and answer each with this."""
+        """Cancel every unanswered request, and answer each with `error`."""
         self._refusal = error
         self._cancel_all()
 
@@ -237,11 +235,11 @@ class Connection:
             self._cancel(task)
 
     def _cancel(self, task: asyncio.Task[None] | Callbacks) -> None:
-        """Cancel a task once it has begun: one that has not would end without answering."""
+        """Cancel a task once it has begun; one that has not would end without an answer."""
         self._loop.call_soon(task.cancel)
 
     def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
-        """Stop reading, tell the client why if there is a reason, and close when that is sent."""
+        """Stop reading, send the error if there is one, and close when all is sent."""
         if self.closed or self._ending:
             return
         self._ending = True
@@ -257,14 +255,14 @@ class Connection:
             self._shut_down()
 
     def close(self) -> None:
-        """Drop the connection at once and everything it holds."""
+        """Close the connection at once, and drop everything it holds."""
         if self.closed:
             return
         self.closed = True
         self._frame_timer.stop()
         self._write_timer.stop()
         self._cancel_all()
-        # The collector comes for a connection; its messages are out of the account now, and must be gone.
+        # The connection awaits garbage collection; its messages are freed now, like their accounting.
         self._wire.close()
         self._wire.drop_unsent()
         self._usage.change(self.peer.uid, -self._held)
@@ -275,7 +273,7 @@ class Connection:
             callback()
 
     def _readable(self) -> None:
-        """Read when it is this client's turn."""
+        """Read at this client's turn."""
         if self._to_be_read:
             return
         self._to_be_read = True
@@ -289,7 +287,7 @@ class Connection:
             return
         try:
             if self._ending:
-                # Data that comes after the end is read and dropped, so that the client can read why.
+                # Data that arrives after the end is dropped, so that the client can read the error.
                 more = streams.drop(self._socket.socket)
             else:
                 more = streams.receive(self._socket.socket, self._wire)
@@ -309,7 +307,7 @@ class Connection:
                 self._process()
 
     def _ask(self) -> None:
-        """Have the next message handled when it is this client's turn; nothing is read until then."""
+        """Handle the next message at this client's turn, and stop reading until then."""
         if self._asked or self.closed:
             return
         self._asked = True
@@ -318,7 +316,7 @@ class Connection:
             self._socket.read(False)
 
     def _process(self) -> None:
-        """Start the next whole request in the buffer, if the client may have one more."""
+        """Handle the next whole message in the buffer, if the client's limits allow another."""
         self._asked = False
         if self._ending or self.closed:
             return
@@ -353,7 +351,7 @@ class Connection:
             self._half_close()
 
     def _half_close(self) -> None:
-        """Answer the last requests of a client that sends no more; close afterwards, or when it is gone."""
+        """Stop reading from a client that sends no more; close after its last answer, or when it is gone."""
         if self.closed or self._ending:
             return
         self._half_closed = True
@@ -402,7 +400,7 @@ class Connection:
         """Do the work of a request and answer with its result or its error."""
         try:
             result = await work
-        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except (asyncio.CancelledError, Exception) as error:  # noqa: BLE001 - any error is the answer
             self._answered(asked, None, error)
         else:
             self._answered(asked, result, None)
@@ -414,7 +412,7 @@ class Connection:
         if isinstance(error, asyncio.CancelledError):
             failure = self._refusal
         elif error is not None:
-            # Its traceback would keep the frames, which keep the message and the error, in a circle.
+            # The traceback would keep frames alive that refer to the message and to the error itself.
             failure = as_error(asked.method, error).with_traceback(None)
         close_all(asked.descriptors)
         del self._tasks[asked.msgid]
@@ -443,7 +441,7 @@ class Connection:
         self._wrote(progress)
 
     def _wrote(self, progress: bool) -> None:
-        """Wait for room after a write, or go on reading, or finish."""
+        """Wait for room if data is left after a write; otherwise finish if the connection is ending."""
         unsent = self._wire.unsent_bytes
         if progress or not unsent:
             self._write_timer.stop()
@@ -463,7 +461,7 @@ class Connection:
             self._ask()
 
     def _account(self) -> None:
-        """Tell what the connection holds; a user that holds too much loses this connection."""
+        """Account for the memory of the connection, and end it if its user holds too much."""
         if self.closed:
             return
         held = self._wire.held
@@ -484,7 +482,7 @@ class Connection:
 
     @property
     def held(self) -> int:
-        """Bytes of messages that are here: coming in, unanswered, and answers not taken yet."""
+        """The bytes of messages held: incoming, unanswered, and unsent answers."""
         return self._held
 
     def _too_slow(self) -> None:
@@ -496,7 +494,7 @@ class Connection:
         self.close()
 
     def _shut_down(self) -> None:
-        """Shut down the connection when all is sent; what the client still sends is dropped."""
+        """Shut down writing when all is sent; data that the client still sends is dropped."""
         try:
             self._socket.shut_down()
         except OSError:
@@ -504,7 +502,7 @@ class Connection:
 
 
 def _peer(limits: Limits) -> Peer:
-    """Return the service's end of the protocol, which bounds what a client may send."""
+    """Return the service's end of the protocol, which limits the client's messages."""
     return Peer(
         serves=True,
         receiving=FrameLimits(

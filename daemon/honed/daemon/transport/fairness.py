@@ -1,7 +1,7 @@
-"""What keeps one client from having what is there for all: turns in the event loop, and shares of the memory.
+"""Shares the event loop and memory fairly between clients.
 
-At a stretch only so much time goes to messages, and as much more as none went to them; what is left waits
-for the next iteration of the loop, and then processes take turns, whatever the number of their connections.
+Messages have a budget of time, which refills while none are handled. The rest waits for the next iteration of
+the loop. Processes take turns, regardless of the number of their connections.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
-BUDGET_SECONDS = 0.0002  # At a stretch; a single message may take longer
+BUDGET_SECONDS = 0.0002  # Budget of an iteration; a single message may take longer
 Work = Callable[[], None]
 
 
 class RoundRobin:
-    """Calls what it is asked to: at once while there is time, else later, owner by owner."""
+    """A scheduler of callbacks: at once within the budget, otherwise later, with owners in turn."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class RoundRobin:
         self._loop = loop
         self._budget = self._left = budget
         self._clock = clock
-        self._ended = clock()  # The latest work
-        self._waiting: dict[Hashable, deque[Work]] = {}  # By owner, whose turn is next first
+        self._ended = clock()  # End of the latest work
+        self._waiting: dict[Hashable, deque[Work]] = {}  # Work by owner, in the order of turns
         self._scheduled = False
         self._running = False
 
@@ -37,7 +37,7 @@ class RoundRobin:
         self._waiting.setdefault(owner, deque()).append(work)
         if self._running:
             return
-        self._left = min(self._budget, self._left + self._clock() - self._ended)  # Nobody waited meanwhile
+        self._left = min(self._budget, self._left + self._clock() - self._ended)  # The queue was empty
         self._run()
         if self._waiting and not self._scheduled:
             self._scheduled = True
@@ -65,7 +65,7 @@ class RoundRobin:
             self._running = False
 
     def _take(self) -> Work:
-        """Take the next work of the owner whose turn it is; that owner is then behind all others."""
+        """Remove and return the next work of the first owner, who then becomes the last."""
         owner = next(iter(self._waiting))
         queue = self._waiting.pop(owner)
         work = queue.popleft()
@@ -75,7 +75,7 @@ class RoundRobin:
 
 
 class Usage:
-    """Amounts by user id, with one limit for each user and one for all together (0: none)."""
+    """The amounts of users by uid, with a limit for each user and one for all together (0: none)."""
 
     def __init__(self, limit: int, in_all: int = 0) -> None:
         self.limit = limit
@@ -84,7 +84,7 @@ class Usage:
         self._sum = 0
 
     def change(self, uid: int, amount: int) -> bool:
-        """Add `amount` (it may be negative); False where the user is then above the limit."""
+        """Add `amount`, which may be negative; return whether the user is within the limit."""
         total = self._amounts.get(uid, 0) + amount
         self._sum += amount
         if total:
@@ -95,14 +95,14 @@ class Usage:
 
     @property
     def overfull(self) -> bool:
-        """Whether all users together are above their limit."""
+        """Return whether all users together exceed their limit."""
         return bool(self.in_all) and self._sum > self.in_all
 
     @property
     def largest(self) -> int:
-        """The user who holds most; there must be one."""
+        """The uid of the user with the largest amount; there must be one."""
         return max(self._amounts, key=lambda uid: self._amounts[uid])
 
     def of(self, uid: int) -> int:
-        """Return how much a user holds."""
+        """Return the amount of a user."""
         return self._amounts.get(uid, 0)

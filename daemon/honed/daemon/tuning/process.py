@@ -1,4 +1,4 @@
-"""The tuner as a child of the service, where nobody else starts it (systemd has honed-tuner.service)."""
+"""Runs the tuner as a child of the service, if nothing else starts it (systemd has honed-tuner.service)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from honed.daemon.transport.connection import Connection
 
 _NICENESS = 19
-_LEAST_DELAY_SECONDS = 1.0  # Before it is started again
+_LEAST_DELAY_SECONDS = 1.0  # Minimum delay before a restart
 _STOP_SECONDS = 5.0
 _TEXT = 300  # Letters of a report
 _log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 class TunerSettings:
     """The [tuner] table.
 
-    spawn: whether the service starts a tuner itself. memory_mib: what each of its processes may write, 0 for
-    no limit.
+    spawn: whether the service starts a tuner itself.
+    memory_mib: memory that each of its processes may write, 0 for no limit.
     """
 
     spawn: bool = setting(True, effect="restart")
@@ -42,21 +42,21 @@ class TunerSettings:
 
 
 class TunerChild:
-    """Keeps one tuner running, and remembers the reports of all tuners, its own and others."""
+    """A keeper of a tuner process, and of the reports of all tuners."""
 
     def __init__(self, settings: TunerSettings, socket: Path) -> None:
         self._settings = settings
         self._socket = socket
         self._process: Child | None = None
-        self._reports: dict[int, tuple[int, str]] = {}  # By connection: process and what it does
+        self._reports: dict[int, tuple[int, str]] = {}  # Process id and report by connection
         self._last: tuple[float, str] | None = None  # The report of a connection that ended, and when
-        self.figures: TuningFigures | None = None  # That were told last
+        self.figures: TuningFigures | None = None  # The last figures reported
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
     def status(self) -> TunerStatus:
         """Return the field `tuner` of ServerStatus.
 
-        It has what a tuner says now, else what it said last, else its process.
+        It has a tuner's present report, else its last one, else the state of its process.
         """
         for pid, text in self._reports.values():
             return TunerStatus(pid=pid, text=text)
@@ -67,9 +67,9 @@ class TunerChild:
         return TunerStatus(pid=self._process.pid if self._process else 0, text=text)
 
     def report(self, connection: Connection, params: TunerReportParams) -> None:
-        """Record what a tuner says it does, until its connection ends, and what tuning has done.
+        """Record a tuner's report, until its connection ends, and its figures.
 
-        Raises InvalidArgument for figures that cannot be.
+        Raises InvalidArgument for impossible figures.
         """
         if params.tuning is not None:
             self.keep(params.tuning)
@@ -80,7 +80,7 @@ class TunerChild:
             self._reports[number] = (connection.peer.pid, params.text[:_TEXT])
 
     def keep(self, figures: TuningFigures) -> None:
-        """Take in what tuning has done so far; raises InvalidArgument for what cannot be."""
+        """Record the figures of tuning; raise InvalidArgument for impossible ones."""
         seconds = [
             each for gain in figures.gains.values() for each in (gain.before_seconds, gain.now_seconds)
         ]
@@ -124,7 +124,7 @@ class TunerChild:
             await self._end(process)
 
     async def _end(self, process: Child) -> None:
-        """Ask it to stop, which takes a candidate, then do not ask."""
+        """Stop a tuner: ask it, which takes up to a candidate's time, then kill it."""
         self._process = None
         if process.running:
             process.send_signal(signal.SIGTERM)

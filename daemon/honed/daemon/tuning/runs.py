@@ -54,13 +54,13 @@ _TAKES = {  # Besides `command`
     "import": {"device"},
 }
 _NICENESS = 10
-_LINES = "records.jsonl"  # In a staging folder
+_LINES = "records.jsonl"  # Name of the file in a staging folder
 Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True)
 class _Measuring:
-    """A child that measures. It may be told to stop before it was started."""
+    """A measuring child, which may be stopped before it has started."""
 
     process: Child | None = None
     stopped: bool = False
@@ -78,10 +78,10 @@ class _Measuring:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerRuns:
-    """Runs `python -m honed.tuner` for clients: one that measures at a time, and a few on the records.
+    """A runner of `python -m honed.tuner` for clients: measuring commands, and a few on the records.
 
-    `tuner_mib` is the memory of each process of a search, 0 for no limit; `hints` tells how many trials of a
-    task the records of a hub may cost in a day.
+    `tuner_mib` is the memory of each process of a search, 0 for no limit; `hints` returns how many trials of
+    a task the records of a hub may cost in a day.
     """
 
     limits: Limits
@@ -94,7 +94,7 @@ class TunerRuns:
     cache_dir: Path
     tuner_mib: int
     hints: Callable[[], int]
-    _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # By model; at most one
+    _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # Measuring children by model
     _others: int = field(init=False, default=0)
 
     async def run(
@@ -102,7 +102,7 @@ class TunerRuns:
     ) -> TunerRan | WithDescriptors[TunerRan]:
         """Run a tuner's command in a child process and return the result of TunerRun.
 
-        Cancelling ends the child.
+        Cancellation ends the child.
         """
         _check(params, descriptors)
         if params.command in MEASURING:
@@ -111,7 +111,7 @@ class TunerRuns:
             return await self._on_records(params, descriptors, notify)
 
     async def export_hints(self, *, spread: bool) -> WithDescriptors[HintsExported]:
-        """Return the result of HintsExport: what others can use, or learn from, of what was measured here."""
+        """Return the result of HintsExport: records measured here that others can use or learn from."""
         with self._one_more():
             exported, opened = await self._exported(own=not spread, spread=spread)
             return WithDescriptors(HintsExported(count=exported.count), (opened,))
@@ -127,7 +127,7 @@ class TunerRuns:
 
     @contextmanager
     def _one_more(self) -> Iterator[None]:
-        """Count a command on the records while it runs; raise ResourceExhausted if too many run already."""
+        """Count a command on the records while it runs; raise ResourceExhausted if too many run."""
         if self._others >= RECORDS_COMMANDS:
             raise ResourceExhausted(f"{self._others} commands work on the records already; wait for one")
         self._others += 1
@@ -137,7 +137,7 @@ class TunerRuns:
             self._others -= 1
 
     def stop(self, model: str) -> None:
-        """Have the search for a model end; raises NotFound where none is under way."""
+        """End the search for a model; raise NotFound if there is none."""
         if model not in self._measuring:
             raise NotFound(f"{model[:80]!r} is not being tuned by hand; 'hone status' shows what is done")
         self._measuring[model].stop()
@@ -185,9 +185,9 @@ class TunerRuns:
     async def _published(
         self, name: str, begun: Manifest, tuned: Tuned, output: Path
     ) -> ModelPublished | None:
-        """Serve the version that was tuned, if the serving worker finds it right and faster, too.
+        """Serve the tuned version if the serving worker finds it right and faster, too.
 
-        Faster than what is served now: an idle tuner may have published another since the search has `begun`.
+        It must be faster than the present version: an idle tuner may have published another since `begun`.
         """
         if tuned.output is None:
             return None
@@ -226,19 +226,19 @@ class TunerRuns:
     async def _exported(
         self, notify: Notify = lambda _: None, *, best: bool = False, own: bool = False, spread: bool = False
     ) -> tuple[Exported, int]:
-        """Write records to a file; return how many there are, and the open file, now the caller's."""
+        """Write records to a file; return their number, and the descriptor, which the caller owns."""
         with ExitStack() as if_cancelled:
             async with cleared_in_thread(self.store.staging()) as folder:
                 lines = folder / _LINES
                 lines.touch()
                 exported = Exported(output=str(lines), count=0)
-                hints = own or spread  # There may be none; who asks for records is told so
+                hints = own or spread  # Without records, hints are empty, but an export fails
                 if self.records.exists() or not hints:
                     job = Export(records=self.records, output=lines, best=best, own=own, spread=spread)
                     exported = await self._child(job, notify)
                 opened = os.open(lines, os.O_RDONLY | os.O_CLOEXEC)
                 if_cancelled.callback(os.close, opened)
-            if_cancelled.pop_all()  # Nothing is awaited from here on
+            if_cancelled.pop_all()  # Cancellation is impossible without a further await
             return exported, opened
 
     async def _imported(

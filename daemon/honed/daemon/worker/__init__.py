@@ -1,1 +1,1 @@
-"""The processes that run models: their calls, how they are started and watched, and what runs in them."""
+"""The processes that run models: their calls, their supervision, and the code that runs in them."""

@@ -1,7 +1,7 @@
-"""Builds and proves compiled files in a process of its own, so that it endangers nothing that is served.
+"""Builds and verifies compiled files in a process of its own, so that a crash does not affect served models.
 
-What the driver's compiler made stays in the cache, and the serving worker loads it from there. The process is
-a worker like the serving one, on the same device; it ends when there was nothing to build for a while.
+The serving worker loads the built kernels from the driver's cache. The builder is a worker like the serving
+one, on the same device; it ends after a time without work.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from honed.protocol.strict import Map
 from .calls import BuildModel, CheckProbe, FindDevice, OpenDevice, UnloadModel, WorkerCall
 from .supervisor import Supervisor, WorkerDied, spawn
 
-_KEPT_SECONDS = 20.0  # A process with nothing to do
-_NICENESS = 15  # Of one that builds what nobody waits for
+_KEPT_SECONDS = 20.0  # Time without work after which the process ends
+_NICENESS = 15  # Niceness of background builds
 _REMEMBERED = 10
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
 class BuilderLost(WorkerDied):
-    """The process that builds ended or hung: nothing that is served was in it."""
+    """Raised when the builder crashed or hung, which does not affect served models."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class _Running:
 
 
 class BuildProcess:
-    """Builds for one device, one file at a time."""
+    """A builder for a device, which builds one file at a time."""
 
     def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
-        """Initialise; `supervisor` keeps the serving worker, whose device this is."""
+        """Initialise; `supervisor` keeps the serving worker of the device."""
         self._limits = limits
         self._cache_dir = cache_dir
         self._supervisor = supervisor
@@ -54,17 +54,17 @@ class BuildProcess:
         self._busy = asyncio.Lock()
         self._rest: asyncio.TimerHandle | None = None
         self._resting: asyncio.Task[None] | None = None
-        self._why = ""  # The process was ended from here
-        self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # Of the latest processes
+        self._why = ""  # Reason why the service ended the process
+        self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # Ids of the latest processes
 
     async def prove(
         self, key: str, path: str, *, foreground: bool = True, progress: Progress = lambda _, __: None
     ) -> None:
-        """Build a file's kernels, and compare its answers with all of its probes.
+        """Build a file's kernels, and verify its outputs for all probes.
 
-        `progress` hears of kernels built and of how many there are. With `foreground` somebody waits for it.
-        Each kernel may take `load_seconds`, and each probe `run_seconds`. Raises ModelRefused where an answer
-        is wrong, DeviceError where the device cannot build or hold the model, and BuilderLost.
+        `progress` receives the numbers of kernels built and of all. With `foreground` a client waits. Each
+        kernel may take `load_seconds`, and each probe `run_seconds`. Raises ModelRefused if an output is
+        wrong, DeviceError if the device cannot build or hold the model, and BuilderLost.
         """
         async with self._busy:
             self._stop_resting()
@@ -86,7 +86,7 @@ class BuildProcess:
                 self._begin_resting()
 
     async def kill(self) -> None:
-        """End the process now, whatever it does."""
+        """End the process, even during a build."""
         self._stop_resting()
         await self._end()
 
@@ -139,7 +139,7 @@ class BuildProcess:
             bound, device = self._supervisor.program.building.bound, self._supervisor.profile is not None
             if death.out_of_memory and bound:
                 reason = no_memory(reason, "", bound)
-            elif bound and device and death.signal is not None:  # Drivers that get no memory crash, too
+            elif bound and device and death.signal is not None:  # Drivers crash, too, if they get no memory
                 reason = f"{reason}; it may have needed more than {bound}"
             raise BuilderLost(reason) from error
 

@@ -1,4 +1,4 @@
-"""What a worker is asked for, and what it answers: the one contract of the service's end and the worker's."""
+"""Defines the calls between the service and its workers, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from honed.runtime.engines import LOWEST
 
 
 class WorkerCall(Call[R]):
-    """Something to ask of a worker. In those that are `work` a model is built or runs."""
+    """The base class of calls to a worker; `work` marks those that build or run a model."""
 
     __slots__ = ()
     work: ClassVar[bool] = False
@@ -26,19 +26,18 @@ class WorkerCall(Call[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundDevice:
-    """The device that the worker is for."""
+    """The device of a worker."""
 
     spec: str
     identity: DeviceIdentity
-    profile: DeviceProfile | None  # None: an engine without one
+    profile: DeviceProfile | None  # The device's profile; None for a CPU engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindDevice(WorkerCall[FoundDevice]):
-    """Find the device and its profile, with peaks where they are known or can be measured in that time.
+    """Find the device and its profile; measure unknown peaks within `measure_seconds`, None: do without.
 
-    Its driver takes memory, so that it stays out of the process until there are `models`. None: it is to
-    build only, and needs no peaks.
+    The driver takes memory, so without `models` another process loads it. A builder needs no peaks.
     """
 
     models: bool
@@ -47,14 +46,14 @@ class FindDevice(WorkerCall[FoundDevice]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDevice(WorkerCall[Empty]):
-    """Load the driver of the device that was found, unless it is loaded."""
+    """Load the driver of the found device, unless it is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """The full name of the device that a model was built for, and how many probes its file has.
+    """The full name of the device that a model was built for, and the number of its probes.
 
-    `interface` is the file's, where the engine tells it.
+    `interface` is the file's, if the engine reports it.
     """
 
     device: str
@@ -64,10 +63,10 @@ class BuiltModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildModel(WorkerCall[BuiltModel]):
-    """Build and hold the file at `path`; tells progress.
+    """Build and load the file at `path`, with reports of progress.
 
-    The CPU engine has ONNX Runtime optimise it to `level`, in the place of what it holds at another level or
-    of another form: `half` is the SHA-256 of one in fp16.
+    ONNX Runtime optimises it to `level`. This replaces a session with another level, or with another fp16
+    file, whose SHA-256 is `half`.
     """
 
     work = True
@@ -79,7 +78,7 @@ class BuildModel(WorkerCall[BuiltModel]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedProbe:
-    """The worst of each output over the probes so far; `device_error` says how the device failed, or ""."""
+    """The largest error of each output over the probes so far; `device_error` is "" if the device ran."""
 
     outputs: tuple[ComparedOutput, ...] = ()
     device_error: str = ""
@@ -87,7 +86,7 @@ class CheckedProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckProbe(WorkerCall[CheckedProbe]):
-    """Compare a model's answers on this device with those its file knows to be right, for one probe."""
+    """Compare a model's outputs for a probe with the reference outputs in its file."""
 
     work = True
     key: str
@@ -96,9 +95,9 @@ class CheckProbe(WorkerCall[CheckedProbe]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRun:
-    """One run: how long it took, how its answers were wrong, and on how many sets of inputs runs are due.
+    """A run in a comparison: its nanoseconds, what was `wrong`, and the number of `sets` of inputs.
 
-    `clock_hz` is that of the GPU right after it, None where another device ran it or it cannot be read.
+    `clock_hz` is the GPU's clock right after the run; None on other devices, or if it cannot be read.
     """
 
     ns: int = 0
@@ -110,7 +109,7 @@ class ComparisonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison(WorkerCall[ComparisonRun]):
-    """One run of two models that are compared: `which` is 0 for the old one. Pair 0 begins with it, anew."""
+    """Run one of two models in a comparison; `which` is 0 for the old one, whose pair 0 starts it."""
 
     work = True
     old: str
@@ -121,7 +120,7 @@ class RunComparison(WorkerCall[ComparisonRun]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOnProbe(WorkerCall[ComparisonRun]):
-    """Ask the CPU engine for one run on the inputs that came with a compiled file, those of set `turn`."""
+    """Run a model of the CPU engine once, on the probe inputs number `turn` of a compiled file."""
 
     work = True
     key: str
@@ -131,14 +130,14 @@ class RunOnProbe(WorkerCall[ComparisonRun]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadModel(WorkerCall[Empty]):
-    """Let go of a model, if it is there."""
+    """Unload a model, if it is loaded."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapRegion(WorkerCall[Empty]):
-    """Map shared memory, whose descriptor comes along, under a number."""
+    """Map the shared memory of the descriptor sent with the call, under a number."""
 
     region: int
     offset: int
@@ -147,19 +146,19 @@ class MapRegion(WorkerCall[Empty]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropRegion(WorkerCall[Empty]):
-    """Unmap it."""
+    """Unmap a region of shared memory."""
 
     region: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(WorkerCall[Empty]):
-    """Tell that the serving thread is well."""
+    """Check that the serving thread answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSlice:
-    """Bytes of a mapped region."""
+    """A range of bytes in a mapped region."""
 
     region: int
     offset: int
@@ -168,7 +167,7 @@ class RegionSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """An input, whose data comes along in line where it has no `place`."""
+    """An input; its data is inline in the call if it has no `place`."""
 
     name: str
     dtype: str
@@ -178,19 +177,19 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSpec:
-    """An output, whose data is answered in line where it has no `place`."""
+    """An output; its data is inline in the answer if it has no `place`."""
 
     name: str
     place: RegionSlice | None
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class InferenceResult:
-    """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
+    """The inline outputs of a run, the shapes of all in the requested order, and the times of its stages.
 
-    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there.
-    `observed` are the sizes of partitions whose sizes depend on the data. `lowered` is how the run failed
-    in ONNX Runtime until the model was run without optimisation, as it is from now on.
+    If the call has `room`, `offsets` holds each output's byte offset in it; -1 for those elsewhere.
+    `observed` are the sizes of partitions whose sizes depend on the data. `lowered` is the error of the
+    optimised session if the model now runs without optimisation.
     """
 
     raw: tuple[Data, ...]
@@ -205,9 +204,10 @@ class InferenceResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTemplate:
-    """What runs have in common that differ in their data alone; outputs in line have at most `max_bytes`.
+    """A run without its data, shared by similar runs; inline outputs have at most `max_bytes`.
 
-    `room` is for outputs that have no place. `keep`: the inputs may be kept, to compare a successor on.
+    `room` is shared memory for outputs without a place. With `keep` the inputs may be recorded, to compare
+    versions on.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -218,7 +218,7 @@ class RunTemplate:
     max_bytes: int
 
     def packed(self) -> bytes:
-        """Return it as `RunModel` has it."""
+        """Return the encoded template, the `form` of `RunModel`."""
         packed: bytes = msgpack.packb(strict.to_plain(self))
         return packed
 
@@ -228,11 +228,11 @@ def _unpacked(form: bytes) -> RunTemplate:
     return strict.from_plain(RunTemplate, msgpack.unpackb(form), where="the form of a run")
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class RunModel(WorkerCall[InferenceResult]):
-    """Run once on the data of those inputs that have no place.
+    """Run a model once; `raw` is the data of its inline inputs.
 
-    The form is packed, so that of many runs it is made, and read, once.
+    `form` is a packed `RunTemplate`, which is encoded and decoded once for many runs.
     """
 
     work = True
@@ -242,13 +242,13 @@ class RunModel(WorkerCall[InferenceResult]):
 
     @property
     def template(self) -> RunTemplate:
-        """The form."""
+        """The unpacked run template."""
         return _unpacked(self.form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """The result of each call, in their order."""
+    """The results of a batch's calls, in their order."""
 
     members: tuple[InferenceResult, ...]
 
@@ -264,10 +264,10 @@ class RunBatch(WorkerCall[BatchResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTensorSpec:
-    """State that stays in the worker: an output, and the input that it is given to next.
+    """A state tensor that stays in the worker: an output, and the input of the next step that receives it.
 
-    It has the shape `initial_shape` and is all zeros before the first step. It grows on `axis`; -1: it is
-    what the latest step gave, or with `set_once` the first.
+    Before the first step it has `initial_shape` and is zero. It grows on `axis`; with -1 it is the output of
+    the latest step, or with `set_once` of the first.
     """
 
     output: str
@@ -278,24 +278,24 @@ class StateTensorSpec:
     set_once: bool
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class StepResult:
-    """The result of a step, the rows that growing state has now, and the bytes of the sequence's state."""
+    """The result of a step, the rows of growing state after it, and the bytes of the sequence's state."""
 
     result: InferenceResult
     rows: int
     nbytes: int
 
 
-@dataclass(slots=True, kw_only=True)  # Frozen takes four times as long to make
+@dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class RunStep(WorkerCall[StepResult]):
-    """Run the next step of a sequence, whose state the worker holds and gives to the model.
+    """Run the next step of a sequence, whose state the worker holds and passes to the model.
 
-    It starts from the first `rows` rows of what grows, and anew where that is 0; without `tensors` they are
-    those of the step before. Of its tokens the first `count` are the client's, of each of a `batch`. The CPU
-    engine makes what it lacks of `step_inputs`, and keeps inputs among `constants` from the step that brings
-    them. Where the state would have more than `max_state_bytes`, it stays as it was. Of outputs in
-    `last_token` the answer has one row, of the client's last token.
+    It starts from the first `rows` rows of growing state; 0 begins the sequence. Without `tensors` these are
+    those of the previous step. The first `count` tokens of each member of a `batch` are the client's. The CPU
+    engine generates missing inputs (`step_inputs`), and keeps inputs in `constants` from the step that sends
+    them. State that would exceed `max_state_bytes` is not changed. Of each output in `last_token` the answer
+    has one row, of the client's last token.
     """
 
     work = True
@@ -312,7 +312,7 @@ class RunStep(WorkerCall[StepResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceState:
-    """The rows of what grows in a sequence, by input, row-major."""
+    """The rows of a sequence's growing state: inputs, and their row-major data."""
 
     tensors: tuple[InputSpec, ...]
     raw: tuple[Data, ...]
@@ -320,7 +320,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSequence(WorkerCall[SequenceState]):
-    """Return the first `rows` rows of a sequence, with which another engine is to go on."""
+    """Read the first `rows` rows of a sequence's state, to move it to another engine."""
 
     sequence: int
     rows: int
@@ -328,9 +328,9 @@ class ReadSequence(WorkerCall[SequenceState]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSequence(WorkerCall[Empty]):
-    """Go on with a sequence that has `rows` rows of each of `tensors`, whose data comes in their order.
+    """Set a sequence's state to `rows` rows of each of `tensors`, with `raw` data in their order.
 
-    Without data the rows are made up, the same in every worker.
+    Without data the rows are random, but equal in all workers.
     """
 
     sequence: int
@@ -341,21 +341,21 @@ class SetSequence(WorkerCall[Empty]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropSequences(WorkerCall[Empty]):
-    """Let go of the state of sequences, as far as it is here."""
+    """Drop the state of those sequences that the worker has."""
 
     sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingCheck:
-    """Why a model must not be run on several requests at once; "" where it may."""
+    """The result of `CompareRows`: why a model's requests must not be batched, or ""."""
 
     objection: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRows(WorkerCall[BatchingCheck]):
-    """Run a model on made-up inputs one by one and joined, and compare; `shapes` are those of one request."""
+    """Compare runs of a model on synthetic inputs, one by one and joined; `inputs` are those of a request."""
 
     work = True
     key: str
@@ -364,7 +364,7 @@ class CompareRows(WorkerCall[BatchingCheck]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp(WorkerCall[ComparisonRun]):
-    """Run a model once on zeros, before anybody waits for it."""
+    """Run a model once on zeros, before requests do."""
 
     work = True
     key: str
@@ -373,7 +373,7 @@ class WarmUp(WorkerCall[ComparisonRun]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileModel(WorkerCall[ModelProfile]):
-    """Run once, timed; `name` is what clients call the model, and its file is at `path`."""
+    """Run a model once, timing its kernels or nodes; clients call it `name`, and `path` is its file."""
 
     work = True
     key: str

@@ -1,4 +1,4 @@
-"""What every process that runs models for the service has in common, and requests that are run as one."""
+"""Provides the base of every process that runs models for the service, and runs batches of requests."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ from .calls import (
 )
 from .turns import CallUnderWay, Turns
 
-# ---- Requests run as one, joined along the first dimension of every tensor ----
+# ---- Batches of requests, joined along the first dimension of every tensor ----
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 Stepped = tuple[dict[str, Array], int, int]  # Outputs, and the rows and bytes of the state after a step
-_ROWS = (1, 2, 1)  # Of the requests that are compared
-# Sums in other orders: as far off as an answer in float32 may be (`honed.tuner.verify.tolerance`).
+_ROWS = (1, 2, 1)  # Rows of the requests that are compared
+# Allows for sums in other orders, as for outputs in float32 (`honed.tuner.verify.tolerance`).
 _ALLOWED = 1e-3
 _ALLOWED_HALF = 2e-2
 _SEED = 20
@@ -77,7 +77,7 @@ _SEED = 20
 def run(model: Run, given: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
     """Run a model on all inputs at once and return the outputs for each of them.
 
-    Raises InvalidArgument where the inputs cannot be run as one.
+    Raises InvalidArgument if the inputs cannot run as one.
     """
     rows = [next(iter(inputs.values())).shape[0] for inputs in given]
     if len(given) == 1:
@@ -97,7 +97,7 @@ def run(model: Run, given: Sequence[Mapping[str, Array]]) -> list[dict[str, Arra
 
 
 def objection(model: Run, shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
-    """Return why rows of a model depend on each other, as several rows show; "" where they do not.
+    """Return why rows of a model depend on each other, found by running several; "" if they do not.
 
     `shapes` are those of one row, with NumPy's names of types.
     """
@@ -129,7 +129,7 @@ def zero_inputs(shape: tuple[int, ...], kind: str) -> Array:
 
 
 def _made(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:
-    """Return random values: normal ones, or for integers 0 and 1, which are valid for most indices."""
+    """Return normally distributed values; for integers 0 and 1, which are valid for most indices."""
     if kind == STRING.name:
         return np.array([f"text {n}" for n in rng.integers(0, 9, int(np.prod(shape)))], object).reshape(shape)
     made: Array = zero_inputs(shape, kind)
@@ -147,34 +147,33 @@ def _close(expected: Array, found: Array) -> bool:
     return bool(np.allclose(left, right, rtol=0.0, atol=allowed * (largest or 1.0), equal_nan=True))
 
 
-# ---- What every process that runs models for the service has in common: its calls, and its tensors ----
+# ---- The base of every process that runs models for the service: its calls, and its tensors ----
 #
 # The service talks MessagePack-RPC to it on a socket pair. A kind of engine is a subclass of `Host` with
-# methods of its own: `worker` owns an OpenCL device, `honed.cpu.worker` has ONNX Runtime. Models are loaded
-# in a thread of their own, which does not hold up inferences. Whatever goes wrong in here ends this process
-# and not the service.
+# methods of its own: `worker` owns an OpenCL device, `honed.cpu.worker` has ONNX Runtime. A separate thread
+# loads models, so that inferences continue. A crash here ends this process and not the service.
 
-# The service is trusted, and bounds what it sends.
+# The service is trusted, and limits what it sends.
 _FRAMES = FrameLimits(max_bytes=1 << 30, max_depth=512)
-_MOST_SPANS = 8192  # Of a timeline, which then fits a message
+_MOST_SPANS = 8192  # Maximum spans of a timeline, so that it fits a message
 _NO_ROOM = np.empty(0, np.uint8)
 _log = logging.getLogger(__name__)
 
 
 class Runs(Protocol):
-    """A loaded model."""
+    """A loaded model that can run."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name; raise a HonedError if the run fails."""
 
 
 class Host(RpcServer, ABC):
-    """Answers the service. `LOADING` are calls that may take long, `METHODS` those that run in their turn."""
+    """A server of the service's calls: `LOADING` ones run in the loader thread, `METHODS` in their turn."""
 
     LOADING: ClassVar[Mapping[str, Method]]
 
     def __init__(self, connected: socket.socket, bound: str = "") -> None:
-        """Initialise; `bound` tells how much memory there is, and by which setting, as in `WorkerProgram`."""
+        """Initialise; `bound` is the limit of memory and its setting, as `WorkerProgram.bound`."""
         super().__init__(connected, _FRAMES)
         self._bound = bound
         self._regions: dict[int, Array] = {}
@@ -188,22 +187,22 @@ class Host(RpcServer, ABC):
 
     @abstractmethod
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
-        """Note that a client's inputs were run, and return the sizes that partitions had.
+        """Handle the end of a run, and return the sizes that its partitions observed.
 
-        With `keep` the inputs may be remembered.
+        With `keep` the inputs may be recorded.
         """
 
     def lowered(self, key: str) -> str:
-        """Return once why a model runs without optimisation from its latest run on, else ""."""
+        """Return why a model now runs without optimisation, once after that began; otherwise ""."""
         return ""
 
     def serve(self) -> None:
-        """Answer until the service hangs up."""
+        """Answer calls until the service closes the socket."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
         self._turns.serve()
 
     def _next(self) -> RequestReceived | None:
-        """Wait for the next request that does not load; None when the service has hung up."""
+        """Wait for the next request that does not load; None once the service has closed the socket."""
         while (event := self.received()) is not None:
             if isinstance(event, NotificationReceived):
                 if event.method == "Cancel":
@@ -223,7 +222,7 @@ class Host(RpcServer, ABC):
         close_all(request.descriptors)
 
     def begin_call(self, call: CallUnderWay) -> None:
-        """Prepare to end the run of a call when nobody waits for it any more."""
+        """Prepare to end the run of a call if its client gives up."""
 
     def beside(self, call: RequestReceived, other: RequestReceived) -> bool:
         """Return whether a call may begin while another one that takes long runs."""
@@ -235,18 +234,18 @@ class Host(RpcServer, ABC):
                 request = self._loads.get()
                 self._loading = request.msgid
                 self.answer(request, self.LOADING[request.method])
-        except Exception:  # noqa: BLE001 - without this thread nothing would be loaded, and nobody told
+        except Exception:  # noqa: BLE001 - without this thread loads would never end
             try:
                 _log.exception("the worker cannot answer")
             finally:
                 os._exit(1)  # The service starts another
 
     def built(self, done: int, of: int) -> None:
-        """Tell how many kernels of the model being loaded are built."""
+        """Report how many kernels of the model being loaded are built."""
         self.progress(msgid=self._loading, done=done, of=of)
 
     def error_of(self, raised: Exception, method: str) -> HonedError:
-        """Return the error to answer for an exception; a bug in one request must not end the others."""
+        """Return the error to answer for an exception; a bug in a request must not end the others."""
         if (call := self._turns.present) is not None and call.ended:
             return _ended()
         if isinstance(raised, HonedError):
@@ -287,23 +286,23 @@ class Host(RpcServer, ABC):
 
     @abstractmethod
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
-        """Run a step of a sequence; return the outputs wanted, and the rows and bytes of its state now.
+        """Run a step of a sequence; return the requested outputs, and the rows and bytes of its state now.
 
-        Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
-        step would be too large, and what runs of a model raise.
+        Raises SequenceLost if its state is not here, ResourceExhausted if the state would grow too large, and
+        the errors of runs.
         """
 
     @abstractmethod
     def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
-        """Return the first rows of a sequence by input; raise SequenceLost where they are not here."""
+        """Return the first rows of a sequence's state by input; raise SequenceLost if they are not here."""
 
     @abstractmethod
     def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Go on with a sequence that has these rows, by input."""
+        """Set a sequence's state to these rows, by input."""
 
     @abstractmethod
     def drop_sequences(self, call: DropSequences) -> Empty:
-        """Let go of sequences, as far as they are here."""
+        """Drop the state of those sequences that are here."""
 
     def _read_sequence(self, call: ReadSequence) -> SequenceState:
         found = {name: np.ascontiguousarray(a) for name, a in self.rows_of(call.sequence, call.rows).items()}
@@ -379,7 +378,7 @@ class Host(RpcServer, ABC):
         ended: int,
         observed: tuple[ObservedSizes, ...],
     ) -> InferenceResult:
-        """Return the answer; times are nanoseconds, and delivering ends now."""
+        """Write the outputs, and return the answer; the arguments are times in nanoseconds."""
         asked = call.template
         inline, offsets = self._delivered(computed, asked)
         done = time.monotonic_ns()
@@ -397,10 +396,10 @@ class Host(RpcServer, ABC):
     def _delivered(
         self, computed: dict[str, Array], asked: RunTemplate
     ) -> tuple[list[memoryview], tuple[int, ...]]:
-        """Write outputs to their places, or to the room there is, and return all the others.
+        """Write outputs to their places, or to the request's shared memory, and return the others.
 
-        Also returns the offset in the room for each output, -1 where it is not there. Raises AnswerTooLarge
-        where the outputs returned have more than `max_bytes` in all.
+        Also returns each output's offset in that shared memory, -1 if it is not there. Raises AnswerTooLarge
+        if the returned outputs exceed `max_bytes` together.
         """
         inline: list[memoryview] = []
         offsets: list[int] = []
@@ -427,7 +426,7 @@ class Host(RpcServer, ABC):
             raise AnswerTooLarge(
                 f"the outputs have {whole} bytes and an answer may hold {asked.max_bytes}; "
                 "place them in shared memory",
-                used + unplaced if unplaced else 0,  # Text has no place there
+                used + unplaced if unplaced else 0,  # Text cannot be in shared memory
             )
         return inline, tuple(offsets)
 
@@ -480,7 +479,7 @@ def _ended() -> Cancelled:
 
 
 def _rows_made_up(tensor: StateTensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return random rows of state: normal ones, or for integers small ones."""
+    """Return random rows of state, normally distributed; small integers for integer types."""
     made = rng.standard_normal(shape, np.float32) * (
         32 if tensor.dtype.lstrip("u").startswith("int") else 0.5
     )
@@ -489,7 +488,7 @@ def _rows_made_up(tensor: StateTensorSpec, shape: tuple[int, ...], rng: np.rando
 
 
 def _row(value: Array, count: int) -> Array:
-    """Return the row of the last of `count` tokens, [batch, 1, ...]; some models have no others."""
+    """Return the row of the last of `count` tokens, [batch, 1, ...]; some models return only that."""
     return np.ascontiguousarray(value[:, count - 1 : count]) if value.shape[1] >= count else value
 
 
@@ -502,7 +501,7 @@ def _check_finite(inputs: dict[str, Array]) -> None:
 
 
 def check_timeline(what: str, spans: int) -> None:
-    """Raise InvalidArgument where an inference takes too many spans to be told one by one."""
+    """Raise InvalidArgument if an inference has too many spans for a timeline."""
     if spans > _MOST_SPANS:
         raise InvalidArgument(
             f"an inference {what} and a timeline holds {_MOST_SPANS}; profile the model without one"

@@ -1,4 +1,4 @@
-"""The shared-memory regions of a connection, as the service holds them."""
+"""Holds the shared-memory regions of connections in the service."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _numbers = itertools.count(1)  # Worker and service name regions by number: name
 
 
 class HeldRegion:
-    """A registered region. Its descriptor is closed when nobody holds it any more."""
+    """A registered region with a count of holders; the last one to release it closes its descriptor."""
 
     def __init__(self, name: str, descriptor: int, offset: int, byte_size: int) -> None:
-        """Take over the descriptor."""
+        """Initialise with one holder; the region owns the descriptor."""
         self.number = next(_numbers)
         self.name = name
         self.descriptor = descriptor
@@ -34,11 +34,11 @@ class HeldRegion:
 
     @property
     def shared(self) -> bool:
-        """Whether more than one holds it: a run may still write to it."""
+        """Return whether the region has several holders, so that a run may still write to it."""
         return self._holders > 1
 
     def release(self) -> bool:
-        """Let go; True where this was the last holder and the descriptor is closed."""
+        """Release the region; return True if this was the last holder and the descriptor is closed."""
         self._holders -= 1
         if self._holders:
             return False
@@ -46,12 +46,12 @@ class HeldRegion:
         return True
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return a copy of bytes within it; raise InvalidArgument where they are not."""
+        """Return a copy of bytes within the region; raise InvalidArgument if they are not all inside."""
         self.check_range(offset, nbytes)
         return os.pread(self.descriptor, nbytes, self.offset + offset)
 
     def check_range(self, offset: int, nbytes: int) -> None:
-        """Raise InvalidArgument where the bytes are not all inside the region."""
+        """Raise InvalidArgument if the bytes are not all inside the region."""
         if offset < 0 or offset + nbytes > self.byte_size:
             raise InvalidArgument(
                 f"bytes {offset} to {offset + nbytes} are outside region {self.name!r}, which has "
@@ -60,7 +60,7 @@ class HeldRegion:
 
 
 class RegionLookup(Protocol):
-    """Where a request's regions are looked up."""
+    """A lookup of a request's regions by name; `changes` counts changes to it."""
 
     changes: int
 
@@ -69,20 +69,20 @@ class RegionLookup(Protocol):
 
 
 def unknown(name: str) -> NotFound:
-    """Return the error for a request that names a region which is not there."""
+    """Return the error for a request that names a region which is not registered."""
     return NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
 
 
 class RegionTable:
-    """The regions of one connection by name."""
+    """The regions of a connection by name."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._regions: dict[str, HeldRegion] = {}
-        self.changes = 0  # So far: as long as it is the same, so are the regions
+        self.changes = 0  # Number of changes: the regions are unchanged while it is
 
     def add(self, params: RegionParams, descriptor: int) -> None:
-        """Register a client's memfd; the descriptor stays the caller's, the table keeps a duplicate.
+        """Register a client's memfd; the caller keeps the descriptor, the table a duplicate.
 
         Raises InvalidArgument, AlreadyExists or ResourceExhausted.
         """
@@ -108,7 +108,7 @@ class RegionTable:
         return [self.get(name)] if name else list(self._regions.values())
 
     def remove(self, name: str | None) -> list[HeldRegion]:
-        """Take regions out of the table; the caller releases them."""
+        """Remove and return the region of that name, or all; the caller releases them."""
         removed = self.select(name)
         for region in removed:
             del self._regions[region.name]

@@ -1,6 +1,6 @@
-"""Inputs of decoders that follow from how many tokens there are: masks, positions and lengths.
+"""Generates inputs of decoders that follow from the number of tokens: masks, positions and lengths.
 
-The service knows them by their names, and the worker that runs a step makes those that its request lacks.
+They are recognised by name. The worker that runs a step generates those that its request lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from honed.daemon.store.compiled import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """A request's size: its batch, its tokens, and how many came before."""
+    """The size of a request: its batch, its tokens, and the tokens before it."""
 
     batch: int
     tokens: int
@@ -22,11 +22,11 @@ class StepSize:
 
     @property
     def after(self) -> int:
-        """How many tokens there are with this request."""
+        """The number of tokens after this request."""
         return self.past + self.tokens
 
 
-Values = tuple[tuple[int, ...], int | range]  # A shape, and its rows, or the one value of all elements
+Values = tuple[tuple[int, ...], int | range]  # A shape, and its rows, or a value of all elements
 
 
 def _ones(step: StepSize, _: tuple[int, ...]) -> Values:
@@ -37,7 +37,7 @@ def _positions(step: StepSize, shape: tuple[int, ...]) -> Values:
     rows = range(step.past, step.after)
     if len(shape) == 1:
         return (step.tokens,), rows
-    # Some models have one for each direction.
+    # Some models have positions in several dimensions.
     return (*(max(1, size) for size in shape[:-2]), step.batch, step.tokens), rows
 
 
@@ -45,7 +45,7 @@ def _length(*, before: bool) -> Callable[[StepSize, tuple[int, ...]], Values]:
     return lambda step, shape: ((1,) * len(shape), step.past if before else step.after)
 
 
-# By their names in files of Optimum and onnxruntime-genai: their values for the shape that the model says.
+# Names used by Optimum and onnxruntime-genai, with functions of the step and the model's shape.
 _MADE: Final[Mapping[str, Callable[[StepSize, tuple[int, ...]], Values]]] = {
     "attention_mask": _ones,
     "decoder_attention_mask": _ones,
@@ -61,10 +61,10 @@ _MADE: Final[Mapping[str, Callable[[StepSize, tuple[int, ...]], Values]]] = {
 
 
 def is_made(tensor: TensorSpec) -> bool:
-    """Return whether an input follows from a step."""
+    """Return whether an input's values follow from the step."""
     return tensor.name in _MADE and tensor.shape is not None
 
 
 def values_of(tensor: TensorSpec, step: StepSize) -> Values:
-    """Return the values that an input has in a step, for which `is_made` is true."""
+    """Return the values in a step of an input for which `is_made` is true."""
     return _MADE[tensor.name](step, tensor.shape or ())

@@ -1,8 +1,8 @@
-"""The state of decoders' sequences in forms: where its rows are, and moved to where they are needed.
+"""Keeps the state of decoders' sequences on a device, and moves it to the compiled shape that runs next.
 
-A compiled form has room for one sequence: the rows are in the buffers of its inputs, and each run appends to
-them. Other sequences wait in the host's memory, and so do all whose form is unloaded. Forms for one token and
-for many, and for more rows are models of their own, between which a sequence moves.
+A compiled shape has room for one sequence: its rows are in the buffers of the inputs, and each run appends to
+them. The rows of other sequences are in host memory. Shapes for one token, for a chunk, and for other
+capacities are separate models, between which a sequence moves.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Array = NDArray[Any]
 
 
 class StepExecutor(Protocol):
-    """What runs steps on state of fixed shapes, of which the first rows are used, as an `Executor` does."""
+    """An interface of `Executor`: runs steps on state of fixed shapes whose first rows are used."""
 
     def row_bytes(self, growing: tuple[Growth, ...]) -> int:
-        """Return the bytes of a row of what grows."""
+        """Return the bytes that a row takes in all growing tensors."""
 
     def step(
         self, inputs: Mapping[str, Array], growing: tuple[Growth, ...], rows: int, count: int
     ) -> dict[str, Array]:
-        """Run, and append new rows."""
+        """Run a step after `rows` rows, append `count` rows, and return the outputs."""
 
     def grown(self, growing: tuple[Growth, ...], rows: int) -> dict[str, Array]:
-        """Return rows."""
+        """Return the first `rows` rows of the growing tensors."""
 
     def restore(self, growing: tuple[Growth, ...], values: Mapping[str, Array]) -> None:
-        """Set rows."""
+        """Set the first rows of the growing tensors."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Sequence:
-    """Its rows, and where they are: in `form`, or saved where that is None."""
+    """A sequence's state: in the buffers of `form`, or in `saved` if that is None."""
 
     growing: tuple[Growth, ...]
     rows: int = 0
@@ -51,17 +51,17 @@ class _Sequence:
 
 
 class DeviceSequences:
-    """The sequences by number, and which of them are in a form."""
+    """The sequences of a device by number, with those whose state is in a compiled shape."""
 
     def __init__(self) -> None:
         self._all: dict[int, _Sequence] = {}
-        self.inside: dict[StepExecutor, _Sequence] = {}  # Whose state each form has in it
+        self.inside: dict[StepExecutor, _Sequence] = {}  # Sequences whose state is in a compiled shape
 
     def step(self, form: StepExecutor, call: RunStep, inputs: Mapping[str, Array]) -> Stepped:
         """Run a step; return the outputs, and the rows and bytes of the state now.
 
-        Raises SequenceLost where the state to start from is not here, ResourceExhausted where that after the
-        step would be too large, both before anything has run, and what `Executor.run` raises.
+        Raises SequenceLost if the state is not here, ResourceExhausted if it would grow too large, both
+        before anything runs, and the errors of `Executor.run`.
         """
         sequence = self._begun(call)
         nbytes = (call.rows + call.count) * form.row_bytes(sequence.growing)
@@ -70,39 +70,39 @@ class DeviceSequences:
                 f"the sequence's state would have {nbytes} bytes, and its user may have "
                 f"{call.max_state_bytes} more; end sequences, or raise max_mib of [sequences]"
             )
-        sequence.rows = call.rows  # More are there where a request failed after it had run
+        sequence.rows = call.rows  # Drops rows of a request that failed after its run
         self._enter(sequence, form)
         computed = form.step(inputs, sequence.growing, call.rows, call.count)
         sequence.rows = call.rows + call.count
         return computed, sequence.rows, nbytes
 
     def state(self, number: int, rows: int) -> Mapping[str, Array]:
-        """Return the first rows of a sequence by input; raise SequenceLost where they are not here."""
+        """Return the first rows of a sequence by input; raise SequenceLost if they are not here."""
         sequence = self._all.get(number)
         if sequence is None or sequence.rows < rows:
             raise SequenceLost("the process that held its state has ended")
         return _rows(sequence, rows)
 
     def set(self, number: int, growing: tuple[Growth, ...], rows: int, values: Mapping[str, Array]) -> None:
-        """Take a sequence with so many rows, by input, in the place of what it had here."""
+        """Set a sequence's state to `rows` rows, by input; this replaces its state here."""
         self.drop((number,))
         self._all[number] = _Sequence(growing=growing, rows=rows, saved=values)
 
     def drop(self, sequences: Sequence[int]) -> None:
-        """Let go of sequences, as far as they are here."""
+        """Drop those sequences that are here."""
         for number in sequences:
             sequence = self._all.pop(number, None)
             if sequence is not None and sequence.form is not None:
                 del self.inside[sequence.form]
 
     def leave(self, form: StepExecutor) -> None:
-        """Save what is in a form that is about to be closed, or run for something else."""
+        """Save the state in a compiled shape that is about to be closed, or to run for something else."""
         sequence = self.inside.pop(form, None)
         if sequence is not None:
             sequence.saved, sequence.form = _rows(sequence, sequence.rows), None
 
     def _begun(self, call: RunStep) -> _Sequence:
-        """Return the sequence of a step, made where the step begins it."""
+        """Return the sequence of a step; a step after 0 rows begins a new one."""
         if not call.rows:
             self.drop((call.sequence,))
             self._all[call.sequence] = _Sequence(growing=growth(call.tensors))
@@ -112,7 +112,7 @@ class DeviceSequences:
         return sequence
 
     def _enter(self, sequence: _Sequence, form: StepExecutor) -> None:
-        """Move a sequence into a form, in the place of the one that is in it."""
+        """Move a sequence into a compiled shape, and save the one that was there."""
         if sequence.form is form:
             return
         self.leave(form)
@@ -131,7 +131,7 @@ def _rows(sequence: _Sequence, rows: int) -> Mapping[str, Array]:
 
 
 def growth(tensors: Sequence[StateTensorSpec]) -> tuple[Growth, ...]:
-    """Return what grows; raise InvalidArgument where other state is held, too."""
+    """Return the growing tensors; raise InvalidArgument if there is other state, too."""
     if any(tensor.axis < 0 for tensor in tensors):
         raise InvalidArgument("the model has state that does not grow, which no compiled form keeps")
     return tuple(Growth(tensor.input, tensor.output, tensor.axis) for tensor in tensors)

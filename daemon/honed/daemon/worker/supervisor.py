@@ -1,4 +1,4 @@
-"""A process that runs models, and the link to it."""
+"""Keeps a process that runs models alive, and makes calls to it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from honed.runtime.engines import UNLIMITED, PartLimits
 from .calls import FindDevice, MapRegion, OpenDevice, Ping, WorkerCall
 from .shared_memory import HeldRegion
 
-# Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
+# Answers hold the outputs of an inference, whose size is limited before it runs (`serving/plan.py`).
 FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgram:
-    """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
+    """The program of a worker: a module with a `Host`, its arguments and limits.
 
-    `more` arguments come behind that, and what tells users of the memory, which is that of `setting`.
-    `niceness` is the least it has. `building_mib` is the memory of the process that builds for it, if that
-    is more: a driver's compiler takes more than what it makes.
+    The command line has `argument`, `more`, and `bound`, by which errors describe the limit of memory;
+    `setting` names that limit. `niceness` is a minimum. `building_mib` is the memory of the builder, if that
+    is more: a driver's compiler needs more memory than the kernels it builds.
     """
 
     module: str
@@ -57,7 +57,7 @@ class WorkerProgram:
 
     @property
     def building(self) -> WorkerProgram:
-        """The process that builds for it."""
+        """The program of the builder for this worker."""
         if not 0 < self.memory_mib < self.building_mib:
             return self
         setting = "limits.compile_memory_mib"
@@ -65,14 +65,14 @@ class WorkerProgram:
 
     @property
     def bound(self) -> str:
-        """The memory, and the setting to raise where that is too little; "" for no limit."""
+        """The limit of memory and its setting, for errors; "" for no limit."""
         return f"{self.memory_mib} MiB of {self.setting}" if self.memory_mib else ""
 
 
 def device_program(
     spec: str, memory_mib: int, parts: PartLimits = UNLIMITED, building_mib: int = 0
 ) -> WorkerProgram:
-    """Return the worker of an OpenCL device; `parts` is for its process that runs parts of models."""
+    """Return the program of an OpenCL device's worker; `parts` limits the process of its CPU partitions."""
     more = (str(parts.threads), str(parts.memory_mib))
     return WorkerProgram(
         module="honed.daemon.worker",
@@ -87,44 +87,44 @@ def device_program(
 async def spawn(
     program: WorkerProgram, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
 ) -> tuple[Child, AsyncLink]:
-    """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
+    """Start a worker; `lost` creates the error of interrupted calls. Raises OSError."""
     command = python(program.module, str(cache_dir), program.argument, *program.more, program.bound)
     bounds = ResourceLimits(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
     return await aio.spawn_rpc(command, bounds, lost=lost, frames=FRAMES, large=APART)
 
 
-# ---- Keeps one serving worker alive: starts it, notices its end, starts it again ----
+# ---- Supervision of a serving worker: starts it, notices its end, and restarts it ----
 
 _REMEMBERED_ENDS = 10
-_QUIET_SECONDS = 15.0  # After which a worker with nothing to do is asked whether it still answers
+_QUIET_SECONDS = 15.0  # Time without calls after which a worker is pinged
 _log = logging.getLogger(__name__)
 
 
 class WorkerDied(Unavailable):
-    """The worker died or was killed while it had something to do."""
+    """Raised when the worker crashed or was killed during a call."""
 
 
 class NoWorker(WorkerDied):
-    """The worker had ended before it was asked: the call is no cause of that."""
+    """Raised when the worker had ended before a call, or because of another one."""
 
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A call, which may take `seconds` without a sign of progress."""
+    """A call in progress, which may take `seconds` without progress."""
 
     call: WorkerCall[Any]
     seconds: float
 
     def go_on(self, deadlines: DeadlineWatch[_UnderWay]) -> None:
-        """Start the deadline of the call again, its seconds from now."""
+        """Restart the deadline of the call."""
         deadlines.set(self, time.monotonic() + self.seconds)
 
 
 class Supervisor:
-    """The worker process of an engine and the calls to it; the core knows what state the worker is in.
+    """A supervisor of an engine's worker process and of the calls to it; the core has the worker's state.
 
-    The device that the first worker found is the one that later workers look for. An engine without a device
-    has an identity and no profile.
+    Later workers use the device that the first one found. An engine without a device has an identity and no
+    profile.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Supervisor:
         program: WorkerProgram,
         expects_models: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Initialise; `expects_models`: whether a worker that starts is to load some at once."""
+        """Initialise; `expects_models` returns whether a new worker is to load models at once."""
         self._engine = engine
         self._limits = limits
         self._cache_dir = cache_dir
@@ -145,14 +145,14 @@ class Supervisor:
         self._mapped: set[int] = set()  # Regions the present worker knows
         self._kill_reason = self._kill_kind = ""
         self._cause: _UnderWay | None = None  # The call for which the worker was killed
-        self._calls = 0  # Under way
+        self._calls = 0  # Calls in progress
         self._deadlines = DeadlineWatch(self._late)
-        self._heard = 0.0  # When the worker last answered, in monotonic seconds
+        self._heard = 0.0  # Time of the worker's last answer (monotonic seconds)
         self._lost_at_work = False  # The last worker ended while it ran or built a model
         self._expects_models = expects_models
-        self._reason = ""  # Why the last worker ended; "" once another was ready
+        self._reason = ""  # Reason why the last worker ended; "" once another is ready
         self.starts = 0
-        self.ends: Counter[str] = Counter()  # Of workers, by kind: hung, device, crashed, not started
+        self.ends: Counter[str] = Counter()  # Ends of workers by kind: hung, device, crashed, not started
         self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
         self._from_outside = False  # The last worker was killed by another program, or because memory ran out
         self.identity: DeviceIdentity | None = None
@@ -160,19 +160,19 @@ class Supervisor:
 
     @property
     def reachable(self) -> bool:
-        """Whether calls reach a worker, as far as it is known."""
+        """Return whether there is a worker whose link is not known to be broken."""
         return self._link is not None and self._link.broken is None
 
     @property
     def pid(self) -> int:
-        """The worker's process; 0 where there is none."""
+        """The id of the worker's process; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def run(self, tell: Callable[[WorkerReady | WorkerLost], None]) -> None:
-        """Keep a worker running until cancelled; it is gone then.
+        """Keep a worker running until cancelled, then end it.
 
-        Tells of each start, with a fresh worker that has no models, and of each end, once the calls that it
-        cut short have failed.
+        Passes to `tell` each start of a worker, which has no models, and each end, once the interrupted calls
+        have failed.
         """
         restarts = RestartPolicy()
         while True:
@@ -188,13 +188,13 @@ class Supervisor:
             finally:
                 await self._end()
             lived = time.monotonic() - begun
-            # Those whose calls were cut short know it before the core does: the process may be known to have
-            # ended before its socket is.
+            # Interrupted calls fail before the core receives the end: the end of the process may be noticed
+            # before that of its socket.
             while self._calls:
                 await asyncio.sleep(0)
             delay = restarts.ended(lived=lived, ready=ready, at_work=self._lost_at_work)
-            # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
-            # twice in a row is a state, and requests are told so.
+            # Requests wait for the successor of a worker that was ready. If two in a row did not start, the
+            # engine has failed, and requests are refused.
             tell(
                 WorkerLost(
                     engine=self._engine,
@@ -208,8 +208,8 @@ class Supervisor:
     async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
         """Make a call and return the worker's answer.
 
-        Raises the worker's HonedError, or WorkerDied where it died or took too long. `seconds` count anew
-        with each progress that it reports.
+        Raises the worker's HonedError, or WorkerDied if it crashed or took longer than `seconds`, which start
+        again with each progress report.
         """
         link, under_way = self._reached(), _UnderWay(call, seconds)
         coming = aio.begin(link, call, descriptors, lambda _: under_way.go_on(self._deadlines))
@@ -221,10 +221,10 @@ class Supervisor:
             raise self._died_of(under_way, died) from died
 
     def ask(self, call: WorkerCall[Any], on_answer: OnAnswer, *, seconds: float) -> int:
-        """Make a call, and have `on_answer` called with its answer, or its error, as soon as that arrives.
+        """Make a call, and return its number; `on_answer` is called with its answer or error.
 
-        The error is NoWorker where another call is known to be the cause. Returns the call's number. Raises
-        NoWorker where it is known already that there is no worker.
+        The error is NoWorker if the worker was killed because of another call. Raises NoWorker if there is no
+        worker.
         """
         link, under_way = self._reached(), _UnderWay(call, seconds)
 
@@ -241,16 +241,16 @@ class Supervisor:
             raise
 
     def end_call(self, number: int) -> None:
-        """Have the worker end a call that it runs for nobody; it is answered all the same."""
+        """Have the worker end an abandoned call, which it still answers."""
         if self._link is not None and self._link.broken is None:
             self._link.notify("Cancel", {"msgid": number})
 
     def _died_of(self, call: _UnderWay, error: WorkerDied) -> WorkerDied:
-        """Return the error of a call whose worker died: NoWorker where that was for another call."""
+        """Return the error of a call whose worker ended: NoWorker if another call was the cause."""
         return error if self._cause in (None, call) else NoWorker(str(error))
 
     def _reached(self) -> AsyncLink:
-        """Return the worker's link; raises NoWorker where it is known already that there is no worker."""
+        """Return the worker's link; raise NoWorker if there is no worker."""
         if self._link is None:
             raise NoWorker(f"there is no worker ({self._reason or 'it is starting'}); try again")
         if self._link.broken is not None:
@@ -258,7 +258,7 @@ class Supervisor:
         return self._link
 
     def _count(self, call: _UnderWay) -> None:
-        """Count a call as under way, and start its deadline."""
+        """Count a call as in progress, and start its deadline."""
         self._calls += 1
         call.go_on(self._deadlines)
 
@@ -266,7 +266,7 @@ class Supervisor:
         self._over(call, None if coming.cancelled() else coming.exception())
 
     def _over(self, call: _UnderWay, error: BaseException | None) -> None:
-        """Count a call as over that was answered, or failed."""
+        """Count a call as ended, answered or with `error`."""
         self._calls -= 1
         self._deadlines.drop(call)
         if error is None:
@@ -279,7 +279,7 @@ class Supervisor:
         self.kill(f"it did not finish within {call.seconds:g} s", kind="hung")
 
     def kill(self, reason: str, *, kind: str = "device") -> None:
-        """End the worker at once; `run` starts another."""
+        """Kill the worker; `run` starts another."""
         self._kill_reason, self._kill_kind = self._kill_reason or reason, self._kill_kind or kind
         if self._process is not None and self._process.running:
             _log.warning("killing the worker %d: %s", self._process.pid, reason)
@@ -288,10 +288,9 @@ class Supervisor:
             self._link.fail(self._lost())
 
     async def open(self) -> None:
-        """Have the worker load the device's driver, which it does without until the first model.
+        """Have the worker load the device's driver, which it does not need before the first model.
 
-        Raises WorkerDied where the device is not there any more, or another driver is; the next worker finds
-        out what is.
+        Raises WorkerDied if the device is gone or the driver has changed; the next worker finds the device.
         """
         try:
             await self.call(OpenDevice(), seconds=self._limits.load_seconds)
@@ -302,7 +301,7 @@ class Supervisor:
             raise self._lost() from error
 
     async def map(self, region: HeldRegion, seconds: float) -> None:
-        """Have the worker map a region, unless it has; raises as `call`."""
+        """Have the worker map a region, unless it has; raise as `call`."""
         if not self.knows(region):
             call = MapRegion(region=region.number, offset=region.offset, byte_size=region.byte_size)
             await self.call(call, [region.descriptor], seconds=seconds)
@@ -313,7 +312,7 @@ class Supervisor:
         return region.number in self._mapped
 
     def forget(self, region: int) -> bool:
-        """Forget a region that is gone; return True where the worker must be told."""
+        """Forget a region that is gone; return whether the worker must unmap it."""
         known = region in self._mapped
         self._mapped.discard(region)
         return known and self._link is not None
@@ -322,7 +321,7 @@ class Supervisor:
         return WorkerDied(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
     async def _start(self) -> tuple[Child, WorkerReady]:
-        """Start a worker and return it when it is ready; raise if it does not become so."""
+        """Start a worker, and return it with its event when it is ready; raise if it does not start."""
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
         self._cause = None
@@ -330,7 +329,7 @@ class Supervisor:
         process, link = await spawn(self.program, self._cache_dir, self._lost)
         self._process, self._link = process, link
         seconds = self._limits.load_seconds
-        # Half of it for the peaks: a device that is too slow for them is served by all the same.
+        # Half of the time is for peaks: a device too slow to measure them must still be ready in time.
         find = FindDevice(models=self._expects_models(), measure_seconds=seconds / 2)
         found = await self.call(find, seconds=seconds)
         if found.profile is not None:
@@ -358,10 +357,7 @@ class Supervisor:
         self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
 
     async def _ask_now_and_then(self) -> None:
-        """Ask the worker now and then to notice one that hangs while nobody asks anything of it.
-
-        This goes on until the worker has ended or is killed.
-        """
+        """Ping the worker while there are no calls, so that a hung one is noticed, until it has ended."""
         pause = min(_QUIET_SECONDS, self._limits.run_seconds)
         with contextlib.suppress(WorkerDied):
             while True:
@@ -372,7 +368,7 @@ class Supervisor:
     def _ended(self, kind: str, reason: str) -> None:
         self.ends[kind] += 1
         self.last_ends.append(WorkerEnd(time=time.time(), pid=self.pid, kind=kind, reason=reason))
-        # What goes wrong in the same way again and again is told once.
+        # A repeated reason is logged as an error once.
         _log.log(logging.ERROR if reason != self._reason else logging.DEBUG, "the worker ended: %s", reason)
         self._reason = reason
 

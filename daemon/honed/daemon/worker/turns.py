@@ -1,8 +1,8 @@
-"""Whose turn it is in a process that runs models: calls in their order, others beside one that takes long.
+"""Schedules calls in a process that runs models: in order, but others may run beside a long one.
 
-One thread reads calls and runs them itself, which takes no switch between threads. When a call takes long
-another thread reads on in its place: it hears when nobody waits for that call any more, and it runs further
-calls, if these may run beside those under way; else they wait.
+One thread reads calls and runs them itself, without a switch between threads. When a call takes long, another
+thread takes over reading: it receives requests to end that call, and runs further calls if these may run
+beside those in progress. Otherwise they wait.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 from honed.protocol.peer import RequestReceived
 
-_LONG_SECONDS = 0.1  # Of a call, after which another thread reads, twice as much at most
-_STACK = 2 << 20  # Bytes of a thread that reads, of all of which a process's limit of memory counts
+_LONG_SECONDS = 0.1  # Time of a call after which another thread reads; up to twice that
+_STACK = 2 << 20  # Bytes of a reading thread's stack, which count in full against the memory limit
 _log = logging.getLogger(__name__)
 
 
 class CallUnderWay:
-    """A call that runs, and whether it is to end because nobody waits for it."""
+    """A running call; `ended` once its client gave up."""
 
     __slots__ = ("_how", "ended", "request")
 
@@ -32,13 +32,13 @@ class CallUnderWay:
         self._how: Callable[[], object] | None = None
 
     def ends_by(self, how: Callable[[], object]) -> None:
-        """Have `how` called, by another thread, when the call is to end."""
+        """Register `how` to be called, in another thread, when the call is to end."""
         self._how = how
         if self.ended:
             how()
 
     def end(self) -> None:
-        """Have the call end soon, if it can."""
+        """Request the call to end soon, if it can."""
         self.ended = True
         if self._how is not None:
             self._how()
@@ -49,7 +49,7 @@ class _Present(threading.local):
 
 
 class Turns:
-    """The calls of one process. `end` is for the thread that reads, the rest for any."""
+    """A scheduler of a process's calls; `end` is for the reading thread, `present` for any."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Turns:
     ) -> None:
         """Initialise; `read` waits for the next call, and returns None at the end.
 
-        `refuse` answers a call that was given up before it began. `beside` returns whether its first call may
-        begin while its second runs.
+        `refuse` answers a call whose client gave up before it began. `beside` returns whether its first call
+        may begin while its second runs.
         """
         self._next = read
         self._answer = answer
@@ -70,30 +70,30 @@ class Turns:
         self._lock = threading.Lock()
         self._under_way: dict[int, CallUnderWay] = {}
         self._waiting: deque[RequestReceived] = deque()
-        self._reader = 0  # The thread that reads
-        self._own: CallUnderWay | None = None  # What that runs itself now
-        self._begun = 0  # Calls so far
-        self._watched = False  # A thread looks whether that takes long
+        self._reader = 0  # The id of the reading thread
+        self._own: CallUnderWay | None = None  # The call that the reading thread runs
+        self._begun = 0  # Number of calls begun so far
+        self._watched = False  # A thread watches how long that call takes
         self._watch = threading.Semaphore(0)
         self._over = threading.Event()
         self._present = _Present()
 
     @property
     def present(self) -> CallUnderWay | None:
-        """The call that this thread runs; None where it loads a model, or none."""
+        """The call that the current thread runs; None if it runs none, or loads a model."""
         return self._present.call
 
     def serve(self) -> None:
-        """Run what is read until the end of that."""
+        """Run calls until `read` returns None."""
         self._reader = threading.get_ident()
         self._start_relief()
         self._read()
         self._over.wait()
         if self._under_way:
-            os._exit(0)  # The library must not be taken away from under what runs
+            os._exit(0)  # A normal exit would unload libraries that running calls use
 
     def end(self, number: object) -> None:
-        """Have a call end for which nobody waits any more, if it runs or waits."""
+        """End a running or waiting call whose client gave up."""
         with self._lock:
             call = self._under_way.get(number) if isinstance(number, int) else None
             waits = next((each for each in self._waiting if each.msgid == number), None)
@@ -109,7 +109,7 @@ class Turns:
             while (request := self._next()) is not None:
                 if not self._take(request):
                     return  # Another thread reads
-        except Exception:  # noqa: BLE001 - without a thread that reads the service would wait in vain
+        except Exception:  # noqa: BLE001 - without a reading thread the service would wait in vain
             try:
                 _log.exception("the worker cannot read")
             finally:
@@ -117,7 +117,7 @@ class Turns:
         self._over.set()
 
     def _take(self, request: RequestReceived) -> bool:
-        """Run a call, or let it wait; return whether this thread still reads."""
+        """Run a call and those that wait for it, or let it wait; return whether this thread still reads."""
         with self._lock:
             if self._waiting or not self._may_begin(request):
                 self._waiting.append(request)
@@ -157,7 +157,7 @@ class Turns:
             threading.stack_size(before)
 
     def _relieve(self) -> None:
-        """Read in the place of a thread whose call takes long."""
+        """Take over reading from a thread whose call takes long."""
         while True:
             self._watch.acquire()
             if self._took_over():
@@ -165,9 +165,9 @@ class Turns:
                 return
 
     def _took_over(self) -> bool:
-        """Watch the thread that reads; return True where this one is to read from now on.
+        """Watch the reading thread; return True if this thread must read now.
 
-        Returns False where nothing was called for a while: nobody needs to be watched then.
+        Returns False if there was no call for a while, when there is nothing to watch.
         """
         before, begun = None, -1
         while True:
@@ -177,7 +177,7 @@ class Turns:
                 if own is not None and own is before:
                     try:
                         self._start_relief()
-                    except RuntimeError:  # No room for a thread: the call is waited for
+                    except RuntimeError:  # Without memory for a thread, wait for the call
                         continue
                     self._reader, self._own, self._watched = threading.get_ident(), None, False
                     return True

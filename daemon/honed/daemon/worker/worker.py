@@ -51,23 +51,23 @@ from .host import Array, Host, Stepped, check_timeline, connect
 from .steps import DeviceSequences, growth
 from .turns import CallUnderWay
 
-# ---- Two versions of a model run in turns on the same inputs, one run at a time ----
+# ---- Comparison of two versions of a model, which run in turns on equal inputs ----
 
 Inputs = dict[str, NDArray[Any]]
-_RECORDED_BYTES = 16 << 20  # Of one model's inputs; larger ones are not recorded
+_RECORDED_BYTES = 16 << 20  # Limit of a model's recorded inputs; larger ones are not recorded
 _RECORDED = 2
-_PERIOD = 5.0  # Seconds between two that are recorded
+_PERIOD = 5.0  # Minimum interval of recording, in seconds
 
 
 class InputRecorder:
-    """The last inputs that clients sent to each model, to compare its successor on."""
+    """A recorder of the last inputs that clients sent to each model, on which versions are compared."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Inputs]] = {}
         self._noted: dict[str, float] = {}
 
     def note(self, key: str, inputs: Inputs) -> None:
-        """Keep a copy now and then: the arrays may be a client's memory."""
+        """Record a copy of inputs, at most every `_PERIOD`; the arrays may lie in a client's memory."""
         now = time.monotonic()
         if now - self._noted.get(key, -_PERIOD) < _PERIOD:
             return
@@ -81,16 +81,16 @@ class InputRecorder:
         return [inputs for key in keys for inputs in self._kept.get(key, [])]
 
     def forget(self, key: str) -> None:
-        """Forget the inputs of a model that is gone."""
+        """Drop the recorded inputs of a model."""
         self._kept.pop(key, None)
         self._noted.pop(key, None)
 
 
 class VersionComparison:
-    """Runs the old version and the new one in turns, over the probes and the recorded inputs.
+    """A comparison that runs the old and the new version in turns on the probes and recorded inputs.
 
-    Where the CPU engine runs a last part it is timed, too, and what it is given is compared: small
-    differences may make it choose otherwise.
+    A tail that the CPU engine runs is timed, too, but its inputs are compared: small differences in them may
+    make it decide otherwise.
     """
 
     def __init__(self, old: Executor, new: Executor, recorded: list[Inputs]) -> None:
@@ -104,13 +104,13 @@ class VersionComparison:
             2 * max((probe.tolerance[i] for probe in probes), default=1e-3)
             for i in range(len(old.model.outputs))
         ]
-        self._answers: dict[int, Inputs] = {}  # Of the present pair of runs, by version: 0 old, 1 new
+        self._answers: dict[int, Inputs] = {}  # Outputs of the present pair by version: 0 old, 1 new
 
     def turn(self, pair: int, which: int) -> tuple[int, str]:
-        """Run the old version (`which` 0) or the new one (1); gives nanoseconds, and how the answers differ.
+        """Run the old version (`which` 0) or the new one (1); return nanoseconds, and how outputs differ.
 
-        They are compared, "" where they do not differ, once both have run. Either version may be off by the
-        tolerance of its proof, so they may differ by twice that.
+        That is "" if they do not differ, or only one has run. Each version may be off by the tolerance of its
+        verification, so they may differ by twice that.
         """
         executor, inputs = self.pair[which], self.sets[pair % len(self.sets)]
         begun = time.monotonic_ns()
@@ -133,26 +133,26 @@ class VersionComparison:
 
 
 def zeros(executor: Executor) -> Inputs:
-    """Return inputs of zeros for a model that has no probes, or what it serves instead."""
+    """Return inputs of zeros for a model without probes, or the nearest values that it accepts."""
     made = {t.name: np.zeros(t.shape, dtype(t.dtype).numpy) for t in executor.model.inputs}
     for each in executor.model.preconditions:
         made[each.input] = np.full_like(made[each.input], min(max(0, each.low), each.high))
     return made
 
 
-# ---- The serving worker: a child process that owns the device and runs what the service passes to it ----
+# ---- The serving worker: a child process that owns the device and runs the service's calls ----
 #
 # python -m honed.daemon.worker CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB BOUND FD
 #
-# It answers the service on the socket FD until that closes (`hosting`). THREADS and MEMORY_MIB are for the
-# process in which parts of models run that the CPU engine takes; it is there while there are any.
+# It answers the service on the socket FD until that closes (`host.py`). THREADS and MEMORY_MIB are for the
+# process that runs CPU partitions of models; it runs while models have any.
 
-_NICENESS = 10  # At least, of the thread that builds kernels
+_NICENESS = 10  # Minimum niceness of the thread that builds kernels
 _log = logging.getLogger(__name__)
 
 
 class Worker(Host):
-    """The device, and the loaded models by key."""
+    """The host of a device, with the loaded models by key."""
 
     def __init__(
         self,
@@ -167,32 +167,32 @@ class Worker(Host):
         self._cache_dir = cache_dir
         self._spec = spec
         self._found: DeviceProfile | None = None
-        self._device: Device | None = None  # From the first model on
+        self._device: Device | None = None  # Opened for the first model
         self._models: dict[str, Executor] = {}
-        self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # By key and probe
+        self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # Differences by key and probe
         self._recorder = InputRecorder()
         self._comparison: VersionComparison | None = None
         self._sequences = DeviceSequences()
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
-        # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
+        # Only this thread is nice: one that runs Python would hold the interpreter's lock while it waits.
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
 
     def loaded(self, key: str) -> Executor:
-        """Return a loaded model, to be run on inputs of any kind; raise NotLoaded if it is not."""
+        """Return a loaded model for any run, after saving a sequence in its inputs; raise NotLoaded."""
         executor = self._form(key)
         if executor in self._sequences.inside:
             self._sequences.leave(executor)
         return executor
 
     def _form(self, key: str) -> Executor:
-        """Return a loaded model that may have a sequence in its inputs; raise as `loaded`."""
+        """Return a loaded model, whose inputs may hold a sequence; raise NotLoaded if it is not loaded."""
         executor = self._models.get(key)
         if executor is None:
             raise NotLoaded("the model is not loaded in the worker")
         return executor
 
     def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[ObservedSizes, ...]:
-        """Keep a client's inputs, to compare a successor on."""
+        """Record a client's inputs, on which versions are compared, and return the observed sizes."""
         if keep:
             self._recorder.note(key, inputs)
         else:
@@ -200,7 +200,7 @@ class Worker(Host):
         return self.loaded(key).observed
 
     def begin_call(self, call: CallUnderWay) -> None:
-        """Have the device's launches end when nobody waits for the call any more."""
+        """Have the device's launches end when the call's client gives up."""
         running_now.ended = lambda: call.ended
 
     def _find(self, call: FindDevice) -> FoundDevice:
@@ -217,9 +217,9 @@ class Worker(Host):
         return FoundDevice(spec=self._spec, identity=self._found.identity, profile=self._found)
 
     def _open(self, call: OpenDevice) -> Empty:
-        """Open the device; raise a HonedError if another device or driver is there now.
+        """Open the device; raise a HonedError if the device or driver has changed since it was found.
 
-        This process is then to be replaced.
+        The service must then replace this process.
         """
         if self._device is None:
             device = select(self._spec)
@@ -229,9 +229,9 @@ class Worker(Host):
         return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
-        """Load a model, which may serve once each of its probes was checked.
+        """Load a model, which may serve once its probes are verified.
 
-        A DeviceError means that this model cannot be built or held here.
+        Raises DeviceError if the device cannot build or hold it.
         """
         key = call.key
         if key not in self._models:
@@ -249,10 +249,10 @@ class Worker(Host):
         return BuiltModel(device=self._device_spec(), probes=probe_count(self._models[key]))
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
-        """Check a probe; raise ModelRefused if an answer is wrong.
+        """Verify a probe; raise ModelRefused if an output is wrong.
 
-        Where the device fails while it runs, its state is unknown: the result then says so, and this process
-        must be replaced.
+        If the device fails during the run, its state is unknown: the result says so, and the service must
+        replace this process.
         """
         executor, checked, probe = self.loaded(call.key), self._checked[call.key], call.probe
         if probe not in checked:
@@ -270,7 +270,7 @@ class Worker(Host):
         return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
     def _compare(self, call: RunComparison) -> ComparisonRun:
-        """Run one turn of a comparison of two models, see `VersionComparison`."""
+        """Run a turn of a `VersionComparison` of two models."""
         if call.pair == call.which == 0:
             pair = (self.loaded(call.old), self.loaded(call.new))
             self._comparison = VersionComparison(*pair, self._recorder.of(call.old, call.new))
@@ -300,22 +300,22 @@ class Worker(Host):
         return Empty()
 
     def stepped(self, call: RunStep, inputs: dict[str, Array]) -> Stepped:
-        """Run a step of a sequence by a compiled form, which has its state."""
+        """Run a step of a sequence in a compiled shape."""
         form = self._form(call.run.key)
         if form.model.split is not None:
             raise InvalidArgument("parts of the form are run by the CPU engine, which cannot keep its state")
         return self._sequences.step(form, call, inputs)
 
     def rows_of(self, sequence: int, rows: int) -> Mapping[str, Array]:
-        """Return the first rows of a sequence."""
+        """Return the first `rows` rows of a sequence's state by input."""
         return self._sequences.state(sequence, rows)
 
     def set_sequence(self, call: SetSequence, values: Mapping[str, Array]) -> None:
-        """Keep the rows until a form runs a step on them."""
+        """Store a sequence's rows until a compiled shape runs a step on them."""
         self._sequences.set(call.sequence, growth(call.tensors), call.rows, values)
 
     def drop_sequences(self, call: DropSequences) -> Empty:
-        """Let go of sequences."""
+        """Drop the state of sequences."""
         self._sequences.drop(call.sequences)
         return Empty()
 
@@ -336,7 +336,7 @@ class Worker(Host):
 def _be_nice() -> None:
     """Give this thread a lower priority than the serving ones.
 
-    A process that is nicer already may not be less so without privileges.
+    The niceness is not reduced, which needs privileges.
     """
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
@@ -354,7 +354,7 @@ def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
 def _profiled(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
     """Return the result of ModelProfile for one run of the model called `name`.
 
-    Raises InvalidArgument where a timeline is asked for that is too long.
+    Raises InvalidArgument if a requested timeline would be too long.
     """
     if timeline:
         check_timeline(f"takes {len(executor.model.steps)} steps", len(executor.model.steps))
