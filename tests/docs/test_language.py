@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,14 @@ PRIVATE = (
     "one that is so",
     "hurried",
     "spoilt",
+)
+# Docstrings that begin so are half a sentence: who does what is left to the reader. A class is a noun phrase
+# with its kind, a function an imperative, a boolean "Whether ..." with subject and verb.
+ELLIPTIC = re.compile(r"(What|How|One|Of|Where|Which|Who|Those|So|Why|That)\b")
+# Comments begin with a capital, but for what is written so everywhere: programs, drivers, types, functions.
+LOWER = re.compile(
+    r"(b|dlopen|exp|false|fb000000|gid|gzip|inf|inode|int|journald|kbase|libclc|lima|llvmpipe|malloc|msgpack|msm|nil|"
+    r"noqa|fmt|ns|onnx|panfrost|pid|posix_fallocate|proc_|pyopencl|rfactor|true|type|uid|linux/|asm-|gpu/|past_key)"
 )
 # Names of values that say how something came to be known, and not what it is.
 NAMES = re.compile(r"^[^#\"\n]*\b_?(told|kin|brought|met)\b(?: = |: [a-zA-Z]+\[|\()", re.MULTILINE)
@@ -69,3 +81,36 @@ def test_programs_use_the_words_of_the_field(root: str) -> None:
 def test_user_pages_name_no_files_of_the_program(page: Path) -> None:
     text = "\n".join(prose(page))
     assert re.findall(r"`(?:daemon|runtime|tuner|extensions|tests)/[\w/]+\.py`", text) == []
+
+
+def product() -> Iterator[Path]:
+    for root in ("daemon", "runtime", "tuner", "extensions"):
+        yield from sorted((ROOT / root).rglob("*.py"))
+
+
+def test_docstrings_begin_with_a_noun_phrase_or_a_verb() -> None:
+    found = []
+    for path in product():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if ELLIPTIC.match(text) or 0 < len(text.split()) < 4:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text[:80]}")
+    assert found == []
+
+
+def test_comments_begin_with_a_capital() -> None:
+    found = []
+    for path in product():
+        last = -1  # Line of the comment before, which the next one may continue
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type != tokenize.COMMENT:
+                continue
+            line, column = token.start
+            own = not token.line[:column].strip()
+            text = token.string.lstrip("# ")
+            word = re.match(r"[a-z]+(?=[ ,.;:]|$)", text)
+            if not (own and last == line - 1) and word is not None and not LOWER.match(text):
+                found.append(f"{path.relative_to(ROOT)}:{line}: {text[:80]}")
+            last = line
+    assert found == []

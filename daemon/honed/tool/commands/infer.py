@@ -350,7 +350,7 @@ def _generate(client: Client, arguments: argparse.Namespace) -> Generated:
         start = time.perf_counter()
         logits = next(iter(sequence.infer({tokens.name: given, **more}, last_token=True).values()))
         seconds = time.perf_counter() - start
-        # From singles: NumPy takes thrice as long over halves.
+        # Singles, since NumPy takes thrice as long over halves
         return seconds, logits[:, -1:].astype(np.float32).argmax(-1).astype(kind)
 
     with Reporter(f"bench {model}") as reporter, ExitStack() as opened:
