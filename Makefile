@@ -24,10 +24,11 @@ explore: setup ## draw other examples for property tests for MINUTES (5); SEED=N
 attack: setup ## send made-up clients and files at a service for MINUTES (5); SEED=N repeats a run
 	@.venv/bin/python -m tests.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ATTACK)
 
-lint: setup ## check style and types
+lint: setup ## check style, types and spelling
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy daemon extensions runtime tuner benchmarks
+	@git ls-files -z | xargs -0 .venv/bin/codespell
 
 SITE ?= dist/site
 docs: setup ## build all pages and the API reference into dist/site, for a browser; broken links are errors
