@@ -339,7 +339,9 @@ class ModelInstaller:
         servers = self._servers(params.model_name, options)
         with meanwhile:
             replace = bool(options.replace)
-            async with self._changes.begin(params.model_name, job.report_to, replace=replace) as change:
+            async with self._changes.begin(
+                params.model_name, job.report_to, replace=replace, adds=True
+            ) as change:
                 change.report("receive", 0.0)
                 most = self._changes.limits.max_model_bytes
                 staged = await stage(params, descriptors, options, await change.folder(), most)
@@ -453,7 +455,7 @@ class ModelInstaller:
         job = AddRequest(name=manifest.name, notify=lambda _: None)
 
         async def again() -> ModelAdded:
-            async with self._changes.begin(manifest.name, owner=manifest.owner) as change:
+            async with self._changes.begin(manifest.name, adds=manifest.owner is None) as change:
                 staged = await change.sources(manifest)
                 if manifest.owner is not None:
                     staged = dataclasses.replace(staged, seconds=seconds)
@@ -515,7 +517,7 @@ class ModelInstaller:
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file is damaged; raise the error of compilation."""
-        async with self._changes.begin(manifest.name) as change:
+        async with self._changes.begin(manifest.name, adds=manifest.owner is None) as change:
             server = self._pool.home(manifest.name, manifest.device)
             await self._make(change, await change.sources(manifest), [server], restored=manifest)
 

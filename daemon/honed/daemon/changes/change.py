@@ -64,6 +64,7 @@ class Change:
     changes: Changes
     name: str
     owner: int | None  # The user of an own model
+    adds: bool  # An administrator's model is added or compiled
     notify: Notify
     held: AsyncExitStack  # Resources released at the end of the change
     stage: str = ""
@@ -179,20 +180,26 @@ class Changes:
         *,
         replace: bool = True,
         owner: int | None = None,
+        adds: bool = False,
     ) -> AsyncIterator[Change]:
         """Begin a change to a model, or with `replace` False to a new one.
 
-        Raises AlreadyExists, and for administrators' models ResourceExhausted; users' own have quotas.
+        The owner of what is stored under the name is known; `owner` is that of a new model or variant. With
+        `adds` it adds or compiles an administrator's model, which limits count; users' own have quotas.
+        Raises AlreadyExists, and where limits count ResourceExhausted.
         """
         self.check_idle(name)
-        if self.registry.find(name) is not None and not replace:
+        stored = self.registry.find(name)
+        if stored is not None and not replace:
             raise AlreadyExists(
                 f"there is a model {name!r} already; choose another name, remove it first, or replace it"
             )
-        if owner is None:
-            self._check_room()
+        if adds:
+            self._check_room(name)
+        stored = stored or self.registry.variant(name)
+        owner = owner if stored is None else stored.manifest.owner
         async with AsyncExitStack() as held:
-            change = Change(changes=self, name=name, owner=owner, notify=notify, held=held)
+            change = Change(changes=self, name=name, owner=owner, adds=adds, notify=notify, held=held)
             held.callback(self.active.pop, name)
             self.active[name] = change
             yield change
@@ -204,14 +211,15 @@ class Changes:
 
     @property
     def adding(self) -> int:
-        """The number of administrators' models being changed."""
-        return sum(change.owner is None for change in self.active.values())
+        """The number of administrators' models being added or compiled."""
+        return sum(change.adds for change in self.active.values())
 
-    def _check_room(self) -> None:
+    def _check_room(self, name: str) -> None:
         if self.adding >= self.limits.max_jobs:
             raise ResourceExhausted(f"{self.adding} models are being added already; wait for one of them")
-        stored = sum(entry.manifest.owner is None for entry in self.registry.models())
-        if stored + self.adding >= self.limits.max_models:
+        names = {entry.name for entry in self.registry.models() if entry.manifest.owner is None}
+        names |= {change.name for change in self.active.values() if change.adds}
+        if len(names - {name}) >= self.limits.max_models:
             raise ResourceExhausted(f"the store holds its {self.limits.max_models} models; remove one first")
 
     async def remove(self, name: str) -> None:
