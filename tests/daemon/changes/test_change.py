@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.changes.change import Changes
 from honed.daemon.core.machine import Machine
@@ -16,7 +20,10 @@ from honed.daemon.core.messages import Added
 from honed.daemon.core.state import Registry
 from honed.daemon.settings.schema import Limits
 from honed.runtime.errors import ResourceExhausted
+from tests.daemon.conftest import SIZE
 from tests.daemon.running import Service
+from tests.daemon.stubs import StubTuner
+from tests.runtime.builder import add_constant
 
 from .test_proof_cache import manifest
 
@@ -60,3 +67,22 @@ def test_a_change_of_what_is_stored_is_its_owners_and_no_addition(tmp_path: Path
                             pass
 
     asyncio.run(go())
+
+
+@pytest.mark.service
+@pytest.mark.opencl
+@pytest.mark.parametrize("engine", ["opencl", "fastest"])
+def test_what_must_be_compiled_is_compiled_though_onnx_runtime_is_faster(
+    tmp_path: Path, start_service: Callable[..., Service], engine: str
+) -> None:
+    stub, heard, source = StubTuner(tmp_path), tmp_path / "heard", tmp_path / "m.onnx"
+    nodes = [helper.make_node("Add", ["x", "one"], ["y"])]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [SIZE]) for name in "xy")
+    onnx.save(helper.make_model(helper.make_graph(nodes, "m", [x], [y], [one]), ir_version=8), source)
+    stub.knows(source, add_constant(SIZE))
+    stub.first(source, f"pathlib.Path({str(heard)!r}).write_text(json.dumps(sys.argv))\n")
+    service = start_service(environment=stub.environment)
+    with service.client() as client:
+        client.add(source, name="m", engine=engine)
+    assert ("--keep-slower" in json.loads(heard.read_text())) == (engine == "opencl")

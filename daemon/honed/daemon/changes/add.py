@@ -408,9 +408,12 @@ class ModelInstaller:
     async def _compile_alone(
         self, job: AddRequest, change: Change, staged: Staged, servers: Sequence[EngineServer]
     ) -> ModelAdded:
-        """Compile a model that the CPU engine does not serve; an error contains the reasons of both."""
+        """Compile a model that the CPU engine does not serve, even if that engine would be faster.
+
+        An error contains the reasons of both.
+        """
         try:
-            made = await self._make(change, staged, servers)
+            made = await self._make(change, dataclasses.replace(staged, keep_slower=True), servers)
         except ModelRefused as error:
             if not change.unserved or isinstance(error, MissingFiles):
                 raise
@@ -519,7 +522,8 @@ class ModelInstaller:
         """Compile a stored model again whose compiled file is damaged; raise the error of compilation."""
         async with self._changes.begin(manifest.name, adds=manifest.owner is None) as change:
             server = self._pool.home(manifest.name, manifest.device)
-            await self._make(change, await change.sources(manifest), [server], restored=manifest)
+            staged = dataclasses.replace(await change.sources(manifest), keep_slower=True)
+            await self._make(change, staged, [server], restored=manifest)
 
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
         """Return a model's manifest, and read-only descriptors of its compiled file and its sources.
