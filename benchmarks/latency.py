@@ -117,14 +117,14 @@ def _requests(
     client: Any, case: str, engine: str, given: dict[str, np.ndarray], count: int
 ) -> Iterator[Callable[[], Any]]:
     """Yield what makes each request; for a step those of sequences."""
-    from honed.runtime.calling.calls import SequenceOptions
+    from honed.runtime.calling.calls import InSequence  # As checkouts before the new name have it
 
     if case != "step":
         yield from [lambda: client.answer(f"{case}-{engine}", given)] * count
         return
     ids = {"input_ids": np.ones((1, 1), np.int64)}
     for number in range(count):
-        sequence = SequenceOptions(f"bench{os.getpid()}", start=number % _STEPS == 0, last_token=True)
+        sequence = InSequence(f"bench{os.getpid()}", start=number % _STEPS == 0, last_token=True)
         yield lambda: client.answer(f"{case}-{engine}", ids, sequence=sequence)  # noqa: B023
 
 
@@ -208,7 +208,7 @@ def running(root: Path, folder: Path, models: Path) -> Iterator[Side]:
         daemon = subprocess.Popen(service, env=environment, stdin=subprocess.DEVNULL, stderr=log, cwd=folder)
         stack.callback(daemon.wait)
         stack.callback(daemon.terminate)
-        command = [sys.executable, str(_HERE), "--client", str(socket), str(models)]
+        command = [sys.executable, "-P", str(_HERE), "--client", str(socket), str(models)]
         client = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
         )
