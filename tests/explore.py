@@ -72,7 +72,9 @@ class Explorer:
             core.global_force_seed = self.seed
             _with_seed(item, self.seed)
             self._say(test=item.nodeid, seed=self.seed)
-            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            # A test that follows itself would be taken for set up, without its parameters.
+            following_other = following if following is not item else None
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following_other)
             item = following
         return True
 
