@@ -73,8 +73,8 @@ class Explorer:
             _with_seed(item, self.seed)
             self._say(test=item.nodeid, seed=self.seed)
             # A test that follows itself would be taken for set up, without its parameters.
-            following_other = following if following is not item else None
-            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following_other)
+            nextitem = None if following is item else following
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
             item = following
         return True
 

@@ -89,7 +89,7 @@ class Place:
         return SimpleNamespace()
 
     async def resized(
-        self, _change: Any, _entry: Any, _made: Any, why: str, *, slower_too: bool
+        self, _change: Any, _entry: Any, _made: Any, why: str, *, keep_slower: bool
     ) -> ModelPublished:
         assert why.startswith("compiled for sizes that its parts meet: ")
         return ModelPublished(

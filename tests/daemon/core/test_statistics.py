@@ -49,8 +49,10 @@ def test_quantiles_of_latencies_like_real_ones() -> None:
     values = np.random.default_rng(5).lognormal(math.log(0.012), 0.7, 20_000)
     histogram = filled(values.tolist())
     for key, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        assert getattr(histogram.spans(), key) == pytest.approx(np.quantile(values, share), rel=ERROR + 0.002)
-    assert histogram.spans().max == values.max()
+        assert getattr(histogram.summary(), key) == pytest.approx(
+            np.quantile(values, share), rel=ERROR + 0.002
+        )
+    assert histogram.summary().max == values.max()
     assert histogram.sum == pytest.approx(values.sum())
 
 
@@ -80,7 +82,7 @@ def test_every_bucket_there_can_be() -> None:
 
 
 def test_nothing_counted_has_no_quantiles() -> None:
-    assert Histogram().spans() == DurationSummary(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
+    assert Histogram().summary() == DurationSummary(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
 
 
 def test_the_last_minute_forgets() -> None:

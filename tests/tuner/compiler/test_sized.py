@@ -334,13 +334,13 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
 
     both = Both(cast(Any, Engine()), 0, sized_part, cast(Any, None), allowance(same_cores=processor))
     given = {"x": np.zeros((rows, 2), np.float32)}
-    least = both.least(given, slower_too=False)
+    least = both.least(given, keep_slower=False)
     assert 1 <= least <= rows
     if least < rows:
         assert compiled_serves(compiled_us, us_per_row * least, same_cores=processor)
-    assert both.least(given, slower_too=True) == 1
+    assert both.least(given, keep_slower=True) == 1
     whole = replace(sized_part, by_rows=False)
-    assert replace(both, part=whole).least(given, slower_too=False) == 0
+    assert replace(both, part=whole).least(given, keep_slower=False) == 0
 
 
 @pytest.mark.opencl
@@ -348,7 +348,7 @@ def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
 def test_tuning_has_the_tasks_of_forms(compiling: Compiling) -> None:
     profile = compiling.device.profile
     without = extract(compiling.source, {}, "fp32", profile)
-    found = extract(compiling.source, {}, "fp32", profile, like=compiling.output)
+    found = extract(compiling.source, {}, "fp32", profile, existing_build=compiling.output)
     keys = {one.task.key for one in found.tasks}
     assert keys > {one.task.key for one in without.tasks}
     kernels = [kernel for form in model_of(compiling).forms for kernel in form.model.kernels]

@@ -221,7 +221,7 @@ def test_the_file_says_what_was_chosen_and_others_keep_to_it(tmp_path: Path) -> 
     assert again.model.source.choice == source.choice
     tasks = {kernel.task for kernel in first.model.kernels}
     assert tasks == {kernel.task for kernel in again.model.kernels}
-    found = extract(request.path, {}, "auto", unknown.profile, like=request.output).tasks
+    found = extract(request.path, {}, "auto", unknown.profile, existing_build=request.output).tasks
     assert {one.task.key for one in found} == tasks
 
 
@@ -238,7 +238,7 @@ def test_a_choice_is_of_the_graph_that_passes_made(tmp_path: Path) -> None:
     again = _compiled(replace(request, output=tmp_path / "n.honed", existing_build=request.output))
     tasks = {kernel.task for kernel in first.model.kernels}
     assert tasks == {kernel.task for kernel in again.model.kernels}
-    found = extract(request.path, {}, "auto", MALI, like=request.output).tasks
+    found = extract(request.path, {}, "auto", MALI, existing_build=request.output).tasks
     assert {one.task.key for one in found} == tasks
 
 

@@ -123,15 +123,15 @@ class Publisher:
             return await self._offered(change, entry, successor)
 
     async def resized(
-        self, change: Change, entry: ServedModel, made: Built, why: str, *, slower_too: bool
+        self, change: Change, entry: ServedModel, made: Built, why: str, *, keep_slower: bool
     ) -> ModelPublished:
         """Serve a version with other size specialisations, each already timed, if it is no slower.
 
-        With `slower_too`, because compiled files were requested, it may be slower. Raises as `publish` does.
+        With `keep_slower`, because compiled files were requested, it may be slower. Raises as `publish` does.
         """
         _, before = self.registry.compiled(entry.name)
         _check_interface(before, made.model)
-        must = _Must.BE_RIGHT if slower_too else _Must.BE_NO_SLOWER
+        must = _Must.BE_RIGHT if keep_slower else _Must.BE_NO_SLOWER
         return await self._offered(change, entry, _Successor(made.file, made.path, made.model, why, must))
 
     async def _offered(self, change: Change, entry: ServedModel, successor: _Successor) -> ModelPublished:

@@ -85,7 +85,7 @@ class Histogram:
         """The number of buckets in use, at most MAX_BUCKETS."""
         return len(self._buckets)
 
-    def spans(self) -> DurationSummary:
+    def summary(self) -> DurationSummary:
         """Return the summary of the histogram that Metrics shows."""
         return DurationSummary(
             count=self.count,
@@ -262,12 +262,12 @@ class Statistics:
             engines=dict(sorted(self.engines.items())),
             kernel_executions=self.kernels,
             device_seconds=self.infer_ns / 1e9,
-            latency=self.latency.spans(),
-            queue_time=self.queued.spans(),
+            latency=self.latency.summary(),
+            queue_time=self.queued.summary(),
             recent=RecentFigures(
                 seconds=covered,
                 per_second=recent.count / covered if covered > 0 else 0.0,
-                latency=recent.spans(),
+                latency=recent.summary(),
             ),
         )
 

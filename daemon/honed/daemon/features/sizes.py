@@ -244,18 +244,18 @@ class SizeSpecialiser(Feature):
 
         manifest = entry.manifest
         assert manifest.compiled is not None
-        slower_too = manifest.engine_wanted(self.policy) == "gpu" and not manifest.for_app
+        keep_slower = manifest.engine_wanted(self.policy) == "gpu" and not manifest.for_app
         async with self.changes.begin(entry.name, owner=manifest.owner) as change:
             staged = replace(
                 await change.sources(manifest),
                 existing_build=self.changes.store.object(manifest.compiled),
                 sizes=sizes,
-                keep_slower=slower_too,
+                keep_slower=keep_slower,
                 foreground=False,
             )
             made = await build(change, staged, [self.pool.device_of(entry)])
             why = f"compiled for sizes that its parts meet: {text(sizes)}"
-            published = await self.publisher.resized(change, entry, made, why, slower_too=slower_too)
+            published = await self.publisher.resized(change, entry, made, why, keep_slower=keep_slower)
         if not published.published:
             self._failed[entry.name] = entry.key
         return published.sentence

@@ -362,11 +362,11 @@ def _write(
     sizes, left_out = sized.wanted(cut, request.sizes, like)
     if cut is None or not (sizes or left_out):
         return model
-    slower_too, each = request.keep_slower or sized.slower_too(like, request.profile), []
+    keep_slower, each = request.keep_slower or sized.keeps_slower(like, request.profile), []
     for n, observed in enumerate(sizes):
         sizes_shown = ", ".join(map(str, observed.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {observed.part} for size {sizes_shown}")
-        each.append(_compiled_part(request, cut, observed, slower_too=slower_too))
+        each.append(_compiled_part(request, cut, observed, keep_slower=keep_slower))
     made = [one for one in each if isinstance(one, sized.CompiledPart)]
     out = [one for one in each if isinstance(one, SkippedSizes)]
     model, more = sized.with_forms(model, tried.constants, made, [*left_out, *out])
@@ -404,7 +404,7 @@ def _admit(request: CompileRequest, prover: Verifier, program: Program) -> None:
 
 
 def _compiled_part(
-    request: CompileRequest, cut: PartitionedModel, observed: ObservedSizes, *, slower_too: bool
+    request: CompileRequest, cut: PartitionedModel, observed: ObservedSizes, *, keep_slower: bool
 ) -> sized.CompiledPart | SkippedSizes:
     """Compile and verify a partition as a model of its own, and time it where there is a device.
 
@@ -432,7 +432,7 @@ def _compiled_part(
             compile_file(own, lambda stage, done, text: None)
             if request.device is not None:
                 timed = sized.in_turns(
-                    request.output, observed.part, output, request.device, slower_too=slower_too
+                    request.output, observed.part, output, request.device, keep_slower=keep_slower
                 )
                 if timed.why_not:
                     return left_out(timed.why_not)

@@ -54,10 +54,10 @@ class FormTiming:
     why_not: str
 
 
-def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_too: bool) -> FormTiming:
+def in_turns(main: Path, number: int, compiled: Path, device: Device, *, keep_slower: bool) -> FormTiming:
     """Time partition `number` of the compiled file `main` in both engines, on its form's first probe.
 
-    With `slower_too` the form is to run however slow it is. Raises what running the model raises.
+    With `keep_slower` the form is to run however slow it is. Raises what running the model raises.
     """
     with modelfile.read(main, verify=False) as whole, modelfile.read(compiled, verify=False) as file:
         proof, split = file.model.proof, whole.model.split
@@ -74,13 +74,13 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
             runs = both.compared(given)
             cpu, here = runs.times
             times = SpecialisationTimes(compiled_us=1e6 * here, cpu_us=1e6 * cpu)
-            if not (runs.within_allowance or slower_too):
+            if not (runs.within_allowance or keep_slower):
                 why = (
                     f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, "
                     f"ONNX Runtime {times.cpu_us / 1e3:.3g} ms, measured in turns"
                 )
                 return FormTiming(times, 0, why)
-            return FormTiming(times, both.least(given, slower_too=slower_too), "")
+            return FormTiming(times, both.least(given, keep_slower=keep_slower), "")
 
 
 @dataclass(slots=True)
@@ -99,17 +99,17 @@ class _ComparedEngines:
         by_cpu, by_form = partial(self._in_cpu, fewer or given), partial(self._in_form, given)
         return PairedTiming(self.allowance).take_turns(by_cpu, by_form)
 
-    def least(self, given: Values, *, slower_too: bool) -> int:
+    def least(self, given: Values, *, keep_slower: bool) -> int:
         """Return the fewest rows, of those tried, for which the CPU engine is not faster.
 
         Returns 0 where the form runs for its full number of rows only, because rows are not independent or
-        the inputs differ in their number of rows; else 1 where `slower_too` is set.
+        the inputs differ in their number of rows; else 1 where `keep_slower` is set.
         """
         counts = {int(array.shape[0]) for array, _ in self._open(given)}
         if not self.part.by_rows or len(counts) != 1:
             return 0
         [rows] = counts
-        if slower_too:
+        if keep_slower:
             return 1
         found: int = rows
         for share in _SHARES:
@@ -179,7 +179,7 @@ def wanted(
     return tuple(chosen), tuple(stay[len(chosen) - MAX_SIZES :] if len(chosen) < MAX_SIZES else ())
 
 
-def slower_too(like: CompiledModel | None, profile: DeviceProfile) -> bool:
+def keeps_slower(like: CompiledModel | None, profile: DeviceProfile) -> bool:
     """Return whether a compiled model has size specialisations that are slower than the CPU engine."""
     if like is None:
         return False

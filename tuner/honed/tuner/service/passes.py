@@ -58,7 +58,7 @@ class TuningPass:
         self._given = given
         self._folder = folder
         self._source = given.save_sources(folder / "source")
-        self._like = given.save_compiled(folder / "given.honed")
+        self._existing_build = given.save_compiled(folder / "given.honed")
         self._serving = given.sha256  # The compiled file that a successor is made for
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
@@ -101,7 +101,10 @@ class TuningPass:
                 session.stop()
             session.run(
                 lambda: opened.search.extract(
-                    self._source, self._given.shapes, self._given.precision, like=self._like
+                    self._source,
+                    self._given.shapes,
+                    self._given.precision,
+                    existing_build=self._existing_build,
                 ),
                 SearchBudget(),
             )
@@ -185,7 +188,7 @@ class TuningPass:
                 precision=self._given.precision,
                 shapes=self._given.shapes,
                 records=self._view.records,
-                existing_build=self._like,
+                existing_build=self._existing_build,
             )
         )
         try:

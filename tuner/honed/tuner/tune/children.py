@@ -152,19 +152,19 @@ class SearchChild:
         precision: str,
         *,
         calibration: Path | None = None,
-        like: Path | None = None,
+        existing_build: Path | None = None,
     ) -> ModelTasks:
         """Extract the model's tasks.
 
-        `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises ModelRefused
-        as compiling does, Internal where the child breaks.
+        `calibration` and `existing_build` are as in `honed.tuner.compiler.compile.CompileRequest`. Raises
+        ModelRefused as compiling does, Internal where the child breaks.
         """
         call = Extract(
             path=path.absolute(),
             shapes=dict(shapes),
             precision=precision,
             calibration=calibration and calibration.absolute(),
-            existing_build=like and like.absolute(),
+            existing_build=existing_build and existing_build.absolute(),
         )
         return self._found(call)
 

@@ -212,7 +212,7 @@ def _elsewhere(job: commands.Search[Any]) -> Callable[[Tell], MeasurementBackend
 
 def _extraction(job: commands.Search[Any], run: SessionResources) -> Callable[[], ModelTasks]:
     return lambda: run.search.extract(
-        job.file, job.shapes, job.precision, calibration=job.calibration, like=job.current
+        job.file, job.shapes, job.precision, calibration=job.calibration, existing_build=job.current
     )
 
 

@@ -78,16 +78,16 @@ def extract(
     profile: DeviceProfile,
     *,
     calibration: Path | None = None,
-    like: Path | None = None,
+    existing_build: Path | None = None,
 ) -> Extraction:
     """Extract the tasks of an ONNX file; raise the errors of compiling.
 
     Its calls of partitions are a task that cannot be tuned, and so is what updates inputs in place.
-    `calibration` and `like` are as in `honed.tuner.compiler.compile.CompileRequest`. Partitions have the
-    sizes that `like` was compiled for, whether the CPU engine was faster or not.
+    `calibration` and `existing_build` are as in `honed.tuner.compiler.compile.CompileRequest`. Partitions
+    have the sizes that `existing_build` was compiled for, whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
-    normalised, before = prepared.normalised, compiled_before(like, prepared, precision)
+    normalised, before = prepared.normalised, compiled_before(existing_build, prepared, precision)
     if precision == "auto":
         choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=before)
         normalised = choose.applied(choice, normalised)

@@ -123,7 +123,7 @@ class Searcher(RpcServer):
             cast("Precision", call.precision),
             self.making.profile,
             calibration=call.calibration,
-            like=call.existing_build,
+            existing_build=call.existing_build,
         )
         return self._kept(found)
 
