@@ -15,9 +15,7 @@ from honed.runtime import Client
 
 
 def draw(logits: NDArray[np.float32], temperature: float) -> int:
-    """Return the likeliest token at a temperature of 0, else one by the softmax of the logits over it."""
-    if temperature == 0:
-        return int(logits.argmax())
+    """Return a token by the softmax of the logits over a temperature."""
     weights = np.exp((logits - logits.max()) / temperature)
     return int(np.random.choice(weights.size, p=weights / weights.sum()))
 
@@ -28,10 +26,14 @@ def generate(
     """Return `tokens`, of shape [1, n], with those that follow: up to `end`, or to `length` tokens in all."""
     with Client() as client, client.sequence(model) as sequence:
         new = tokens
-        while new[0, -1] != end and tokens.shape[1] < length:
-            logits = sequence.infer({"input_ids": new}, last_token=True)["logits"][0, 0].astype(np.float32)
-            new = np.array([[draw(logits, temperature)]])
+        while new[0, -1] != end and (left := length - tokens.shape[1]) > 0:
+            if temperature == 0:  # The service takes the likeliest tokens, several at a time
+                new = sequence.generate({"input_ids": new}, min(16, left), stop=[end])
+            else:
+                logits = sequence.infer({"input_ids": new}, last_token=True)["logits"]
+                new = np.array([[draw(logits[0, 0].astype(np.float32), temperature)]])
             tokens = np.concatenate([tokens, new], axis=1)
+            new = new[:, -1:]
     return tokens
 
 

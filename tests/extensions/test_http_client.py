@@ -143,6 +143,13 @@ def test_priorities_timeouts_and_sequences(client: Any, service: Service) -> Non
         client.infer("same", inputs(binary=True), priority=4)
     with pytest.raises(InferenceServerException, match="last_token is for sequences of models that generate"):
         client.infer("same", inputs(binary=True), parameters={"last_token": True})
+    for option, said in (
+        ({"greedy_tokens": 2000}, "greedy_tokens must be a whole number from 0 to 1024"),
+        ({"greedy_tokens": 2}, "greedy_tokens is for sequences of models that generate"),
+        ({"stop_tokens": [2, "3"]}, "stop_tokens must be a list of at most 1024 whole numbers"),
+    ):
+        with pytest.raises(InferenceServerException, match=said):
+            client.infer("same", inputs(binary=True), parameters=option)
     frames = np.random.default_rng(0).uniform(-1, 1, (3, 1, 512)).astype(np.float32)
     with service.client() as direct, direct.sequence("vad") as sequence:
         wanted = [sequence.infer({"input": frame, "sr": np.array(16000)})["output"] for frame in frames]

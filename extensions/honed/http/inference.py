@@ -28,6 +28,7 @@ _MOST_WHOLE: Final = 1 << 64  # Exclusive maximum of a number written without a 
 HEADER_LENGTH: Final = "inference-header-content-length"
 _MAX_TENSORS: Final = 1024
 _MAX_TEXT: Final = 128
+_MAX_TOKENS: Final = 1024  # That a decoder chooses for a request, or ends with
 Object = dict[str, Any]
 
 
@@ -285,8 +286,18 @@ def _options(parameters: Object, most_seconds: float) -> tuple[InferOptions, flo
         sequence_start=(bool(sequence) and _flag(parameters, "sequence_start")) or None,
         sequence_end=(bool(sequence) and _flag(parameters, "sequence_end")) or None,
         last_token=_flag(parameters, "last_token") or None,
+        greedy_tokens=_number(parameters, "greedy_tokens", _MAX_TOKENS) or None,
+        stop_tokens=_stop_tokens(parameters) or None,
     )
     return options, seconds
+
+
+def _stop_tokens(parameters: Object) -> tuple[int, ...]:
+    tokens = parameters.get("stop_tokens", [])
+    numbers = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+    if not numbers or len(tokens) > _MAX_TOKENS:
+        raise InvalidArgument(f"stop_tokens must be a list of at most {_MAX_TOKENS} whole numbers")
+    return tuple(tokens)
 
 
 def _binary_asked(output: Object) -> bool | None:

@@ -84,8 +84,10 @@ class InferOptions:
 
     The shared memory, in bytes, is room for outputs that have no place of their own; the service may put
     those that fit there. Requests in a sequence do not use it, except those with `last_token`, for which a
-    decoder returns the logits of the last token alone. With `compiled`, only a verified compiled model may
-    answer; if there is none for these shapes, the service answers NotCompiled at once.
+    decoder returns the logits of the last token alone. With `greedy_tokens` a decoder continues with the
+    likeliest token by itself, until there are as many, or one of `stop_tokens`; its only output is `tokens`.
+    With `compiled`, only a verified compiled model may answer; if there is none for these shapes, the service
+    answers NotCompiled at once.
     """
 
     timeout: int | None = None
@@ -95,6 +97,8 @@ class InferOptions:
     sequence_start: bool | None = None
     sequence_end: bool | None = None
     last_token: bool | None = None
+    greedy_tokens: int | None = None
+    stop_tokens: tuple[int, ...] | None = None
     compiled: bool | None = None
     shared_memory_region: str | None = None
     shared_memory_offset: int | None = None

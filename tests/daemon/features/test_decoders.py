@@ -23,7 +23,7 @@ from honed.daemon.worker.step_inputs import StepSize, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
 from honed.runtime.calling.calls import SequenceOptions
-from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
+from honed.runtime.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, SequenceLost
 from honed.runtime.execution.growth import ROWS_MASK
 from tests.daemon.running import ALL_HOLDS, IDLE, NO_TUNER, Service, serving, wait_for
 from tests.daemon.serving.test_sequence_service import kill_workers
@@ -468,6 +468,77 @@ def test_the_last_token_alone_is_answered(service: Service, path: Path, length: 
             client.infer("dec", {"input_ids": ids}, sequence=SequenceOptions(0, last_token=True))
 
 
+def expected_tokens(own: InApp, ids: Array, count: int) -> list[int]:
+    """The likeliest tokens after a prompt, by ONNX Runtime with the cache in the app."""
+    found = list[int]()
+    for _ in range(count):
+        ids = best(own.step(ids))
+        found.append(int(ids[0, 0]))
+    return found
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 5), (9, 40), (500, 3)])
+def test_greedy_tokens_are_those_that_an_app_would_choose(
+    service: Service, path: Path, length: int, count: int
+) -> None:
+    own = InApp(path)
+    expected = expected_tokens(own, prompt(length), count)
+    with service.client() as client, client.sequence("dec") as sequence:
+        tokens = sequence.generate({"input_ids": prompt(length)}, count)
+        assert (tokens.dtype, tokens.tolist()) == (np.int64, [expected])
+        # The last token has not been run: it may be the next request's, alone or with others.
+        more = expected_tokens(own, tokens[:, -1:], 20)
+        assert sequence.generate({"input_ids": tokens[:, -1:]}, 20).tolist() == [more]
+        close(sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3)))
+
+
+@pytest.mark.service
+def test_greedy_tokens_end_with_one_that_stops(service: Service, path: Path) -> None:
+    own = InApp(path)
+    expected = expected_tokens(own, prompt(5), 30)
+    stop, own = expected[19], InApp(path)
+    count = expected.index(stop) + 1
+    expected_tokens(own, prompt(5), count)
+    with service.client() as client, client.sequence("dec") as sequence:
+        tokens = sequence.generate({"input_ids": prompt(5)}, 30, stop=[stop, VOCABULARY + 1])
+        assert tokens.tolist() == [expected[:count]]
+        close(sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3)))
+
+
+@pytest.mark.service
+def test_greedy_tokens_that_nobody_waits_for_leave_the_sequence_as_it_was(
+    service: Service, path: Path
+) -> None:
+    own = InApp(path)
+    own.step(prompt(5))
+    with service.client() as client, client.sequence("dec") as sequence:
+        sequence.infer({"input_ids": prompt(5)})
+        with pytest.raises(DeadlineExceeded):
+            sequence.generate({"input_ids": prompt(1)}, 1000, timeout=0.05)
+        close(sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3)))
+
+
+@pytest.mark.service
+def test_greedy_tokens_that_cannot_be_chosen_are_refused(service: Service, path: Path) -> None:
+    ids = {"input_ids": prompt(2)}
+    with service.client() as client, client.sequence("dec") as sequence:
+        first = SequenceOptions("g", start=True)
+        for options, said in (
+            ({"greedy_tokens": 1025}, "greedy_tokens is 1025; give 1 to 1024"),
+            ({"greedy_tokens": -1}, "greedy_tokens is -1"),
+            ({"stop_tokens": (1,)}, "stop_tokens are for greedy_tokens"),
+        ):
+            with pytest.raises(InvalidArgument, match=said):
+                client.infer("dec", ids, sequence=dataclasses.replace(first, **options))
+        with pytest.raises(InvalidArgument, match="name no outputs"):
+            client.infer("dec", ids, outputs=["logits"], sequence=dataclasses.replace(first, greedy_tokens=2))
+        with pytest.raises(InvalidArgument, match="are for one sequence"):
+            sequence.generate({"input_ids": prompt(2).repeat(2, 0)}, 2)
+        with pytest.raises(InvalidArgument, match="greedy_tokens is for sequences of models that generate"):
+            client.infer("dec", ids, sequence=SequenceOptions(0, greedy_tokens=2))
+
+
 @pytest.mark.service
 def test_state_is_given_to_who_names_it(service: Service, path: Path) -> None:
     own = InApp(path)
@@ -553,6 +624,17 @@ def test_tokens_and_bytes_are_bounded(start_service: Callable[..., Service], tmp
             service.configure(f"{CPU}[sequences]\nmax_tokens = 55\nmax_mib = 1\n")
             with pytest.raises(ResourceExhausted, match="would have 56 tokens and may have 55"):
                 sequence.infer({"input_ids": prompt(1)})
+        own = InApp(small)
+        expected = expected_tokens(own, prompt(50), 6)
+        with client.sequence("small") as sequence:  # As many as there is room for, and the last is not run
+            assert sequence.generate({"input_ids": prompt(50)}, 20).tolist() == [expected]
+            with pytest.raises(ResourceExhausted, match="would have 56 tokens and may have 55"):
+                sequence.generate({"input_ids": prompt(1)}, 20)
+        large = SequenceOptions("large", start=True, greedy_tokens=400)
+        service.configure(f"{CPU}[sequences]\nmax_tokens = 500\nmax_mib = 1\n")
+        with pytest.raises(ResourceExhausted, match=r"raise max_mib of \[sequences\]"):
+            client.infer("large", {"input_ids": prompt(60)}, sequence=large)
+        assert client.status()["sequences"] == {"count": 0, "bytes": 0}
 
 
 @pytest.mark.service
@@ -633,6 +715,15 @@ def test_forms_that_are_asked_for_often_run_sequences(
                     found = sequence.infer({"input_ids": ids[at]})["logits"]
                     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
                     ids[at] = best(expected)
+
+        own, ids = InApp(made), prompt(230, 4)
+        with client.sequence("dec") as sequence:  # From the form for prompts to that for tokens, and on
+            for count in (1, 10, 40):
+                tokens = sequence.generate({"input_ids": ids}, count)
+                for token in tokens[0]:
+                    logits = own.step(ids)[0, -1]
+                    assert logits[token] > logits.max() - 2e-3 * np.abs(logits).max()
+                    ids = np.array([[token]])
 
         wait_for(lambda: serves(client, "dec@1x1x513x512"), "more room", service)
         sequence = client.sequence("dec")

@@ -58,7 +58,7 @@ from honed.runtime.dtypes import dtype
 
 from .decoding import FORMS, DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces, rows_of
 from .form_trials import FormTrial
-from .sequences import LiveSequence, SequenceFeature, SequenceKey, key_of, nothing, source_of
+from .sequences import LiveSequence, SequenceFeature, SequenceKey, chosen_tokens, key_of, nothing, source_of
 from .stepping import Steps, alike_of
 from .variants import VariantCompiler
 
@@ -199,6 +199,7 @@ class Decoders(Feature):
         self, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel, deadline: float
     ) -> Map:
         arrived, sequences, entry = time.monotonic(), self.sequencer.sequences, call.entry
+        options = call.params.parameters or InferOptions()
         regions, limit = call.connection.regions, self.limits.max_answer_bytes
         most, rows = sequences.settings.max_tokens, sequence.rows
         alike = call.kept(
@@ -235,47 +236,83 @@ class Decoders(Feature):
             )
             took.append((work, ran, plan))
             if not runner.failover_reason and (not file or runner.compiled is None):
-                self.usage_log.ran(runner.name, ran.result.infer_ns / 1e9)
+                self.usage_log.ran(runner.name, ran.result.infer_ns / 1e9 / max(1, len(ran.tokens)))
             return ran
 
-        steps = Steps(
-            alike=alike,
-            data=call.data,
-            step=step,
-            number=sequence.number,
-            regions=regions,
-            max_state_bytes=sequences.allowance(sequence),
-            ask=ask,
-        )
-        cut = pieces(step) if alike.plain and decoder.has_forms else ()
-        forms = self._forms(call, decoder, cut)
-        if forms and step.past and not sequence.on_device:
-            forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
-        found: list[tuple[TokenChunk, StepResult]] = []
-        if forms:
-            try:
-                found = await steps.by_forms(forms)
-            except PreconditionBroken:
-                if took:  # The state contains the first chunks already
-                    raise
-                forms = {}
-        if not forms and sequence.on_device and step.past:
-            params, data = await self._taken_back(sequence, entry, call, decoder)
-            whole = alike_of(params, decoder, step.past, regions, limit)
-            await dataclasses.replace(steps, alike=whole, data=data).by_file(entry)
-        elif not forms:
-            await steps.by_file(entry)
-        work, ran, plan = took[-1]
-        sequence.on_device = bool(forms)
+        tokens, found = list[int](), list[tuple[TokenChunk, StepResult]]()
+        asked = options.greedy_tokens or 0
+        while True:
+            more = min(asked - len(tokens) - 1, most - step.after)
+            steps = Steps(
+                alike=alike,
+                data=call.data,
+                step=step,
+                number=sequence.number,
+                regions=regions,
+                max_state_bytes=sequences.allowance(sequence),
+                ask=ask,
+                more=more,
+            )
+            found = await self._run_steps(steps, sequence, call, decoder)
+            work, ran, plan = took[-1]
+            tokens += ran.tokens
+            if alike.greedy is None or len(tokens) >= asked or tokens[-1] in alike.greedy.stop:
+                break
+            if ran.rows >= most:
+                break
+            inputs, data = alike.next_token(tokens[-1])
+            params = dataclasses.replace(call.params, inputs=inputs)
+            call, step = dataclasses.replace(call, params=params, data=data), StepSize(1, 1, ran.rows)
+            alike = call.kept(
+                ("step", "next"),
+                (decoder, limit, regions.changes),
+                partial(alike_of, params, decoder, ran.rows, regions, limit),
+            )
         sequences.stepped(sequence, ran.rows, ran.nbytes, time.monotonic())
         answer = ran.result
         if len(took) > 1:
             spent = sum(each.result.infer_ns for _, each, _ in took)
             answer = dataclasses.replace(answer, infer_ns=spent)
         answered = self.pool.requests.noted(entry, work, answer, arrived)
+        if alike.greedy is not None:
+            return chosen_tokens(call, tokens, answered)
         result = plan.answer(answer, call.id, answered)
         whole_runs = len(found) < 2 and all(piece.count == piece.form.tokens for piece, _ in found)
         return result if alike.last_token or whole_runs else _joined(result, found)
+
+    async def _run_steps(
+        self, steps: Steps, sequence: LiveSequence, call: FeatureRequest, decoder: DecoderModel
+    ) -> list[tuple[TokenChunk, StepResult]]:
+        """Run a step where its sequence's state lies, or move that; return the chunks by compiled shapes."""
+        entry, alike, step, ran = call.entry, steps.alike, steps.step, False
+        cut = pieces(step) if alike.plain and decoder.has_forms else ()
+        forms = self._forms(call, decoder, cut)
+        if forms and step.past and not sequence.on_device:
+            forms = forms if await self._handed_over(sequence, entry, decoder, step) else {}
+        if forms:
+
+            async def ask(
+                runner: ServedModel | None, plan: InferencePlan, asked: Callable[[str], RunStep]
+            ) -> StepResult:
+                nonlocal ran
+                result, ran = await steps.ask(runner, plan, asked), True
+                return result
+
+            try:
+                found = await dataclasses.replace(steps, ask=ask).by_forms(forms)
+            except PreconditionBroken:
+                if ran:  # The state contains the first chunks already
+                    raise
+            else:
+                sequence.on_device = True
+                return found
+        if sequence.on_device and step.past:
+            params, data = await self._taken_back(sequence, entry, call, step)
+            whole = alike_of(params, decoder, step.past, steps.regions, self.limits.max_answer_bytes)
+            steps = dataclasses.replace(steps, alike=whole, data=data)
+        await steps.by_file(entry)
+        sequence.on_device = False
+        return []
 
     def _forms(
         self, call: FeatureRequest, decoder: DecoderModel, cut: Sequence[TokenChunk]
@@ -292,10 +329,10 @@ class Decoders(Feature):
         return found
 
     async def _taken_back(
-        self, sequence: LiveSequence, entry: ServedModel, call: FeatureRequest, decoder: DecoderModel
+        self, sequence: LiveSequence, entry: ServedModel, call: FeatureRequest, step: StepSize
     ) -> tuple[PrepareParams, tuple[Data, ...]]:
         """Return a request with the state read from the device, so that the CPU engine can continue."""
-        state = await self._read(self.pool.device_of(entry), sequence)
+        state = await self._read(self.pool.device_of(entry), sequence, step)
         inputs = tuple(
             InputTensor(name=each.name, datatype=dtype(each.dtype).datatype, shape=each.shape)
             for each in state.tensors
@@ -307,7 +344,7 @@ class Decoders(Feature):
         self, sequence: LiveSequence, entry: ServedModel, decoder: DecoderModel, step: StepSize
     ) -> bool:
         """Move a sequence's state from the CPU engine to the device; return False if that crashes."""
-        state = await self._read(self.pool.servers[entry.cpu_engine], sequence)
+        state = await self._read(self.pool.servers[entry.cpu_engine], sequence, step)
         held = {each.input: each for each in decoder.held(step)}
         tensors = tuple(held[tensor.name] for tensor in state.tensors)
         call = SetSequence(sequence=sequence.number, rows=step.past, tensors=tensors, raw=state.raw)
@@ -317,9 +354,9 @@ class Decoders(Feature):
             return False
         return True
 
-    async def _read(self, server: EngineServer, sequence: LiveSequence) -> SequenceState:
-        """Return a sequence's state from the worker that holds it; raise SequenceLost if that has ended."""
-        read = ReadSequence(sequence=sequence.number, rows=sequence.rows)
+    async def _read(self, server: EngineServer, sequence: LiveSequence, step: StepSize) -> SequenceState:
+        """Return the state before a step from the worker that holds it; raise SequenceLost if that ended."""
+        read = ReadSequence(sequence=sequence.number, rows=step.past)
         try:
             return await server.supervisor.call(read, seconds=self.limits.run_seconds)
         except WorkerDied:

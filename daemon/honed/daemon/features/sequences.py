@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from honed.daemon.core.model import ServedModel, kind_of
 from honed.daemon.core.queue import ModelReplaced
 from honed.daemon.core.state import Registry
 from honed.daemon.feature import Feature, FeatureRequest, Infer
-from honed.daemon.serving.plan import in_sequence, nbytes, no_state, timeout_us
+from honed.daemon.serving.plan import ResponseInfo, in_sequence, nbytes, no_state, timeout_us
 from honed.daemon.settings.schema import setting
 from honed.daemon.store import state_pairs
 from honed.daemon.store.compiled import Interface, TensorSpec
@@ -41,7 +42,7 @@ from honed.protocol.params import (
     OutputTensor,
     PrepareParams,
 )
-from honed.protocol.results import InferResult, InferTimes
+from honed.protocol.results import InferredOutput, InferResult, InferTimes
 from honed.protocol.service import SequencesStatus
 from honed.protocol.strict import Map
 from honed.runtime.dtypes import dtype
@@ -439,14 +440,33 @@ class SequenceFeature(Feature):
 
 def nothing(call: FeatureRequest) -> Map:
     """Return the result of a request that only ends its sequence."""
-    engine = kind_of(call.entry.engine)
+    return _result(call, ResponseInfo(0, 0, kind_of(call.entry.engine)), (), ())
+
+
+def chosen_tokens(call: FeatureRequest, tokens: Sequence[int], answered: ResponseInfo) -> Map:
+    """Return the result of a request for greedy tokens: output `tokens`, int64 [1, n]."""
+    output = InferredOutput(
+        name="tokens", datatype=dtype("int64").datatype, shape=(1, len(tokens)), parameters={}
+    )
+    return _result(call, answered, (output,), (struct.pack(f"<{len(tokens)}q", *tokens),))
+
+
+def _result(
+    call: FeatureRequest, answered: ResponseInfo, outputs: tuple[InferredOutput, ...], raw: tuple[bytes, ...]
+) -> Map:
     result = InferResult(
         model_name=call.params.model_name,
         model_version=VERSION,
         id=call.id,
-        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine, engine_name=ENGINE_NAMES[engine]),
-        outputs=(),
-        raw_output_contents=(),
+        parameters=InferTimes(
+            queue_us=answered.queue_us,
+            compute_us=answered.compute_us,
+            engine=answered.engine,
+            engine_name=ENGINE_NAMES[answered.engine],
+            device=answered.device,
+        ),
+        outputs=outputs,
+        raw_output_contents=raw,
     )
     plain: Map = strict.to_plain(result)
     return plain

@@ -11,16 +11,22 @@ from honed.daemon.core.model import ServedModel
 from honed.daemon.serving import plan as plans
 from honed.daemon.serving.plan import InferencePlan
 from honed.daemon.store.compiled import Interface
-from honed.daemon.worker.calls import RunStep, StepResult
+from honed.daemon.worker.calls import GreedyChoice, RunStep, StepResult
 from honed.daemon.worker.shared_memory import RegionLookup
 from honed.daemon.worker.step_inputs import StepSize
-from honed.protocol.params import Data, InferOptions, OutputTensor, PrepareParams
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import Data, InferOptions, InputTensor, OutputTensor, PrepareParams
+from honed.runtime.dtypes import dtype
 
-from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, pieces
+from .decoding import DecoderBucket, DecoderModel, TokenChunk, names, packed, pieces
 from .sequences import without_sequence
 
 # Runs a checked step on the engine of a model (None: a compiled shape on trial), and returns its result.
 Ask = Callable[[ServedModel | None, InferencePlan, Callable[[str], RunStep]], Awaitable[StepResult]]
+
+_LOGITS_RANK = 3  # [batch, tokens, vocabulary]
+_MAX_GREEDY = 1024  # Tokens that a request may ask for
+_REPEATED = 16  # Tokens of one call of a worker, between which it runs other models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,7 @@ class Alike:
     has_state: bool
     tokens_alone: bool
     plain: bool
+    greedy: GreedyChoice | None
     plan: InferencePlan
     plans: dict[DecoderBucket, InferencePlan]
 
@@ -48,17 +55,27 @@ class Alike:
         ((_, place),) = self.plan.inputs
         return data[0] if place is None else place.region.read(place.offset, place.nbytes)
 
+    def next_token(self, token: int) -> tuple[tuple[InputTensor, ...], tuple[Data, ...]]:
+        """Return the inputs and data of a request for one token."""
+        (name,) = self.decoder.tokens
+        spec = next(tensor for tensor in self.decoder.interface.inputs if tensor.name == name)
+        tensor = InputTensor(name=name, datatype=dtype(spec.dtype).datatype, shape=(1, 1))
+        return (tensor,), (packed(spec.dtype, [token]),)
+
 
 def alike_of(
     params: PrepareParams, decoder: DecoderModel, rows: int, regions: RegionLookup, most: int
 ) -> Alike:
     """Check a request after `rows` tokens, whose response may have `most` bytes; raise InvalidArgument."""
     size, options = decoder.step(params, rows), params.parameters or InferOptions()
+    greedy = _greedy(params, options, decoder, size)
     outputs = tuple(OutputTensor(name=tensor.name) for tensor in decoder.without_state.outputs)
     whole = dataclasses.replace(
         params,
-        parameters=dataclasses.replace(without_sequence(options), last_token=None),
-        outputs=params.outputs or outputs,
+        parameters=dataclasses.replace(
+            without_sequence(options), last_token=None, greedy_tokens=None, stop_tokens=None
+        ),
+        outputs=(OutputTensor(name=greedy.logits),) if greedy is not None else params.outputs or outputs,
     )
     tokens_alone, known = names(params) == decoder.tokens, {output.name for output in outputs}
     return Alike(
@@ -66,15 +83,38 @@ def alike_of(
         params=whole,
         size=size,
         max_answer_bytes=most,
-        last_token=bool(options.last_token),
+        last_token=bool(options.last_token) or greedy is not None,
         has_state=decoder.brings_state(params),
         tokens_alone=tokens_alone,
         plain=tokens_alone
         and size.batch == 1
         and all(output.parameters is None and output.name in known for output in whole.outputs or ()),
+        greedy=greedy,
         plan=_checked(whole, decoder.interface_for(params, size), regions, most),
         plans={},
     )
+
+
+def _greedy(
+    params: PrepareParams, options: InferOptions, decoder: DecoderModel, size: StepSize
+) -> GreedyChoice | None:
+    """Return how a request's tokens are chosen, None if its client does that; raise InvalidArgument."""
+    if options.greedy_tokens is None:
+        if options.stop_tokens:
+            raise InvalidArgument("stop_tokens are for greedy_tokens; give both")
+        return None
+    if not 1 <= options.greedy_tokens <= _MAX_GREEDY:
+        raise InvalidArgument(f"greedy_tokens is {options.greedy_tokens}; give 1 to {_MAX_GREEDY}")
+    tokens = [each for each in decoder.interface.inputs if each.name in decoder.tokens]
+    logits = [each for each in decoder.without_state.outputs if len(each.shape or ()) == _LOGITS_RANK]
+    if size.batch != 1 or params.outputs:
+        raise InvalidArgument("greedy_tokens are for one sequence, and for its tokens alone; name no outputs")
+    if len(tokens) != 1 or tokens[0].dtype not in ("int64", "int32") or len(logits) != 1:
+        raise InvalidArgument(
+            f"model {params.model_name!r} takes no numbers of tokens, or several of its outputs may be "
+            "logits; ask for its outputs, and choose the tokens"
+        )
+    return GreedyChoice(tokens=tokens[0].name, logits=logits[0].name, stop=options.stop_tokens or ())
 
 
 def _checked(params: PrepareParams, interface: Interface, regions: RegionLookup, most: int) -> InferencePlan:
@@ -83,7 +123,10 @@ def _checked(params: PrepareParams, interface: Interface, regions: RegionLookup,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """A runner of a request's steps; `ask` differs between requests and comparisons."""
+    """A runner of a request's steps; `ask` differs between requests and comparisons.
+
+    After a greedy step of one token as many `more` follow as a worker may run at once.
+    """
 
     alike: Alike
     data: Sequence[Data]
@@ -92,6 +135,7 @@ class Steps:
     regions: RegionLookup
     max_state_bytes: int
     ask: Ask
+    more: int = 0
 
     async def by_file(self, entry: ServedModel) -> StepResult:
         """Run a step on the CPU engine, in parts if only the last token's outputs are requested."""
@@ -99,12 +143,14 @@ class Steps:
         parts = decoder.parts(step) if alike.last_token and alike.tokens_alone else ()
         if len(parts) < 2:
             begins = not step.past or alike.has_state
-            return await self.ask(entry, alike.plan, partial(self._call, alike.plan, self.data, step, begins))
+            later = (tuple(self.data),) * self._repeated()
+            call = partial(self._call, alike.plan, self.data, step, begins, later)
+            return await self.ask(entry, alike.plan, call)
         tokens = alike.tokens(self.data)
         for part in parts:
             params, data = decoder.part(alike.params, tokens, step, part)
             plan = self._checked(params, decoder.interface_for(params, part))
-            ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.past))
+            ran = await self.ask(entry, plan, partial(self._call, plan, data, part, not part.past, ()))
         return ran
 
     async def by_forms(
@@ -125,15 +171,31 @@ class Steps:
             params = dataclasses.replace(alike.params, inputs=decoder.inputs(piece.form))
             alike.plans[piece.form] = self._checked(params, decoder.of_forms)
         plan, step = alike.plans[piece.form], StepSize(1, piece.count, piece.before)
-        return plan, partial(self._call, plan, data, step, not piece.before)
+        room = piece.form.capacity - piece.before - 1
+        later = tuple(
+            decoder.contents(dataclasses.replace(piece, before=piece.before + 1 + at), data[0])
+            for at in range(min(self._repeated(), room))
+        )
+        return plan, partial(self._call, plan, data, step, not piece.before, later)
+
+    def _repeated(self) -> int:
+        """Return the steps to run after this one in the same call."""
+        plain = self.alike.plain and self.alike.plan.inputs[0][1] is None and self.step.tokens == 1
+        return min(self.more, _REPEATED - 1) if plain else 0
 
     def _checked(self, params: PrepareParams, interface: Interface) -> InferencePlan:
         return _checked(params, interface, self.regions, self.alike.max_answer_bytes)
 
     def _call(
-        self, plan: InferencePlan, data: Sequence[Data], step: StepSize, begins: bool, key: str
+        self,
+        plan: InferencePlan,
+        data: Sequence[Data],
+        step: StepSize,
+        begins: bool,
+        later: tuple[tuple[Data, ...], ...],
+        key: str,
     ) -> RunStep:
-        decoder = self.alike.decoder
+        decoder, greedy = self.alike.decoder, self.alike.greedy
         return RunStep(
             run=plan.call(data, key),
             sequence=self.number,
@@ -144,4 +206,5 @@ class Steps:
             constants=decoder.constants,
             max_state_bytes=self.max_state_bytes,
             last_token=decoder.of_tokens if self.alike.last_token else (),
+            greedy=dataclasses.replace(greedy, later=later) if greedy is not None and later else greedy,
         )

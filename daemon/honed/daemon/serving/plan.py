@@ -219,8 +219,9 @@ def check(
     assert interface is not None
     inputs, outputs = interface.inputs, interface.outputs
     options = params.parameters
-    if options is not None and options.last_token:
-        raise InvalidArgument("last_token is for sequences of models that generate; leave it out")
+    for option in ("last_token", "greedy_tokens", "stop_tokens"):
+        if options is not None and getattr(options, option):
+            raise InvalidArgument(f"{option} is for sequences of models that generate; leave it out")
     asked = _outputs(params, outputs, regions)
     room = _room(options, regions)
     answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)

@@ -280,11 +280,29 @@ class StateTensorSpec:
 
 @dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
 class StepResult:
-    """The result of a step, the rows of growing state after it, and the bytes of the sequence's state."""
+    """The result of a step, the rows of growing state after it, and the bytes of the sequence's state.
+
+    `tokens` are those that a greedy step chose; its result has no outputs.
+    """
 
     result: InferenceResult
     rows: int
     nbytes: int
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyChoice:
+    """A choice of the token with the largest of the last row's `logits`, as the next value of input `tokens`.
+
+    It is repeated after a run for each of `later`, the data of the run's inline inputs, in which that of
+    `tokens` is replaced. It ends early with a token in `stop`.
+    """
+
+    tokens: str
+    logits: str
+    stop: tuple[int, ...]
+    later: tuple[tuple[Data, ...], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)  # Constructing a frozen one takes four times as long
@@ -295,7 +313,7 @@ class RunStep(WorkerCall[StepResult]):
     those of the previous step. The first `count` tokens of each member of a `batch` are the client's. The CPU
     engine generates missing inputs (`step_inputs`), and keeps inputs in `constants` from the step that sends
     them. State that would exceed `max_state_bytes` is not changed. Of each output in `last_token` the answer
-    has one row, of the client's last token.
+    has one row, of the client's last token. With `greedy` it has the chosen tokens, and no outputs.
     """
 
     work = True
@@ -308,6 +326,7 @@ class RunStep(WorkerCall[StepResult]):
     constants: tuple[str, ...]
     max_state_bytes: int
     last_token: tuple[str, ...]
+    greedy: GreedyChoice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

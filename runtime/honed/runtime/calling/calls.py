@@ -180,13 +180,16 @@ class SequenceOptions:
     """The sequence of a request, by its `id`, and whether the request begins or ends it.
 
     The service keeps the model's state from one request of a sequence to the next (docs/protocol.md). With
-    `last_token`, a decoder returns the logits of the request's last token alone.
+    `last_token`, a decoder returns the logits of the request's last token alone; with `greedy_tokens` it
+    continues by itself, and returns so many `tokens`, fewer after one in `stop_tokens`.
     """
 
     id: int | str
     start: bool = False
     end: bool = False
     last_token: bool = False
+    greedy_tokens: int = 0
+    stop_tokens: tuple[int, ...] = ()
 
 
 class InferenceBase:
@@ -418,6 +421,8 @@ def _options(asking: Asking, lent: ScratchRegion | None) -> InferOptions:
     said: Map = {"priority": asking.priority, "finite": asking.finite}
     if sequence is not None:
         said |= {"sequence_id": sequence.id, "last_token": sequence.last_token or None}
+        said |= {"greedy_tokens": sequence.greedy_tokens or None}
+        said |= {"stop_tokens": sequence.stop_tokens or None}
         said |= {"sequence_start": sequence.start or None, "sequence_end": sequence.end or None}
     if lent is not None and lent.room:
         said |= {
@@ -473,11 +478,11 @@ class _Course:
         self.begun = False
 
     @contextlib.contextmanager
-    def _next(self, last_token: bool) -> Iterator[SequenceOptions]:
+    def _next(self, **options: Any) -> Iterator[SequenceOptions]:
         """Yield the options of the next request; if the first request fails, the sequence has not begun."""
         first, self.begun = not self.begun, True
         try:
-            yield SequenceOptions(self.id, start=first, last_token=last_token)
+            yield SequenceOptions(self.id, start=first, **options)
         except BaseException:
             if first:
                 self.begun = False
@@ -503,8 +508,18 @@ class RequestSequence(_Course):
 
         With `last_token`, a decoder returns the logits of the last token alone.
         """
-        with self._next(last_token) as sequence:
+        with self._next(last_token=last_token) as sequence:
             return self._infer(self.model, inputs, sequence=sequence, **options)
+
+    def generate(
+        self, inputs: Mapping[str, ArrayLike], tokens: int, *, stop: Iterable[int] = (), **options: Any
+    ) -> NDArray[Any]:
+        """Run a decoder, and again on each likeliest token; return up to `tokens` of these, int64 [1, n].
+
+        They end with the first in `stop`. The last one has not been run: it is the next request's input.
+        """
+        with self._next(greedy_tokens=tokens, stop_tokens=tuple(stop)) as sequence:
+            return self._infer(self.model, inputs, sequence=sequence, **options)["tokens"]
 
     def close(self) -> None:
         """End the sequence, if the service still knows it; a later request begins another."""
@@ -535,8 +550,15 @@ class AsyncRequestSequence(_Course):
 
         With `last_token`, a decoder returns the logits of the last token alone.
         """
-        with self._next(last_token) as sequence:
+        with self._next(last_token=last_token) as sequence:
             return await self._infer(self.model, inputs, sequence=sequence, **options)
+
+    async def generate(
+        self, inputs: Mapping[str, ArrayLike], tokens: int, *, stop: Iterable[int] = (), **options: Any
+    ) -> NDArray[Any]:
+        """Run a decoder as `RequestSequence.generate` does."""
+        with self._next(greedy_tokens=tokens, stop_tokens=tuple(stop)) as sequence:
+            return (await self._infer(self.model, inputs, sequence=sequence, **options))["tokens"]
 
     async def close(self) -> None:
         """End the sequence, if the service still knows it; a later request begins another."""
