@@ -19,6 +19,7 @@ from honed.cpu.steps import CpuSequences
 from honed.daemon.features.decoding import DecoderBucket, DecoderModel, TokenChunk, decoder_of, pieces
 from honed.daemon.store.compiled import Interface, TensorSpec
 from honed.daemon.worker.calls import OutputSpec, RunModel, RunStep, RunTemplate
+from honed.daemon.worker.host import likeliest
 from honed.daemon.worker.step_inputs import StepSize, values_of
 from honed.onnxfile.reading import MISLED
 from honed.runtime import Client
@@ -491,6 +492,14 @@ def test_greedy_tokens_are_those_that_an_app_would_choose(
         more = expected_tokens(own, tokens[:, -1:], 20)
         assert sequence.generate({"input_ids": tokens[:, -1:]}, 20).tolist() == [more]
         close(sequence.infer({"input_ids": prompt(3)})["logits"], own.step(prompt(3)))
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_the_likeliest_token_has_the_largest_logit(kind: type) -> None:
+    rng = np.random.default_rng(0)
+    for logits in (*rng.standard_normal((50, 300)), *-rng.uniform(1, 9, (50, 300)), np.full(3, -np.inf)):
+        logits = logits.astype(kind)
+        assert logits[likeliest(logits)] == logits.max()
 
 
 @pytest.mark.service

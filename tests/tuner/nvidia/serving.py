@@ -7,8 +7,8 @@ model is drawn here: Llama's architecture in halves, with GroupQueryAttention as
 (`--told genai`), or in operators of ONNX alone, its caches joined by Concat, told masks and positions
 (`both`), a `mask` or `nothing`. The service counts as idle at once and compiles for steps that came twice;
 else it has its defaults. Nothing is pinned: the run ends with an error where the compiled form of a token
-does not serve. Then sequences of one client generate, by turns a token a request, chosen by the client, and
-16 of the service's choice; the form runs alone in this process, and PyTorch replays a CUDA graph.
+does not serve. Then tokens are generated in turns: by sequences of one client, a token a request, which the
+client chooses, and 16, which the service does; by the form alone in this process; by PyTorch's CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +36,7 @@ from honed.machine.devices import select
 from honed.runtime.calling.calls import SequenceOptions
 from honed.runtime.client import Client
 from honed.runtime.compiled import modelfile
-from honed.runtime.execution.executor import load
+from honed.runtime.execution.executor import Executor, load
 
 _CONFIG = """
 [tuner]
@@ -58,10 +58,10 @@ max_gpu_percent = 100
 max_temperature_c = 1000
 """
 _FORM = DecoderBucket(1, 256)
-_PROMPT, _TOKENS, _TURNS = 32, 160, 5
+_PROMPT, _TOKENS, _TURNS = 32, 160, 15
 _GREEDY = 16  # Tokens of a request for which the service chooses them
 _SECONDS = 330.0  # for the form to serve
-_PAUSE = 0.0013  # Seconds between two runs of the worker in the service
+_ALONE, _GRAPH = "the form alone", "PyTorch's CUDA graph"
 _PLACES = 2048
 
 
@@ -85,24 +85,40 @@ def main() -> None:
             client.add(path, name="llama")
             tell("hone add llama.onnx")
             _until_served(client, tell)
-            turns = [*zip(*((_generated(client), _chosen(client)) for _ in range(_TURNS)), strict=True)]
             tell(client.show("llama")["forms"])
             for line in _where(client):
                 tell(line)
-        named = {"one a request": turns[0], f"{_GREEDY} a request": turns[1]}
-        for what, rates in named.items():
-            tell(f"through the service, {what}: {', '.join(f'{rate:.0f}' for rate in rates)} tokens a second")
-        alone, hot, cold = _alone(folder, path)
-        tell(
-            f"the form alone: {alone:.0f} tokens a second; a step {hot:.0f} us, {cold:.0f} after pauses of "
-            f"{1e3 * _PAUSE:.1f} ms, which processors and the device rest in"
-        )
-        graph = _torch(LLAMA[options.size]) if options.torch else None
-        for what, rates in named.items():
-            rate = median(rates)
-            print(f"{what}: {rate:.0f} tokens a second, the form alone {alone:.0f}: {rate / alone:.2f} of it")
-            if graph is not None:
-                print(f"    PyTorch's CUDA graph {graph:.0f}: {rate / graph:.2f} of it")
+            rates = _in_turns(client, folder, path, LLAMA[options.size] if options.torch else None)
+        for what, each in rates.items():
+            tell(f"{what}: {', '.join(f'{rate:.0f}' for rate in each)} tokens a second")
+        for what in rates:
+            shares = [
+                f"{median(a / b for a, b in zip(rates[what], rates[other], strict=True)):.2f} of {other}"
+                for other in (_ALONE, _GRAPH)
+                if other in rates and other != what
+            ]
+            print(f"{what}: {median(rates[what]):.0f} tokens a second, {', '.join(shares)}")
+
+
+def _in_turns(
+    client: Client, folder: Path, path: Path, sizes: tuple[int, ...] | None
+) -> dict[str, list[float]]:
+    """Return tokens a second by each, in turns; with the `sizes` of PyTorch's decoder, of that, too."""
+    known = decoder_of(Session(path, 1).interface, {})
+    assert known is not None
+    with load(_file(folder, known), select(None)) as executor:
+        ways: dict[str, Callable[[], float]] = {
+            "the service, a token a request": lambda: _generated(client),
+            f"the service, {_GREEDY} tokens a request": lambda: _chosen(client),
+            _ALONE: lambda: _alone(executor, known),
+        }
+        if sizes is not None:
+            ways[_GRAPH] = _torch(sizes)
+        rates: dict[str, list[float]] = {what: [] for what in ways}
+        for _ in range(_TURNS):
+            for what, generate in ways.items():
+                rates[what].append(generate())
+    return rates
 
 
 def _until_served(client: Client, tell: Any) -> None:
@@ -201,31 +217,14 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _alone(folder: Path, path: Path) -> tuple[float, float, float]:
-    """Return tokens a second of the service's compiled form, in this process, and microseconds of its steps.
-
-    First of steps that follow each other at once, then of steps that each follow a pause.
-    """
-    known = decoder_of(Session(path, 1).interface, {})
-    assert known is not None
-    device = select(None)
-    with load(_file(folder, known), device) as executor:
-        growing = growth(known.held(StepSize(1, 1, 0)))
-        executor.restore(growing, {})
-        rates, spent = [], {0.0: list[float](), _PAUSE: list[float]()}
-        for turn in range(2 * _TURNS):
-            pause = _PAUSE if turn % 2 else 0.0
-            begun, ids = time.perf_counter(), np.zeros((1, 1), np.int64)
-            for before in range(_PROMPT, _PROMPT + _TOKENS):
-                if pause:
-                    time.sleep(pause)
-                given, started = _given(known, before, ids), time.perf_counter()
-                logits = executor.step(given, growing, before, 1)["logits"]
-                spent[pause].append(1e6 * (time.perf_counter() - started))
-                ids = _likeliest(logits)
-            if not pause:
-                rates.append(_TOKENS / (time.perf_counter() - begun))
-        return median(rates), median(spent[0.0]), median(spent[_PAUSE])
+def _alone(executor: Executor, known: DecoderModel) -> float:
+    """Return tokens a second of the service's compiled form, in this process."""
+    growing = growth(known.held(StepSize(1, 1, 0)))
+    executor.restore(growing, {})
+    begun, ids = time.perf_counter(), np.zeros((1, 1), np.int64)
+    for before in range(_PROMPT, _PROMPT + _TOKENS):
+        ids = _likeliest(executor.step(_given(known, before, ids), growing, before, 1)["logits"])
+    return _TOKENS / (time.perf_counter() - begun)
 
 
 def _given(known: DecoderModel, before: int, ids: Any) -> dict[str, Any]:
@@ -250,17 +249,19 @@ def _file(folder: Path, known: DecoderModel) -> Path:
     raise SystemExit("the form is not in the service's store")
 
 
-def _torch(sizes: tuple[int, ...]) -> float:
-    """Return tokens a second of PyTorch in halves, with a static cache, each chosen on the host."""
+def _torch(sizes: tuple[int, ...]) -> Callable[[], float]:
+    """Return what measures PyTorch in halves, with a static cache, each token chosen on the host."""
     from .generating import Sizes, TorchDecoder
 
-    decoder, rates = TorchDecoder(Sizes(*sizes), _FORM.capacity), []
-    for _ in range(_TURNS):
+    decoder = TorchDecoder(Sizes(*sizes), _FORM.capacity)
+
+    def generate() -> float:
         begun, token = time.perf_counter(), 0
         for before in range(_PROMPT, _PROMPT + _TOKENS):
             token = int(decoder.step(before, token).argmax())
-        rates.append(_TOKENS / (time.perf_counter() - begun))
-    return median(rates)
+        return _TOKENS / (time.perf_counter() - begun)
+
+    return generate
 
 
 class _Writer:
